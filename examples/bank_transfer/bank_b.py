@@ -1,0 +1,71 @@
+"""Bank B, the consumer: credits the receiver exactly once, in a database of its own.
+
+``outbox run --app examples.bank_transfer.bank_b:outbox`` consumes.
+"""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Numeric, create_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from outbox import Message, Outbox, Park
+
+from .message import TOPIC, TransferOrdered
+
+URL = os.environ.get("BANK_B_URL", "postgresql+psycopg://localhost/bank_b")
+SOURCE = os.environ.get("BANK_A_URL", "postgresql+psycopg://localhost/bank_a")
+GROUP = "bank-b"
+
+engine = create_engine(URL)
+outbox = Outbox(engine, group=GROUP)
+
+
+class Base(DeclarativeBase):
+    """The tables of bank B."""
+
+    type_annotation_map = {Decimal: Numeric(14, 2), int: BigInteger}  # noqa: RUF012 - SQLAlchemy's way
+
+
+class Account(Base):
+    """An account, called ``<bank>-<number>``."""
+
+    __tablename__ = "account"
+    __table_args__ = (CheckConstraint("balance >= 0", name="account_not_overdrawn"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    balance: Mapped[Decimal]
+
+
+class LedgerEntry(Base):
+    """One credit.
+
+    ``transfer_id`` is not unique on purpose: that nothing is credited twice is the work of the inbox, and the
+    audit shall see it if it were.
+    """
+
+    __tablename__ = "ledger_entry"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    account_id: Mapped[str] = mapped_column(ForeignKey(Account.id))
+    transfer_id: Mapped[int]
+    amount: Mapped[Decimal]
+
+
+@outbox.consumer(
+    TOPIC, group=GROUP, source=SOURCE, model=TransferOrdered, batch=50, retry_delays=(0.5, 1, 2, 5)
+)
+def credit(message: Message, session: Session) -> Park | None:
+    """Credit the receiver; a transfer to an account that isn't here is set aside for a human.
+
+    The session's transaction also holds the inbox row: both are committed, or neither.
+    """
+    transfer: TransferOrdered = message.body
+    account = session.get(Account, transfer.receiver, with_for_update=True)
+    if account is None:
+        return Park(f"no account {transfer.receiver} at bank B")
+    account.balance += transfer.amount
+    session.add(LedgerEntry(account_id=account.id, transfer_id=transfer.transfer_id, amount=transfer.amount))
+    return None

@@ -1,0 +1,120 @@
+"""What came out of a run: the table, the verdict, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .audit import Audit, Sums
+from .orders import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run of the demo; ``kills`` and ``restarts`` are by kind of process."""
+
+    orders: int
+    refusals: tuple[Refusal, ...]
+    before: Sums
+    audit: Audit
+    kills: Counter[str]
+    restarts: Counter[str]
+    seconds: float
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Everything that is wrong, as sentences."""
+        return self.audit.faults
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one sentence."""
+        if self.faults:
+            return f"NOT settled: {len(self.faults)} faults"
+        parked = f", {self.audit.parked:,} of them parked" if self.audit.parked else ""
+        kills = f", in spite of {self.kills.total()} kills" if self.kills.total() else ""
+        return (
+            f"All {self.audit.transfers:,} transfers are settled{parked}, and not a cent is missing{kills}."
+        )
+
+    def as_json(self) -> str:
+        """Return the report as one JSON object; money is a string."""
+        after = self.audit.sums
+        facts: dict[str, Any] = {
+            "ok": not self.faults,
+            "faults": self.faults,
+            "orders": self.orders,
+            "refused": [{"line": refusal.line, "reason": refusal.reason} for refusal in self.refusals],
+            "transfers": self.audit.transfers,
+            "messages": self.audit.messages,
+            "inbox_rows": self.audit.inbox_rows,
+            "retries": self.audit.retries,
+            "parked": self.audit.parked,
+            "in_flight": self.audit.in_flight,
+            "kills": self.kills,
+            "restarts": self.restarts,
+            "money": {"before": _money(self.before), "after": _money(after)},
+            "seconds": round(self.seconds, 1),
+        }
+        return json.dumps(facts, indent=2)
+
+    def print(self, console: Console) -> None:
+        """Print the tables and the verdict."""
+        console.print(self._counts())
+        console.print(self._money())
+        style = "bold red" if self.faults else "bold green"
+        console.print(self.verdict, style=style, highlight=False)
+        for fault in self.faults:
+            console.print(f"  - {fault}", style="red", highlight=False, markup=False)
+
+    def _counts(self) -> Table:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(justify="right", style="bold")
+        table.add_column()
+        table.add_column(style="dim")
+        for count, what, more in (
+            (self.orders, "orders", f"{len(self.refusals):,} refused"),
+            (self.audit.transfers, "transfers", "debited at bank A"),
+            (self.audit.messages, "messages", "dispatched by bank A"),
+            (self.audit.inbox_rows, "inbox rows", "at bank B"),
+            (self.audit.retries, "retries", ""),
+            (self.audit.parked, "parked", ""),
+            (self.audit.in_flight, "in flight", ""),
+            (self.kills.total(), "kills", _by_role(self.kills)),
+            (self.restarts.total(), "restarts", _by_role(self.restarts)),
+        ):
+            table.add_row(f"{count:,}", what, more)
+        table.add_row(f"{self.seconds:.1f}", "seconds", "")
+        return table
+
+    def _money(self) -> Table:
+        table = Table(title="The money", title_justify="left")
+        for name in ("", "bank A", "bank B", "parked", "in flight", "total"):
+            table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        for name, sums in (("before", self.before), ("after", self.audit.sums)):
+            table.add_row(name, *(f"{amount:,.2f}" for amount in _amounts(sums).values()))
+        return table
+
+
+def _amounts(sums: Sums) -> dict[str, Decimal]:
+    return {
+        "bank_a": sums.bank_a,
+        "bank_b": sums.bank_b,
+        "parked": sums.parked,
+        "in_flight": sums.in_flight,
+        "total": sums.total,
+    }
+
+
+def _money(sums: Sums) -> dict[str, str]:
+    return {name: f"{amount:.2f}" for name, amount in _amounts(sums).items()}
+
+
+def _by_role(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {role}" for role, count in sorted(counts.items()))

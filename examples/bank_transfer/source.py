@@ -1,0 +1,77 @@
+"""Where the orders of a run come from, and how they are shared among the tellers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+
+from .orders import Order, Refusal, generate_orders, read_orders
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The orders of a file, or ``count`` generated ones; every process that reads them gets the same."""
+
+    file: Path | None
+    count: int
+    seed: int
+
+    def __iter__(self) -> Iterator[Order | Refusal]:
+        """Yield orders, and refusals of rows that can't be orders.
+
+        Raises:
+            OrdersUnreadable: the file as a whole is of no use.
+        """
+        return read_orders(self.file) if self.file else generate_orders(self.count, self.seed)
+
+    def share(self, teller: int, tellers: int) -> Iterator[Order]:
+        """Yield the orders of one teller. All those of one account go to one teller, so they keep their order."""
+        return (order for order in self if isinstance(order, Order) and teller_of(order, tellers) == teller)
+
+    def __str__(self) -> str:
+        return self.file.name if self.file else f"generated with seed {self.seed}"
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is known of the orders before the first is executed.
+
+    ``needs`` is the amount that each sender's orders add up to, ``shares`` the number of orders per teller,
+    ``refusals`` are the rows which are no orders.
+    """
+
+    rows: int = 0
+    needs: defaultdict[int, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
+    receivers: set[str] = field(default_factory=set)
+    shares: Counter[int] = field(default_factory=Counter)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def opening_balance(self, account: int) -> Decimal:
+        """Return what covers all orders of an account, rounded up to full thousands."""
+        return (self.needs.get(account, Decimal()) / 1000).to_integral_value(ROUND_CEILING) * 1000
+
+
+def survey(source: Source, tellers: int) -> Survey:
+    """Read all orders once.
+
+    Raises:
+        OrdersUnreadable: the file as a whole is of no use.
+    """
+    seen = Survey()
+    for row in source:
+        seen.rows += 1
+        if isinstance(row, Refusal):
+            seen.refusals.append(row)
+            continue
+        seen.needs[row.account_id] += row.amount
+        seen.receivers.add(row.receiver)
+        seen.shares[teller_of(row, tellers)] += 1
+    return seen
+
+
+def teller_of(order: Order, tellers: int) -> int:
+    """Return the number of the teller who executes this order."""
+    return order.account_id % tellers

@@ -1,0 +1,112 @@
+"""Transactional messages as tables next to your data, on PostgreSQL.
+
+The public names below are imported when first used, so that ``import outbox`` costs next to nothing::
+
+    from outbox import INJECTED, Message, Outbox, Settings
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outbox.app import Outbox
+    from outbox.errors import (
+        AlreadyCommitted,
+        AlreadyDecided,
+        AlreadyRolledBack,
+        DecisionError,
+        HalfNotFound,
+        InvalidHandler,
+        InvalidMessage,
+        InvalidSettings,
+        MessagesPruned,
+        NotParked,
+        OutboxError,
+        RecallRefused,
+        SchemaError,
+        SchemaMissing,
+        SchemaOutdated,
+        TransactionRequired,
+    )
+    from outbox.model import Counts, Decision, Message, Outgoing, Park, Resolution, Retry, Skip, Status
+    from outbox.producer.decorators import INJECTED
+    from outbox.settings import Settings
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Outbox": "outbox.app",
+    "INJECTED": "outbox.producer.decorators",
+    "Settings": "outbox.settings",
+    **dict.fromkeys(
+        ("Counts", "Decision", "Message", "Outgoing", "Park", "Resolution", "Retry", "Skip", "Status"),
+        "outbox.model",
+    ),
+    **dict.fromkeys(
+        (
+            "AlreadyCommitted",
+            "AlreadyDecided",
+            "AlreadyRolledBack",
+            "DecisionError",
+            "HalfNotFound",
+            "InvalidHandler",
+            "InvalidMessage",
+            "InvalidSettings",
+            "MessagesPruned",
+            "NotParked",
+            "OutboxError",
+            "RecallRefused",
+            "SchemaError",
+            "SchemaMissing",
+            "SchemaOutdated",
+            "TransactionRequired",
+        ),
+        "outbox.errors",
+    ),
+}
+
+__all__ = [
+    "INJECTED",
+    "AlreadyCommitted",
+    "AlreadyDecided",
+    "AlreadyRolledBack",
+    "Counts",
+    "Decision",
+    "DecisionError",
+    "HalfNotFound",
+    "InvalidHandler",
+    "InvalidMessage",
+    "InvalidSettings",
+    "Message",
+    "MessagesPruned",
+    "NotParked",
+    "Outbox",
+    "OutboxError",
+    "Outgoing",
+    "Park",
+    "RecallRefused",
+    "Resolution",
+    "Retry",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaOutdated",
+    "Settings",
+    "Skip",
+    "Status",
+    "TransactionRequired",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'outbox' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,356 @@
+"""The `Outbox`: one database, one producer group, its consumers; everything else hangs on it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from uuid import UUID
+
+from outbox import dispatch
+from outbox.consumer import resume as resuming
+from outbox.consumer.subscription import Handler, Subscription, as_filter
+from outbox.errors import InvalidHandler, TransactionRequired
+from outbox.limits import check_topic
+from outbox.model import Decision, Resolution
+from outbox.producer import decorators
+from outbox.producer.producer import Producer
+from outbox.settings import Settings
+from outbox.store.dispatch import declare_topic, topic_queues
+from outbox.store.execute import execute
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+    from outbox.pending import Carrier
+
+    Bind = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
+
+F = TypeVar("F", bound=Callable[..., Any])
+H = TypeVar("H", bound=Handler)
+T = TypeVar("T")
+
+
+class Outbox:
+    """Send, prepare, decide and consume messages next to the business data of one database.
+
+    ``bind`` is the database: an engine, or the session factory that the application uses anyway. ``group`` is
+    the producer group written into its half messages. ``settings`` default to `Settings.from_env`.
+
+    Raises:
+        InvalidSettings: settings that contradict each other.
+        InvalidMessage: the group's name isn't one.
+    """
+
+    def __init__(self, bind: Bind, *, group: str = "default", settings: Settings | None = None) -> None:
+        self.settings = settings or Settings.from_env()
+        self.group = group
+        self.subscriptions: dict[tuple[str, str], Subscription] = {}
+        self.engine, sync_engine, sessions, async_sessions = _factories(bind)
+        self._producer = Producer(sync_engine, self.settings, group, sessions, async_sessions)
+
+    def __repr__(self) -> str:
+        return f"Outbox({self.url!r}, group={self.group!r}, subscriptions={sorted(self.subscriptions)})"
+
+    @property
+    def url(self) -> URL:
+        """The URL of the database; its text hides the password."""
+        return self.engine.url
+
+    # --- producer ----------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        carrier: Carrier,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        deliver_at: dt.datetime | None = None,
+        delay: dt.timedelta | float | int | None = None,
+        delay_level: int | None = None,
+        id: UUID | None = None,  # noqa: A002
+    ) -> UUID:
+        """Send a message with the transaction of ``carrier``; return its id.
+
+        Does no I/O: half message and op(commit) are written in the round trip of the COMMIT, or vanish with the
+        transaction or savepoint. ``carrier`` is a Session, AsyncSession, Connection or AsyncConnection. ``body`` is
+        a dict, dataclass, pydantic model, str or bytes. Messages of one ``key`` (at most 255 bytes) stay in order.
+        Deliver later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level``
+        (RocketMQ's 1-18). A given ``id`` makes a repeated send fail instead of doubling.
+
+        Raises:
+            InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
+            SchemaMissing: (at commit) the database has no outbox tables.
+        """
+        return self._producer.send(
+            carrier,
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            headers=headers,
+            deliver_at=deliver_at,
+            delay=delay,
+            delay_level=delay_level,
+            id=id,
+        )
+
+    def prepare(
+        self,
+        carrier: Carrier,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        deliver_at: dt.datetime | None = None,
+        delay: dt.timedelta | float | int | None = None,
+        delay_level: int | None = None,
+        immunity: dt.timedelta | float | None = None,
+        id: UUID | None = None,  # noqa: A002
+    ) -> UUID:
+        """Write a half message with the transaction of ``carrier``, to be decided later; return its id.
+
+        For an outcome that isn't known at the local commit. Decide with `commit` or `rollback`; an orphan is left
+        alone for ``immunity`` (timedelta or seconds) before its first check. ``delay`` counts from the writing of
+        the half. Arguments and errors otherwise as of `send`.
+        """
+        return self._producer.prepare(
+            carrier,
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            headers=headers,
+            deliver_at=deliver_at,
+            delay=delay,
+            delay_level=delay_level,
+            immunity=immunity,
+            id=id,
+        )
+
+    def commit(self, half_id: UUID, within: Carrier | None = None) -> Decision | None:
+        """Commit a prepared half: its message goes out. The first decision wins.
+
+        Alone, it decides in a transaction of its own and returns the decision (``first=False`` if it was committed
+        before). ``within`` a session or connection, it decides at that transaction's commit, which fails if anybody
+        decided earlier, so that the business change beside it can't be made twice; returns None.
+
+        Raises:
+            AlreadyRolledBack: it was rolled back before.
+            AlreadyCommitted: (``within``) it was committed before.
+            HalfNotFound: no half message has this id.
+            TransactionRequired: alone, on an Outbox bound to an AsyncEngine; pass a session.
+        """
+        return self._producer.decide(half_id, Resolution.COMMIT, within)
+
+    def rollback(self, half_id: UUID, within: Carrier | None = None) -> Decision | None:
+        """Roll a prepared half back: no consumer ever sees it. Otherwise as `commit`, with the errors swapped."""
+        return self._producer.decide(half_id, Resolution.ROLLBACK, within)
+
+    def transactional(
+        self, *, topic: str, key: Callable[[Any], str | None] | None = None, tag: str | None = None
+    ) -> Callable[[F], F]:
+        """Decorate a service function: it runs in a transaction and what it returns is sent with that.
+
+        The function takes its session in a parameter with the default `INJECTED`. Called without a session, it gets
+        a new one, which is committed when it returns; called with one, it joins that transaction and commits nothing.
+        ``key`` takes the returned body. It may return an `Outgoing` to say more, or None to send nothing.
+
+        Raises:
+            InvalidHandler: the function has no parameter for its session.
+            InvalidMessage: the topic isn't a name.
+        """
+        decorator: Any = decorators.transactional(self._producer, topic=check_topic(topic), key=key, tag=tag)
+        return decorator  # type: ignore[no-any-return]
+
+    def two_phase(
+        self,
+        *,
+        topic: str,
+        key: Callable[[Any], str | None] | None = None,
+        tag: str | None = None,
+        body: Callable[..., Any] | None = None,
+        fenced: bool = True,
+        immunity: dt.timedelta | float | None = None,
+        rollback_on: tuple[type[BaseException], ...] = (),
+    ) -> Callable[[F], F]:
+        """Decorate a service function: prepare a half message, run the function, decide by its outcome.
+
+        Returned: commit. Raised one of ``rollback_on``: rollback. Any other exception: unknown, left to the check;
+        the original exception reaches the caller in every case. ``body`` gets the function's arguments by name
+        (default: the arguments themselves as a dict), ``key`` gets the body.
+
+        ``fenced``: the business change is made in this database with the session that the function is given; the
+        commit is written in the same transaction, which fails if a check has rolled the half back meanwhile.
+        ``fenced=False``: the outcome lies elsewhere (a payment provider, another database); the function takes no
+        session, and a crash before its decision leaves an orphan that only a checker or an operator can decide.
+
+        Raises:
+            InvalidHandler: a fenced function has no parameter for its session.
+            InvalidMessage: the topic isn't a name.
+        """
+        decorator: Any = decorators.two_phase(
+            self._producer,
+            topic=check_topic(topic),
+            key=key,
+            tag=tag,
+            body=body,
+            fenced=fenced,
+            immunity=immunity,
+            rollback_on=rollback_on,
+        )
+        return decorator  # type: ignore[no-any-return]
+
+    # --- consumer ----------------------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        source: Engine | AsyncEngine | str | None = None,
+        model: Any = None,
+        batch: int = 1,
+        takes_batch: bool = False,
+        ordered: bool = False,
+        on_exhausted: Literal["park", "block"] = "park",
+        on_pruned: Literal["stop", "skip"] = "stop",
+        tags: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+        start: Literal["first", "now"] = "first",
+        threads: int = 1,
+        retry_delays: Sequence[float] | None = None,
+    ) -> Callable[[H], H]:
+        """Register a handler, ``handler(message, session)``, sync or async, as a group of a topic.
+
+        The session is in the transaction that also writes the inbox row and the offset, so the effect on this
+        database is exactly once. Returning is success; raising is a failure, and so is returning `Retry`, `Park` or
+        `Skip`, which undo what the handler did. The options are those of `Subscription`.
+
+        Raises:
+            InvalidHandler: the group has a handler for this topic already, or an option that can't work.
+            InvalidMessage: the topic or the group isn't a name.
+        """
+
+        def register(handler: H) -> H:
+            if (topic, group) in self.subscriptions:
+                earlier = self.subscriptions[topic, group].handler
+                raise InvalidHandler(
+                    f"group {group!r} already handles topic {topic!r} by {getattr(earlier, '__qualname__', earlier)}; "
+                    "a second handler needs a group of its own"
+                )
+            tag_names = as_filter(tags)
+            self.subscriptions[topic, group] = Subscription(
+                topic=topic,
+                group=group,
+                handler=handler,
+                retry_delays=self.settings.retry_delays if retry_delays is None else tuple(retry_delays),
+                batch=batch,
+                takes_batch=takes_batch,
+                ordered=ordered,
+                on_exhausted=on_exhausted,
+                on_pruned=on_pruned,
+                tags=None if tag_names is None else frozenset(tag_names),
+                keys=as_filter(keys),
+                start=start,
+                threads=threads,
+                source=source,
+                model=model,
+            )
+            return handler
+
+        return register
+
+    # --- acts of operators and deployments, each in a transaction of its own -------------------------------
+
+    def declare_topic(self, name: str, queues: int) -> None:
+        """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
+
+        More queues move keys to other queues: what a key sent before and after is not ordered across the change.
+        """
+        check_topic(name)
+        if not 1 <= queues <= 4096:
+            raise InvalidHandler(f"topic {name!r}: queues = {queues} must be between 1 and 4096")
+
+        def declare(connection: Connection) -> int:
+            _, ((now,),) = execute(
+                connection,
+                declare_topic(self.settings.schema, name, queues),
+                topic_queues(self.settings.schema, name),
+            )
+            if now[0] > queues:
+                raise InvalidHandler(f"topic {name!r} has {now[0]} queues already and can't shrink to {queues}")
+            return int(now[0])
+
+        self._own_transaction(declare)
+
+    def resend(self, half_ids: Sequence[UUID], *, actor: str, reason: str) -> int:
+        """Append dispatched messages once more under the same ids; return how many. Inboxes that know them do nothing."""
+        return self._own_transaction(
+            lambda connection: dispatch.resend(connection, self.settings, half_ids, actor=actor, reason=reason)
+        )
+
+    def recall(self, half_id: UUID, *, actor: str, reason: str = "") -> None:
+        """Take back a scheduled message before it is due.
+
+        Raises:
+            HalfNotFound: no half message has this id.
+            RecallRefused: it is out already, was never scheduled, isn't committed, or was recalled before.
+        """
+        self._own_transaction(
+            lambda connection: dispatch.recall(connection, self.settings, half_id, actor=actor, reason=reason)
+        )
+
+    def resume(self, group: str, message_id: UUID, *, actor: str, reason: str) -> None:
+        """Give a parked message back to its group, with all its attempts.
+
+        Raises:
+            NotParked: the message isn't parked in this group.
+        """
+        self._own_transaction(
+            lambda connection: resuming.resume(
+                connection, self.settings.schema, group, message_id, actor=actor, reason=reason
+            )
+        )
+
+    def _own_transaction(self, act: Callable[[Connection], T]) -> T:
+        from sqlalchemy import Engine  # noqa: PLC0415
+
+        if not isinstance(self.engine, Engine):
+            raise TransactionRequired(
+                "this Outbox is bound to an AsyncEngine; for acts outside of a transaction make one on a sync engine: "
+                "Outbox(create_engine(url))"
+            )
+        with self.engine.begin() as connection:
+            return act(connection)
+
+
+def _factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
+    """Return (engine, its sync engine, sync session factory, async session factory)."""
+    from sqlalchemy import Engine  # noqa: PLC0415
+    from sqlalchemy.orm import sessionmaker  # noqa: PLC0415
+
+    if isinstance(bind, Engine):
+        return bind, bind, sessionmaker(bind, expire_on_commit=False), None
+    if isinstance(bind, sessionmaker):
+        engine = bind.kw.get("bind")
+        if not isinstance(engine, Engine):
+            raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
+        return engine, engine, bind, None
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415
+
+    if isinstance(bind, AsyncEngine):
+        return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)
+    if isinstance(bind, async_sessionmaker):
+        engine = bind.kw.get("bind")
+        if not isinstance(engine, AsyncEngine):
+            raise TransactionRequired(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
+        return engine, engine.sync_engine, None, bind
+    raise TransactionRequired(f"an Outbox is bound to an engine or a session factory, not {bind!r}")

@@ -1,0 +1,102 @@
+"""Bodies to bytes and back, by content type.
+
+str is ``text/plain``, bytes are ``application/octet-stream``, everything else is ``application/json``:
+pydantic models and dataclasses by their own rules, dicts and lists with Decimal, UUID, Enum, date and
+time written as strings (so that an amount of money never becomes a float on its way).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+from decimal import Decimal
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from outbox.errors import InvalidHandler, InvalidMessage
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+BYTES = "application/octet-stream"
+
+
+def encode(body: Any) -> tuple[bytes, str]:
+    """Return the bytes and the content type of a body.
+
+    Raises:
+        InvalidMessage: the body has no encoding; names the type or the value that has none.
+    """
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), BYTES
+    if isinstance(body, str):
+        try:
+            return body.encode(), TEXT
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"the body has a character that UTF-8 can't hold: {error}") from None
+    if hasattr(body, "model_dump_json"):
+        return body.model_dump_json().encode(), JSON
+    if dataclasses.is_dataclass(body) and not isinstance(body, type):
+        body = dataclasses.asdict(body)
+    try:
+        text = json.dumps(body, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode(), JSON
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(
+            f"the body of type {type(body).__name__} can't be encoded as JSON: {error}; "
+            "send a dict, a dataclass, a pydantic model, str or bytes"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Encode what JSON doesn't know and business data is full of."""
+    match value:
+        case Decimal() | UUID():
+            return str(value)
+        case dt.datetime() | dt.date() | dt.time():
+            return value.isoformat()
+        case dt.timedelta():
+            return value.total_seconds()
+        case enum.Enum():
+            return value.value
+        case set() | frozenset():
+            return sorted(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def decode(raw: bytes, content_type: str, model: Any = None) -> Any:
+    """Return the body of ``raw``; as ``model`` (pydantic model, dataclass or any type) if given.
+
+    Raises:
+        InvalidMessage: the bytes don't fit the content type or the model.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if model is not None:
+            adapter = _adapter(model)
+            if kind == JSON or kind.endswith("+json"):
+                return adapter.validate_json(raw)
+            return adapter.validate_python(raw.decode() if kind.startswith("text/") else raw)
+        if kind == JSON or kind.endswith("+json"):
+            return json.loads(raw)
+        if kind.startswith("text/"):
+            return raw.decode()
+        return raw
+    except ValueError as error:
+        wanted = f" as {getattr(model, '__name__', model)}" if model is not None else ""
+        raise InvalidMessage(f"the body ({content_type}) can't be read{wanted}: {error}") from error
+
+
+@cache
+def _adapter(model: Any) -> Any:
+    try:
+        from pydantic import TypeAdapter  # noqa: PLC0415 - optional dependency
+    except ImportError:
+        raise InvalidHandler(f"reading bodies as {model!r} needs pydantic: pip install 'outbox[pydantic]'") from None
+    return TypeAdapter(model)

@@ -1,0 +1,1 @@
+"""The consumer's side: inbox row, handler and offset in one transaction."""

@@ -1,0 +1,126 @@
+"""One group of one topic: all its queues, and the retry of its failures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outbox.consumer.queue import QueueConsumer, State
+from outbox.consumer.reading import read_source
+from outbox.consumer.retrying import Retrier
+from outbox.consumer.subscription import Subscription
+from outbox.model import Counts
+from outbox.settings import Settings
+from outbox.store import inbox
+from outbox.store.execute import Row, execute, lock_key
+from outbox.store.halves import take_lock
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: Transactions on one queue before a pass looks at the next one, so that none starves.
+STEPS_PER_QUEUE = 50
+
+
+class Consumer:
+    """The consuming side of one `Subscription`; one object for each consuming thread, not thread-safe.
+
+    Of the methods' two connections, the first is on the consumer's database, the second on the producer's;
+    where both are the same, pass the same object twice. Neither may be in a transaction. ``stopping`` is asked
+    between transactions, so that a pass over a long queue ends soon when the process is to stop.
+    """
+
+    def __init__(
+        self, subscription: Subscription, settings: Settings, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.subscription = subscription
+        self._settings = settings
+        self._stopping = stopping
+        self._queues: dict[int, QueueConsumer] = {}
+        self._retrier = Retrier(subscription, settings)
+
+    def start(self, connection: Connection, source: Connection) -> None:
+        """Give a new group its first offsets, by the subscription's ``start``; a known group keeps its own.
+
+        Queues (and topics) that come later are read from their first message.
+        """
+        subscription, schema = self.subscription, self._settings.schema
+        with connection.begin() as transaction:
+            # Two workers of a new group must not start it at two different positions.
+            _, known = execute(
+                connection,
+                take_lock(lock_key("group", schema, subscription.group, subscription.topic)),
+                inbox.group_is_known(schema, subscription.group, subscription.topic),
+            )
+            if known[0][0]:
+                transaction.rollback()
+                return
+            rows = read_source(connection, source, inbox.heads(schema, subscription.topic)) or [(0, 0, 1)]
+            execute(
+                connection,
+                *(
+                    inbox.append_offset(
+                        inbox.Place(schema, subscription.group, subscription.topic, queue),
+                        last if subscription.start == "now" else first - 1,
+                    )
+                    for queue, last, first in rows
+                ),
+            )
+
+    def consume_once(self, connection: Connection, source: Connection) -> Counts:
+        """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more."""
+        counts = Counts()
+        waiting = self._waiting_queues(connection, source)
+        random.shuffle(waiting)
+        for queue in waiting:
+            consumer = self._queues.get(queue)
+            if consumer is None:
+                consumer = self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
+            counts += self._drain(consumer, connection, source)
+        return counts
+
+    def _drain(self, consumer: QueueConsumer, connection: Connection, source: Connection) -> Counts:
+        counts = Counts()
+        for _ in range(STEPS_PER_QUEUE):
+            if self._stopping():
+                return counts
+            state, step = consumer.step(connection, source)
+            counts += Counts(step.taken, step.done, step.failed, step.parked)
+            if state is not State.WORKED:
+                return counts
+        return counts + Counts(more=True)
+
+    def _waiting_queues(self, connection: Connection, source: Connection) -> list[int]:
+        """Return the queues whose last position is ahead of the group's offset."""
+        schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
+        heads = inbox.heads(schema, topic)
+        with connection.begin():
+            if source is connection and self._queues:
+                rows, offsets = execute(connection, heads, inbox.offsets(schema, group, topic, sorted(self._queues)))
+            else:
+                rows, offsets = read_source(connection, source, heads), []
+            unread = [row for row in rows if row[0] not in dict(offsets)]
+            if unread:
+                offsets += self._offsets(connection, unread)
+        position: dict[int, int] = dict(offsets)
+        return [queue for queue, last, _ in rows if last > position[queue]]
+
+    def _offsets(self, connection: Connection, rows: list[Row]) -> list[Row]:
+        group, topic = self.subscription.group, self.subscription.topic
+        statement = inbox.offsets(self._settings.schema, group, topic, [row[0] for row in rows])
+        return execute(connection, statement)[0]
+
+    def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
+        """Retry what is due, at most ``limit`` messages. Ordered groups retry in place, so here they do nothing."""
+        counts = Counts()
+        if self.subscription.ordered:
+            return counts
+        for _ in range(limit):
+            if self._stopping():
+                return counts
+            step = self._retrier.next(connection, source)
+            counts += Counts(step.taken, step.done, step.failed, step.parked)
+            if not step.more:
+                return counts
+        return counts + Counts(more=True)

@@ -1,0 +1,87 @@
+"""What an attempt came to, and what follows from it: decided purely, written elsewhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import traceback
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from outbox.consumer.subscription import Subscription
+from outbox.errors import InvalidMessage
+from outbox.model import Counts, Park, Retry, Skip, Status
+from outbox.store.inbox import Settled
+
+_ERROR_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt whose changes must be undone; ``status`` is where the message goes if nothing else says so.
+
+    ``delay`` in seconds overrides the retry table.
+    """
+
+    error: str
+    status: Status = Status.FAILED
+    delay: float | None = None
+
+
+def failure_of(answer: Any) -> Failure | None:
+    """Return what a handler's return value says; None is success, and so is any other value."""
+    match answer:
+        case Retry(after=after, reason=reason):
+            seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
+            return Failure(reason, delay=None if seconds is None else max(float(seconds), 0.0))
+        case Park(reason=reason):
+            return Failure(reason, Status.PARKED)
+        case Skip(reason=reason):
+            return Failure(reason, Status.CONSUMED)
+    return None
+
+
+def failure_from(error: Exception) -> Failure:
+    """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
+    text = "".join(traceback.format_exception(error)).replace("\0", "")
+    status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
+    summary = f"{type(error).__name__}: {error}".replace("\0", "")
+    return Failure(f"{summary[: _ERROR_CHARS // 4]}\n\n{text[-_ERROR_CHARS:]}", status)
+
+
+def settle(
+    subscription: Subscription,
+    message_id: UUID,
+    position: int,
+    digest: bytes,
+    attempts: int,
+    failure: Failure,
+    jitter: float,
+) -> Settled:
+    """Return the inbox row after attempt number ``attempts`` failed.
+
+    The delay before retry n is entry n of the table, with up to ``jitter`` (a fraction) more or less.
+    """
+    status, delay = failure.status, None
+    if status is Status.FAILED:
+        exhausted = attempts >= subscription.max_attempts
+        if exhausted and subscription.on_exhausted == "park":
+            status = Status.PARKED
+        else:
+            delay = failure.delay
+            if delay is None:
+                table = subscription.retry_delays or (0.0,)
+                delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311
+    return Settled(message_id, position, status.value, attempts, digest, failure.error, delay)
+
+
+def counts_of(row: Settled) -> Counts:
+    """Return the counts of one message that was settled so."""
+    return Counts(
+        taken=1,
+        done=int(row.status == Status.CONSUMED),
+        failed=int(row.status == Status.FAILED),
+        parked=int(row.status == Status.PARKED),
+        more=True,
+    )

@@ -1,0 +1,251 @@
+"""Consume one queue of one group: lock, inbox rows, handlers and offset in one transaction.
+
+Nothing is leased: whoever holds the queue's advisory lock, which ends with the transaction, is its consumer for
+this transaction. What was read ahead stays valid as long as the offset in the database is where this worker
+left it, since messages never change.
+
+Crashes leave no trace of their own, because everything rolls back with them. So a worker that takes a queue for
+the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
+the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
+the one that kills its worker is known, and parked.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.consumer.handling import HandlerSession
+from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
+from outbox.consumer.reading import Entry, read_ahead
+from outbox.consumer.subscription import Subscription
+from outbox.model import Counts, Status
+from outbox.pending import at_commit
+from outbox.settings import Settings
+from outbox.store import inbox
+from outbox.store.execute import Row, execute, is_lost, lock_key
+from outbox.store.halves import try_lock
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class State(enum.Enum):
+    """How a step left the queue."""
+
+    WORKED = enum.auto()  # there may be more
+    EMPTY = enum.auto()
+    LOCKED = enum.auto()  # another worker has it
+    BLOCKED = enum.auto()  # ordered, and the first message waits for its retry
+
+
+class _Failed(Exception):  # noqa: N818 - a signal, not an error
+    """Undo the transaction: an attempt failed."""
+
+    def __init__(self, entry: Entry, attempts: int, failure: Failure, together: int) -> None:
+        self.entry, self.attempts, self.failure, self.together = entry, attempts, failure, together
+
+
+class QueueConsumer:
+    """One queue of one group, as one consuming thread sees it. Not thread-safe."""
+
+    def __init__(self, subscription: Subscription, settings: Settings, queue: int) -> None:
+        self._subscription = subscription
+        self._settings = settings
+        self._place = inbox.Place(settings.schema, subscription.group, subscription.topic, queue)
+        self._lock = lock_key("queue", *self._place.values, settings.schema)
+        self._ahead: deque[Entry] = deque()
+        self._position = -1
+        self._fresh = True
+        self._one_by_one = 0
+
+    def forget(self) -> None:
+        """Drop what was read ahead, and claim again at the next step: the connection was lost."""
+        self._ahead.clear()
+        self._position = -1
+        self._fresh = True
+
+    def step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
+        """Run one transaction: a batch, or a single message where one failed before."""
+        try:
+            with connection.begin():
+                return self._step(connection, source)
+        except _Failed as failed:
+            if failed.together > 1:
+                # Who of the batch it was is found out one by one.
+                self._one_by_one = self._subscription.batch
+                return State.WORKED, Counts(more=True)
+            return self._record(connection, failed)
+        except BaseException:
+            if is_lost(connection):
+                self.forget()
+            raise
+
+    def _step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
+        transaction = connection.get_transaction()
+        assert transaction is not None  # noqa: S101 - step() began it
+        size = 1 if self._one_by_one else self._subscription.batch
+        candidates = list(islice(self._ahead, size))
+        locked, offsets, rows = execute(
+            connection,
+            try_lock(self._lock),
+            inbox.offset(self._place),
+            inbox.known(self._place, [entry.id for entry in candidates]),
+        )
+        if not locked[0][0]:
+            transaction.rollback()
+            self._ahead.clear()
+            self._position = -1
+            return State.LOCKED, Counts()
+        position, claims = offsets[0] if offsets else (0, 0)
+        if position != self._position or not candidates:
+            self._ahead = deque(
+                read_ahead(connection, source, self._subscription, self._settings, self._place.queue, position)
+            )
+            self._position = position
+            candidates = list(islice(self._ahead, size))
+            if not candidates:
+                transaction.rollback()
+                return State.EMPTY, Counts()
+            (rows,) = execute(connection, inbox.known(self._place, [entry.id for entry in candidates]))
+        if self._fresh:
+            self._fresh = False
+            if claims:
+                self._one_by_one = self._subscription.batch
+            at_commit(connection, inbox.append_offset(self._place, position, claims + 1))
+            return State.WORKED, Counts(more=True)
+        if claims > self._settings.max_claims:
+            return self._park_crasher(connection, candidates[0], claims)
+        return self._consume(connection, candidates, {row[0]: row for row in rows})
+
+    def _consume(
+        self, connection: Connection, candidates: list[Entry], known: dict[object, Row]
+    ) -> tuple[State, Counts]:
+        todo: dict[object, Entry] = {}
+        passed: list[Entry] = []
+        attempt = 1
+        for entry in candidates:
+            _, status, attempts, wait = known.get(entry.id, (None, None, 0, 0.0))
+            if status == Status.FAILED and self._subscription.ordered:
+                if passed:
+                    break
+                if wait > 0:
+                    return State.BLOCKED, Counts()
+                attempt = attempts + 1
+                todo[entry.id] = entry
+                passed.append(entry)
+                break
+            if status is None and entry.message is not None:
+                # A message that was resent may stand in the batch twice.
+                todo.setdefault(entry.id, entry)
+            passed.append(entry)
+        entries = list(todo.values())
+        self._handle(connection, entries, attempt)
+        return self._close(connection, entries, passed, attempt)
+
+    def _handle(self, connection: Connection, entries: list[Entry], attempt: int) -> None:
+        messages = [entry.message for entry in entries if entry.message is not None]
+        if not messages:
+            return
+        messages[0].attempt = attempt
+        session = HandlerSession(connection, self._subscription)
+        try:
+            if self._subscription.takes_batch:
+                if (failure := session.handle(messages)) is not None:
+                    raise _Failed(entries[0], attempt, failure, len(entries))
+            else:
+                for entry, message in zip(entries, messages, strict=True):
+                    if (failure := session.handle(message)) is not None:
+                        raise _Failed(entry, attempt, failure, len(entries))
+            session.finish()
+        finally:
+            session.close()
+
+    def _close(
+        self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int
+    ) -> tuple[State, Counts]:
+        place, last = self._place, passed[-1].position
+        if attempt > 1:
+            entry = entries[0]
+            row = inbox.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+            at_commit(connection, inbox.settle(place, row))
+        elif entries:
+            ids, positions, digests = [], [], []
+            for entry in entries:
+                ids.append(entry.id)
+                positions.append(entry.position)
+                digests.append(entry.digest())
+            at_commit(connection, inbox.consumed(place, ids, positions, digests))
+        left = max(self._one_by_one - len(passed), 0)
+        at_commit(connection, inbox.append_offset(place, last, 1 if left else 0))
+        try:
+            transaction = connection.get_transaction()
+            assert transaction is not None  # noqa: S101
+            transaction.commit()
+        except DBAPIError as error:
+            return self._refused(connection, error, entries, attempt)
+        self._advance(last)
+        self._one_by_one = left
+        return State.WORKED, Counts(taken=len(passed), done=len(entries))
+
+    def _refused(
+        self, connection: Connection, error: DBAPIError, entries: list[Entry], attempt: int
+    ) -> tuple[State, Counts]:
+        """COMMIT failed: because of a row that came in between, a deferred constraint, or the server."""
+        if is_lost(connection):
+            raise error
+        diagnosis = getattr(error.orig, "diag", None)
+        if getattr(diagnosis, "constraint_name", None) == "pk_consumer_message":
+            self._ahead.clear()
+            return State.WORKED, Counts(more=True)
+        if not entries:
+            raise error
+        raise _Failed(entries[0], attempt, failure_from(error), len(entries)) from error
+
+    def _record(self, connection: Connection, failed: _Failed) -> tuple[State, Counts]:
+        """Write down a failed attempt, in a transaction of its own."""
+        entry, subscription = failed.entry, self._subscription
+        row = settle(
+            subscription,
+            entry.id,
+            entry.position,
+            entry.digest(),
+            failed.attempts,
+            failed.failure,
+            self._settings.retry_jitter,
+        )
+        with connection.begin() as transaction:
+            locked, offsets = execute(connection, try_lock(self._lock), inbox.offset(self._place))
+            position = offsets[0][0] if offsets else 0
+            if not locked[0][0] or position != self._position:
+                # Another worker went on from here; what this message came to is now its affair.
+                transaction.rollback()
+                self._ahead.clear()
+                return State.LOCKED, Counts()
+            blocked = subscription.ordered and row.status == Status.FAILED
+            at_commit(connection, inbox.settle(self._place, row))
+            if not blocked:
+                self._one_by_one = max(self._one_by_one - 1, 0)
+                at_commit(connection, inbox.append_offset(self._place, entry.position, 1 if self._one_by_one else 0))
+        if not blocked:
+            self._advance(entry.position)
+        return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
+
+    def _advance(self, position: int) -> None:
+        while self._ahead and self._ahead[0].position <= position:
+            self._ahead.popleft()
+        self._position = position
+
+    def _park_crasher(self, connection: Connection, entry: Entry, claims: int) -> tuple[State, Counts]:
+        error = f"started {claims - 1} times without ever finishing: the worker died each time"
+        row = inbox.Settled(entry.id, entry.position, Status.PARKED.value, 0, entry.digest(), error)
+        at_commit(connection, inbox.settle(self._place, row))
+        at_commit(connection, inbox.append_offset(self._place, entry.position, 1))
+        self._one_by_one = max(self._one_by_one, 1)
+        self._ahead.clear()
+        self._position = -1
+        return State.WORKED, counts_of(row)

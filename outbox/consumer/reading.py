@@ -1,0 +1,108 @@
+"""From rows to messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.consumer.subscription import Subscription
+from outbox.errors import MessagesPruned
+from outbox.model import Message
+from outbox.settings import Settings
+from outbox.store import inbox
+from outbox.store.execute import Row, Statement, execute
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: Bytes of the SHA-256 of a body that the inbox keeps, for reconciliation.
+DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message in a queue; ``message`` is None where the group's filter leaves it out."""
+
+    position: int
+    id: UUID
+    message: Message | None
+
+    def digest(self) -> bytes:
+        """Return the first 16 bytes of the SHA-256 of the body as it arrived."""
+        raw = self.message.raw if self.message else b""
+        return hashlib.sha256(raw).digest()[:DIGEST_BYTES]
+
+
+def read_source(connection: Connection, source: Connection, statement: Statement) -> list[Row]:
+    """Read from the producer's database: in the running transaction where it is the same, else in its own."""
+    if source is connection:
+        return execute(connection, statement)[0]
+    with source.begin():
+        return execute(source, statement)[0]
+
+
+def read_ahead(
+    connection: Connection,
+    source: Connection,
+    subscription: Subscription,
+    settings: Settings,
+    queue: int,
+    position: int,
+) -> list[Entry]:
+    """Read the messages after ``position``.
+
+    Raises:
+        MessagesPruned: the next message is gone, and the subscription says to stop then.
+    """
+    topic = subscription.topic
+    statement = inbox.messages_after(
+        settings.schema,
+        topic,
+        queue,
+        position,
+        max(settings.read_ahead, subscription.batch),
+        settings.read_ahead_bytes,
+        None if subscription.tags is None else sorted(subscription.tags),
+        None if subscription.keys is None else [like(pattern) for pattern in subscription.keys],
+    )
+    entries = [to_entry(row, topic, queue, subscription) for row in read_source(connection, source, statement)]
+    if entries and entries[0].position != position + 1 and subscription.on_pruned == "stop":
+        raise MessagesPruned(
+            f"group {subscription.group!r} fell behind: of topic {topic!r}, queue {queue}, the messages "
+            f"{position + 1} to {entries[0].position - 1} were pruned before they were read; find out what they were "
+            "(the producer's retention is too short for this group), then go on with on_pruned='skip'"
+        )
+    return entries
+
+
+def to_entry(row: Row, topic: str, queue: int, subscription: Subscription) -> Entry:
+    """Return one row of `inbox.messages_after` as an entry."""
+    position, id_, send_number, visible_at, key, tag, headers, content_type, body, born_at, matches, *_ = row
+    if not matches:
+        return Entry(position, id_, None)
+    message = Message(
+        id_,
+        topic,
+        queue,
+        position,
+        key,
+        tag,
+        content_type,
+        body,
+        born_at,
+        visible_at,
+        send_number,
+        1,
+        json.loads(headers) if headers else {},
+        subscription.model,
+    )
+    return Entry(position, id_, message)
+
+
+def like(pattern: str) -> str:
+    """Return a key pattern with ``*`` as a LIKE pattern that matches nothing else."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")

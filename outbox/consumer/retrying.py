@@ -1,0 +1,107 @@
+"""Retry failed messages of unordered groups, one at a time.
+
+Two transactions each: the first counts a start and commits, so that a message which kills its worker is found
+out; the second locks the row, runs the handler and writes the result. Two workers that counted the same row
+meet at the lock, and one of them goes on to the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.consumer.handling import HandlerSession
+from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
+from outbox.consumer.reading import Entry, read_source, to_entry
+from outbox.consumer.subscription import Subscription
+from outbox.model import Counts, Status
+from outbox.pending import at_commit
+from outbox.settings import Settings
+from outbox.store import inbox
+from outbox.store.execute import execute, is_lost
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class _Failed(Exception):  # noqa: N818 - a signal, not an error
+    """Undo the transaction: the attempt failed."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Retrier:
+    """The failed messages of one group."""
+
+    def __init__(self, subscription: Subscription, settings: Settings) -> None:
+        self._subscription = subscription
+        self._settings = settings
+
+    def next(self, connection: Connection, source: Connection) -> Counts:
+        """Retry the message that is due first; nothing if none is due."""
+        subscription, settings = self._subscription, self._settings
+        with connection.begin() as transaction:
+            (due,) = execute(connection, inbox.claim_due(settings.schema, subscription.group, subscription.topic))
+            if not due:
+                transaction.rollback()
+                return Counts()
+        message_id, queue, position, attempts, claims = due[0]
+        place = inbox.Place(settings.schema, subscription.group, subscription.topic, queue)
+        entry = Entry(position, message_id, None)
+        if claims > settings.max_claims:
+            died = f"started {claims - 1} times without ever finishing: the worker died each time"
+            return self._record(connection, place, entry, attempts, Failure(died, Status.PARKED))
+        try:
+            with connection.begin():
+                if not execute(connection, inbox.lock_failed(settings.schema, subscription.group, message_id))[0]:
+                    return Counts(more=True)
+                # The row lock is held: nobody else runs this message until this transaction ends.
+                rows = read_source(connection, source, inbox.message_by_id(settings.schema, message_id))
+                if not rows:
+                    raise _Failed(Failure("the producer has pruned this message: nothing to retry", Status.PARKED))
+                entry = to_entry(rows[0], subscription.topic, queue, subscription)
+                return self._attempt(connection, place, entry, attempts + 1)
+        except _Failed as failed:
+            return self._record(connection, place, entry, attempts + 1, failed.failure)
+
+    def _attempt(self, connection: Connection, place: inbox.Place, entry: Entry, attempt: int) -> Counts:
+        message = entry.message
+        assert message is not None  # noqa: S101 - a message read by its id is not filtered
+        message.attempt = attempt
+        session = HandlerSession(connection, self._subscription)
+        try:
+            failure = session.handle([message] if self._subscription.takes_batch else message)
+            if failure is not None:
+                raise _Failed(failure)
+            session.finish()
+        finally:
+            session.close()
+        row = inbox.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+        at_commit(connection, inbox.settle(place, row))
+        try:
+            transaction = connection.get_transaction()
+            assert transaction is not None  # noqa: S101
+            transaction.commit()
+        except DBAPIError as error:
+            if is_lost(connection):
+                raise
+            raise _Failed(failure_from(error)) from error
+        return Counts(taken=1, done=1, more=True)
+
+    def _record(
+        self, connection: Connection, place: inbox.Place, entry: Entry, attempts: int, failure: Failure
+    ) -> Counts:
+        row = settle(
+            self._subscription,
+            entry.id,
+            entry.position,
+            entry.digest(),
+            attempts,
+            failure,
+            self._settings.retry_jitter,
+        )
+        with connection.begin():
+            at_commit(connection, inbox.settle(place, row))
+        return counts_of(row)

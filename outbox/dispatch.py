@@ -1,0 +1,132 @@
+"""Dispatch: committed ops become messages, in commit order, none lost, none doubled, waiting for nobody.
+
+The cursor is a snapshot, not a number: dispatched is what the snapshot sees. A transaction that was in flight
+is in the snapshot's list, and its ops are looked up by xid once it has ended, so that a transaction held open
+for an hour delays its own messages only (``id > last`` would lose them, ``xid < xmin`` would stall everybody).
+
+Order: what one snapshot adds is dispatched in the order of the ops' sequence, which is drawn just before the
+commit, while row locks are held: of two transactions that a lock serialised, the first draws the lower number,
+and no snapshot sees the second without the first. A backlog larger than a batch is therefore cut by sequence
+*inside* one snapshot (``target``), and that snapshot is finished before a newer one is looked at. Cutting by
+xid would be wrong: xids are given at the first write, not at commit.
+
+Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Information Functions".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.errors import HalfNotFound, RecallRefused
+from outbox.model import Counts
+from outbox.store import dispatch as store
+from outbox.store import operator
+from outbox.store.execute import execute, lock_key
+from outbox.store.halves import take_lock, try_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
+
+NOTHING = Counts()
+
+
+def dispatch_lock(schema: str) -> int:
+    """Return the advisory lock that whoever appends messages holds: positions stay dense."""
+    return lock_key("dispatch", schema)
+
+
+def dispatch_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+    """Dispatch one batch in one transaction on ``connection``, which must not be in one.
+
+    Returns ``taken`` ops and ``done`` messages; nothing where another worker is dispatching. ``more`` is set
+    while a backlog is left over from a cut.
+    """
+    with connection.begin() as transaction:
+        taken, cursors = execute(
+            connection, try_lock(dispatch_lock(settings.schema)), store.newest_cursor(settings.schema)
+        )
+        # The cursor was read in a statement of its own, after the lock: what the last holder wrote is seen.
+        if not taken[0][0]:
+            transaction.rollback()
+            return NOTHING
+        if not cursors or (cursor := store.to_cursor(cursors[0])).restored:
+            execute(connection, store.lock_ops(settings.schema), store.rebase(settings.schema))
+            return Counts(taken=1, more=True)
+        if not cursor.pending:
+            transaction.rollback()
+            return NOTHING
+        place = _placement(settings, limit)
+        _, ((ops, messages, scheduled, _),) = execute(
+            connection, store.plan_by_index(), store.dispatch_batch(place, cursor)
+        )
+    cut = cursor.until_sequence is not None or ops == place.limit
+    # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
+    return Counts(taken=ops, done=messages + scheduled, more=cut)
+
+
+def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+    """Turn due scheduled messages into messages, in one transaction on ``connection``."""
+    place = _placement(settings, limit)
+    with connection.begin() as transaction:
+        ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
+        if not taken[0]:
+            transaction.rollback()
+            return NOTHING
+        _, ((due, messages, _, _),) = execute(connection, store.plan_by_index(), store.release_due(place))
+        if not due:
+            transaction.rollback()
+            return NOTHING
+    return Counts(taken=due, done=messages, more=due == place.limit)
+
+
+def resend(connection: Connection, settings: Settings, half_ids: Sequence[UUID], *, actor: str, reason: str) -> int:
+    """Append dispatched messages once more, under the same id, in the caller's transaction; return how many.
+
+    A group that has consumed a message knows its id and does nothing.
+    """
+    execute(connection, take_lock(dispatch_lock(settings.schema)))
+    place = _placement(settings, len(half_ids))
+    _, ((_, messages, _, _),) = execute(connection, store.plan_by_index(), store.resend(place, half_ids))
+    execute(
+        connection,
+        *(operator.audit(settings.schema, actor, "resend", str(half_id), reason) for half_id in half_ids),
+    )
+    return int(messages)
+
+
+def recall(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> None:
+    """Take back a scheduled message before it is due, in the caller's transaction.
+
+    Raises:
+        HalfNotFound: no half message has this id.
+        RecallRefused: it was never scheduled, isn't committed, is out already, or was recalled before.
+    """
+    # Dispatch and release hold this lock: neither can turn the half into a message meanwhile.
+    execute(connection, take_lock(dispatch_lock(settings.schema)))
+    ((row,),) = execute(connection, store.recall(settings.schema, half_id, actor))
+    found, deliver_at, resolution, recalled, is_message = row
+    if not found:
+        raise HalfNotFound(half_id)
+    if recalled:
+        execute(connection, operator.audit(settings.schema, actor, "recall", str(half_id), reason))
+        return
+    if deliver_at is None:
+        why = "it has no delivery time: it was sent at once"
+    elif resolution != "commit":
+        why = f"it is {'rolled back' if resolution else 'not decided yet'}; roll the half back instead"
+    elif is_message:
+        why = f"it was due at {deliver_at.isoformat()} and is out already"
+    else:
+        why = "it was recalled before"
+    raise RecallRefused(f"message {half_id} can't be recalled: {why}")
+
+
+def _placement(settings: Settings, limit: int | None) -> store.Placement:
+    return store.Placement(
+        settings.schema, settings.queues, settings.dispatch_batch if limit is None else limit, settings.listen
+    )

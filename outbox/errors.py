@@ -1,0 +1,110 @@
+"""What can go wrong, as a tree; every message names the thing, the value and the mend.
+
+::
+
+    OutboxError
+    ├── InvalidMessage (also ValueError)    topic, key, tag, header, body or delay that can't be stored
+    ├── InvalidSettings (also ValueError)   settings that contradict each other
+    ├── InvalidHandler (also ValueError)    a declaration that can't work: topic declared twice, bad policy
+    ├── TransactionRequired                 no transaction that could carry the message
+    ├── SchemaError
+    │   ├── SchemaMissing                   the outbox tables are not in this database
+    │   ├── SchemaOutdated                  they are there, but older or newer than this code
+    │   └── SchemaBusy                      they can't be changed now: somebody holds a lock on them
+    ├── DecisionError
+    │   ├── HalfNotFound                    no half message has this id
+    │   └── AlreadyDecided
+    │       ├── AlreadyCommitted
+    │       └── AlreadyRolledBack
+    ├── RecallRefused                       the message is out already, or was never scheduled
+    ├── NotParked                           resume was asked for a message that isn't parked
+    └── MessagesPruned                      a group fell behind what the producer still keeps
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+
+class OutboxError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidMessage(OutboxError, ValueError):  # noqa: N818 - names a state, like the rest of the tree
+    """A message that can't be stored as asked; nothing was written."""
+
+
+class InvalidSettings(OutboxError, ValueError):  # noqa: N818
+    """Settings that contradict each other or are out of range."""
+
+
+class InvalidHandler(OutboxError, ValueError):  # noqa: N818
+    """A declaration (consumer, decorator) that can't work."""
+
+
+class TransactionRequired(OutboxError):  # noqa: N818
+    """There is no transaction which business change and message could share."""
+
+
+class SchemaError(OutboxError):
+    """The outbox tables in the database don't fit this code."""
+
+
+class SchemaMissing(SchemaError):
+    """The outbox tables are not in this database."""
+
+
+class SchemaOutdated(SchemaError):
+    """The outbox tables are of another version than this code."""
+
+
+class SchemaBusy(SchemaError):
+    """The outbox tables can't be changed now: another transaction holds a lock on them."""
+
+
+class DecisionError(OutboxError):
+    """A half message can't be decided as asked."""
+
+
+class HalfNotFound(DecisionError):
+    """No half message has this id in this database."""
+
+    def __init__(self, half_id: UUID) -> None:
+        super().__init__(
+            f"no half message {half_id} in this database; "
+            "was it prepared in another one, or in a transaction that rolled back?"
+        )
+        self.half_id = half_id
+
+
+class AlreadyDecided(DecisionError):
+    """Somebody else's decision came first; the caller's transaction must not commit.
+
+    ``decided_by`` is ``producer``, ``check`` or ``operator``.
+    """
+
+    def __init__(self, half_id: UUID, decided_by: str) -> None:
+        done = "committed" if isinstance(self, AlreadyCommitted) else "rolled back"
+        super().__init__(f"half message {half_id} was already {done} (by the {decided_by})")
+        self.half_id = half_id
+        self.decided_by = decided_by
+
+
+class AlreadyCommitted(AlreadyDecided):
+    """The half message was committed before."""
+
+
+class AlreadyRolledBack(AlreadyDecided):
+    """The half message was rolled back before."""
+
+
+class RecallRefused(OutboxError):
+    """A message can't be recalled: it is out already, or was never scheduled."""
+
+
+class NotParked(OutboxError):
+    """A message can't be resumed, since it isn't parked in this group."""
+
+
+class MessagesPruned(OutboxError):
+    """A group fell behind: messages after its offset were pruned by the producer before it read them."""

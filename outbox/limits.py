@@ -1,0 +1,132 @@
+"""What a message may look like: names, lengths, delays. Checked before anything is written.
+
+The rules are RocketMQ's (``TopicValidator``, ``MessageStoreConfig.messageDelayLevel``).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping
+
+from outbox.errors import InvalidMessage
+
+MAX_TOPIC = 127
+MAX_GROUP = 120
+MAX_KEY_BYTES = 255
+MAX_TAG_BYTES = 127
+MAX_HEADERS = 128
+MAX_HEADER_BYTES = 16 * 1024
+
+#: RocketMQ's delay levels 1-18, in seconds.
+DELAY_LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
+_SYSTEM_PREFIXES = (
+    "RMQ_SYS_",
+    "rmq_sys_",
+    "%RETRY%",
+    "%DLQ%",
+    "SCHEDULE_TOPIC_",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+)
+
+
+def check_topic(topic: object) -> str:
+    """Return the topic's name if it is one.
+
+    Raises:
+        InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_-]``, or a system name.
+    """
+    name = _check_name("topic", topic, MAX_TOPIC)
+    if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES):
+        raise InvalidMessage(f"topic {name!r} is a system name; choose another")
+    return name
+
+
+def check_group(group: object) -> str:
+    """Return the name of a producer or consumer group if it is one (at most 120 characters)."""
+    return _check_name("group", group, MAX_GROUP)
+
+
+def _check_name(what: str, name: object, longest: int) -> str:
+    if not isinstance(name, str):
+        raise InvalidMessage(f"{what} must be a str, not {type(name).__name__}")
+    if not name:
+        raise InvalidMessage(f"{what} is empty")
+    if len(name) > longest:
+        raise InvalidMessage(f"{what} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
+    if not _NAME.fullmatch(name):
+        raise InvalidMessage(f"{what} {name!r} may only have the characters % | a-z A-Z 0-9 _ -")
+    return name
+
+
+def check_text(what: str, value: object, longest: int) -> str | None:
+    """Return a key or tag if PostgreSQL can store it and it isn't longer than ``longest`` bytes."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidMessage(f"{what} must be a str, not {type(value).__name__}: {value!r}")
+    size = len(_utf8(what, value))
+    if size > longest:
+        raise InvalidMessage(f"{what} {value[:40]!r}… has {size} bytes; at most {longest} are allowed")
+    return value
+
+
+def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the headers if all are text, not too many and not too long."""
+    if not headers:
+        return {}
+    if len(headers) > MAX_HEADERS:
+        raise InvalidMessage(f"{len(headers)} headers; at most {MAX_HEADERS} are allowed")
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"header {name!r} must be text, not {type(value).__name__}: {value!r}")
+        size += len(_utf8(f"header {name!r}", name)) + len(_utf8(f"header {name!r}", value))
+    if size > MAX_HEADER_BYTES:
+        raise InvalidMessage(f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    return dict(headers)
+
+
+def _utf8(what: str, value: str) -> bytes:
+    if "\0" in value:
+        raise InvalidMessage(f"{what} has a NUL character, which PostgreSQL can't store")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{what} has a character that UTF-8 can't hold: {error}") from None
+
+
+def check_delivery(
+    deliver_at: dt.datetime | None,
+    delay: dt.timedelta | float | int | None,
+    delay_level: int | None,
+) -> tuple[dt.datetime | None, float | None]:
+    """Return ``(deliver_at, seconds of delay)``, at most one of which is set.
+
+    Raises:
+        InvalidMessage: more than one way given, a naive datetime, a negative delay, an unknown level.
+    """
+    given = [
+        n for n, v in (("deliver_at", deliver_at), ("delay", delay), ("delay_level", delay_level)) if v is not None
+    ]
+    if len(given) > 1:
+        raise InvalidMessage(f"{' and '.join(given)} exclude each other; give one")
+    if deliver_at is not None:
+        if not isinstance(deliver_at, dt.datetime):
+            raise InvalidMessage(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
+        if deliver_at.tzinfo is None:
+            raise InvalidMessage(f"deliver_at {deliver_at.isoformat()} has no time zone; add one, such as datetime.UTC")
+        return deliver_at, None
+    if delay_level is not None:
+        if not isinstance(delay_level, int) or not 1 <= delay_level <= len(DELAY_LEVELS):
+            raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(DELAY_LEVELS)}")
+        return None, float(DELAY_LEVELS[delay_level - 1])
+    if delay is None:
+        return None, None
+    seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 100 * 366 * 86400:
+        raise InvalidMessage(f"delay {delay!r} must be a timedelta or seconds, not negative and under 100 years")
+    return None, float(seconds)

@@ -1,0 +1,106 @@
+"""The chain of revisions: where its files are, and which revision belongs to which part.
+
+One folder of revisions, three branches: ``common``, ``producer``, ``consumer``, each a line. The last two depend on
+the first, which is therefore installed with either, and only once. A revision's id begins with its branch
+(``producer_0001``): that tells the part of a revision which is newer than this code.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from outbox.errors import InvalidSettings
+from outbox.settings import Settings
+
+VERSION_TABLE = "outbox_version"
+
+#: What may be installed apart.
+PARTS = ("producer", "consumer")
+#: All branches, in the order of their installation.
+BRANCHES = ("common", *PARTS)
+
+
+def check_parts(parts: Collection[str]) -> tuple[str, ...]:
+    """Return the parts in the order of installation.
+
+    Raises:
+        InvalidSettings: no part, or one that doesn't exist.
+    """
+    unknown = sorted(set([parts] if isinstance(parts, str) else parts).difference(PARTS))
+    if unknown or not parts:
+        raise InvalidSettings(f"parts = {parts!r} must be a list of {' and '.join(map(repr, PARTS))}, at least one")
+    given = [parts] if isinstance(parts, str) else parts
+    return tuple(part for part in PARTS if part in given)
+
+
+def check_schema(schema: str) -> str:
+    """Return the schema's name if it may be put into SQL."""
+    return Settings(schema=schema).schema
+
+
+def config(**attributes: object) -> Config:
+    """Return Alembic's configuration for this chain, with what ``env.py`` needs to know."""
+    result = Config(output_buffer=io.StringIO())
+    # The path is no format string: Alembic would read a % in it.
+    result.set_main_option("script_location", str(_folder()).replace("%", "%%"))
+    result.attributes.update(attributes)
+    return result
+
+
+@cache
+def scripts() -> ScriptDirectory:
+    """Return the revisions of this code."""
+    return ScriptDirectory.from_config(config())
+
+
+def head(branch: str) -> str:
+    """Return the newest revision that this code knows of a branch."""
+    return scripts().as_revision_number(f"{branch}@head")  # type: ignore[return-value]
+
+
+def history(branch: str) -> Iterator[str]:
+    """Yield the revisions of a branch, the newest first."""
+    revision: str | None = head(branch)
+    while revision:
+        yield revision
+        revision = _only(scripts().get_revision(revision).down_revision)
+
+
+def known(revision: str) -> bool:
+    """Does this code have the revision?"""
+    return any(revision in history(branch) for branch in BRANCHES)
+
+
+def applied(versions: Collection[str]) -> set[str]:
+    """Return all revisions which the version table's rows stand for: a row implies what it is built on."""
+    result: set[str] = set()
+    todo = [version for version in versions if known(version)]
+    while todo:
+        script = scripts().get_revision(todo.pop())
+        result.add(script.revision)
+        todo += [*_several(script.down_revision), *_several(script.dependencies)]
+    return result
+
+
+def _folder() -> Path:
+    """Return the folder of the migrations: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def _several(revisions: str | Sequence[str] | None) -> tuple[str, ...]:
+    if revisions is None:
+        return ()
+    return (revisions,) if isinstance(revisions, str) else tuple(revisions)
+
+
+def _only(revisions: str | Sequence[str] | None) -> str | None:
+    several = _several(revisions)
+    return several[0] if several else None

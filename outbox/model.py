@@ -1,0 +1,171 @@
+"""The nouns of the framework: half message, message, resolution, and what a handler may answer."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from outbox import codec
+
+
+class Resolution(enum.StrEnum):
+    """The answer to "did the local transaction commit?".
+
+    UNKNOWN is an answer, never stored as an op (RocketMQ: ``LocalTransactionState``).
+    """
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+
+
+class Status(enum.StrEnum):
+    """Status of an inbox row."""
+
+    CONSUMED = "consumed"
+    FAILED = "failed"
+    PARKED = "parked"
+    ROLLED_BACK = "rolled_back"
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMessage:
+    """A message as the producer writes it; immutable from then on.
+
+    ``delay`` (seconds) becomes ``deliver_at`` by the database's clock when the half is written.
+    """
+
+    id: UUID
+    producer_group: str
+    topic: str
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str]
+    content_type: str
+    body: bytes
+    deliver_at: dt.datetime | None = None
+    delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds)."""
+
+    fenced: bool
+    immunity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The one durable decision on a half message.
+
+    ``first`` is False when it had been decided so before this call.
+    """
+
+    half_id: UUID
+    resolution: Resolution
+    decided_by: str
+    decided_at: dt.datetime
+    first: bool
+
+
+@dataclass(slots=True)
+class Message:
+    """A message as a handler receives it.
+
+    ``id`` is the half message's id and stays the same through retries and resends; ``attempt`` counts
+    from 1; ``born_at`` and ``visible_at`` are times of the producer's database.
+    """
+
+    id: UUID
+    topic: str
+    queue: int
+    position: int
+    key: str | None
+    tag: str | None
+    content_type: str
+    raw: bytes
+    born_at: dt.datetime
+    visible_at: dt.datetime
+    send_number: int = 1
+    attempt: int = 1
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: Any = None
+
+    @property
+    def body(self) -> Any:
+        """The body, decoded by its content type; as ``model`` where the consumer declared one.
+
+        Raises:
+            InvalidMessage: the bytes don't fit the content type or the model.
+        """
+        return codec.decode(self.raw, self.content_type, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a ``@transactional`` function may return to say more than the body."""
+
+    body: Any
+    key: str | None = None
+    tag: str | None = None
+    headers: Mapping[str, str] | None = None
+    deliver_at: dt.datetime | None = None
+    delay: dt.timedelta | float | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Handler's answer: undo what I did and call me again.
+
+    ``after`` is a timedelta or seconds; None takes the next delay of the retry table. Costs an attempt.
+    """
+
+    after: dt.timedelta | float | None = None
+    reason: str = "the handler asked for a retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Handler's answer: undo what I did and set the message aside for a human."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Handler's answer: undo what I did and count the message as consumed."""
+
+    reason: str = "skipped by the handler"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one pass did; truthy when it did anything at all.
+
+    ``taken``: rows the pass worked on. ``done``: of these, with the result the pass is there for
+    (dispatched, consumed, released, deleted). ``failed`` and ``parked``: consumer side only.
+    ``more``: the pass stopped at its limit and should be called again at once.
+    """
+
+    taken: int = 0
+    done: int = 0
+    failed: int = 0
+    parked: int = 0
+    more: bool = False
+
+    def __bool__(self) -> bool:
+        return self.taken > 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.taken + other.taken,
+            self.done + other.done,
+            self.failed + other.failed,
+            self.parked + other.parked,
+            self.more or other.more,
+        )

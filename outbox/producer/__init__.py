@@ -1,0 +1,1 @@
+"""The producer's side: send, prepare, decide, and the decorators on top."""

@@ -1,0 +1,232 @@
+"""Decorators on service functions: send what the function returns, or prepare, run and decide.
+
+They keep the function's signature, types, docstring and return value. The function takes its session in a
+parameter whose default is `INJECTED`; a caller who passes a session keeps its transaction.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+from outbox.decide import already
+from outbox.errors import InvalidHandler
+from outbox.model import Decision, Outgoing, Resolution
+from outbox.store.execute import execute, lock_key
+from outbox.store.halves import op, take_lock
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+    from outbox.producer.producer import Producer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Function = Callable[P, R]
+KeyOf = Callable[[Any], str | None]
+
+log = logging.getLogger("outbox.producer")
+
+
+class _Injected:
+    """The default of a session parameter that the decorator fills."""
+
+    def __repr__(self) -> str:
+        return "INJECTED"
+
+
+INJECTED: Any = _Injected()
+
+
+class _SessionParameter:
+    """Where a function takes its session, and whether a caller gave one."""
+
+    def __init__(self, function: Callable[..., Any], decorator: str) -> None:
+        self.signature = inspect.signature(function)
+        injected = [p.name for p in self.signature.parameters.values() if p.default is INJECTED]
+        named = ["session"] if "session" in self.signature.parameters else []
+        names = injected or named
+        if len(names) != 1:
+            raise InvalidHandler(
+                f"@{decorator}: {function.__qualname__} must take its session in one parameter, "
+                "such as 'session: Session = INJECTED'"
+            )
+        self.name = names[0]
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the session that the caller passed, or None."""
+        session = self.signature.bind_partial(*args, **kwargs).arguments.get(self.name)
+        return None if session is INJECTED else session
+
+
+def transactional(
+    producer: Producer, *, topic: str, key: KeyOf | None, tag: str | None
+) -> Callable[[Function[P, R]], Function[P, R]]:
+    """Make ``@outbox.transactional``; see `Outbox.transactional`."""
+
+    def send(session: Any, result: Any) -> None:
+        if result is None:
+            return
+        out = result if isinstance(result, Outgoing) else Outgoing(result)
+        producer.send(
+            session,
+            topic,
+            out.body,
+            key=out.key if out.key is not None else (key(out.body) if key else None),
+            tag=out.tag if out.tag is not None else tag,
+            headers=out.headers,
+            deliver_at=out.deliver_at,
+            delay=out.delay,
+        )
+
+    def decorate(function: Function[P, R]) -> Function[P, R]:
+        parameter = _SessionParameter(function, "transactional")
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            call = cast("Callable[..., Coroutine[Any, Any, Any]]", function)
+            if (session := parameter.given(args, kwargs)) is not None:
+                result = await call(*args, **kwargs)
+                send(session, result)
+                return result
+            async with producer.async_sessions().begin() as session:
+                result = await call(*args, **{**kwargs, parameter.name: session})
+                send(session, result)
+            return result
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            call = cast("Callable[..., Any]", function)
+            if (session := parameter.given(args, kwargs)) is not None:
+                result = call(*args, **kwargs)
+                send(session, result)
+                return result
+            with producer.sessions().begin() as session:
+                result = call(*args, **{**kwargs, parameter.name: session})
+                send(session, result)
+            return result
+
+        return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
+
+    return decorate
+
+
+def two_phase(
+    producer: Producer,
+    *,
+    topic: str,
+    key: KeyOf | None,
+    tag: str | None,
+    body: Callable[..., Any] | None,
+    fenced: bool,
+    immunity: dt.timedelta | float | None,
+    rollback_on: tuple[type[BaseException], ...],
+) -> Callable[[Function[P, R]], Function[P, R]]:
+    """Make ``@outbox.two_phase``; see `Outbox.two_phase`."""
+
+    def decorate(function: Function[P, R]) -> Function[P, R]:
+        signature = inspect.signature(function)
+        parameter = _SessionParameter(function, "two_phase") if fenced else None
+
+        def message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = {
+                name: value for name, value in bound.arguments.items() if not parameter or name != parameter.name
+            }
+            content = arguments if body is None else body(**arguments)
+            return {
+                "topic": topic,
+                "body": content,
+                "key": key(content) if key else None,
+                "tag": tag,
+                "immunity": immunity,
+                "fenced": fenced,
+            }
+
+        def refuse_session(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if parameter and parameter.given(args, kwargs) is not None:
+                raise InvalidHandler(
+                    f"@two_phase: {function.__qualname__} was given a session; it must own its transaction, since the "
+                    "half message has to be committed before it begins. Use outbox.prepare() to join a transaction"
+                )
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            call = cast("Callable[..., Coroutine[Any, Any, Any]]", function)
+            refuse_session(args, kwargs)
+            async with producer.async_sessions().begin() as session:
+                half_id = producer.prepare(session, **message(args, kwargs))
+            try:
+                if not parameter:
+                    result = await call(*args, **kwargs)
+                    async with producer.async_sessions().begin() as session:
+                        await session.run_sync(producer.commit_now, half_id)
+                    return result
+                async with producer.async_sessions().begin() as session:
+                    await session.run_sync(_take_fence, producer.schema, half_id)
+                    result = await call(*args, **{**kwargs, parameter.name: session})
+                    producer.commit_within(session, half_id)
+                return result
+            except rollback_on as error:
+                with _noting(error, half_id):
+                    async with producer.async_sessions().begin() as session:
+                        await session.run_sync(producer.rollback_now, half_id)
+                raise
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            call = cast("Callable[..., Any]", function)
+            refuse_session(args, kwargs)
+            with producer.sessions().begin() as session:
+                half_id = producer.prepare(session, **message(args, kwargs))
+            try:
+                if not parameter:
+                    result = call(*args, **kwargs)
+                    with producer.sessions().begin() as session:
+                        producer.commit_now(session, half_id)
+                    return result
+                with producer.sessions().begin() as session:
+                    _take_fence(session, producer.schema, half_id)
+                    result = call(*args, **{**kwargs, parameter.name: session})
+                    producer.commit_within(session, half_id)
+                return result
+            except rollback_on as error:
+                with _noting(error, half_id), producer.sessions().begin() as session:
+                    producer.rollback_now(session, half_id)
+                raise
+
+        return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
+
+    return decorate
+
+
+def fence_key(schema: str, half_id: UUID) -> int:
+    """Return the advisory lock that a fenced business transaction holds from its first statement to its end."""
+    return lock_key("half", schema, half_id)
+
+
+def _take_fence(session: Session, schema: str, half_id: UUID) -> None:
+    """Take the fence as the transaction's first statement, and stop early if the half was decided meanwhile."""
+    connection: Connection = session.connection()
+    _, decided = execute(connection, take_lock(fence_key(schema, half_id)), op(schema, half_id))
+    if decided:
+        resolution, by, at = decided[0]
+        raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
+
+
+@contextmanager
+def _noting(error: BaseException, half_id: UUID) -> Iterator[None]:
+    """Let the original exception reach the caller, also when the half couldn't be rolled back."""
+    try:
+        yield
+    except Exception as failure:
+        error.add_note(f"half message {half_id} was not rolled back ({failure}); the check will decide it")
+        log.warning("half.rollback_failed", extra={"half_id": str(half_id)}, exc_info=failure)

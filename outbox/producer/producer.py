@@ -1,0 +1,161 @@
+"""Send, prepare, commit, rollback: half messages in the caller's transaction."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outbox import codec, limits, pending
+from outbox.decide import already, decide
+from outbox.errors import InvalidMessage, TransactionRequired
+from outbox.ids import uuid7
+from outbox.model import Decision, HalfMessage, Preparation, Resolution
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+    from outbox.pending import Carrier
+    from outbox.settings import Settings
+
+
+class Producer:
+    """The producer's half of an `Outbox`: bound to a database, a producer group and settings."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        group: str,
+        sessions: sessionmaker[Session] | None,
+        async_sessions: async_sessionmaker[AsyncSession] | None,
+    ) -> None:
+        self.schema = settings.schema
+        self._engine = engine
+        self._settings = settings
+        self._group = limits.check_group(group)
+        self._sessions = sessions
+        self._async_sessions = async_sessions
+        pending.hook_sessions()
+
+    def sessions(self) -> sessionmaker[Session]:
+        """Return the factory of sessions for sync functions."""
+        if self._sessions is None:
+            raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
+        return self._sessions
+
+    def async_sessions(self) -> async_sessionmaker[AsyncSession]:
+        """Return the factory of sessions for async functions."""
+        if self._async_sessions is None:
+            raise TransactionRequired("this Outbox is bound to a sync Engine; decorate a plain 'def' function")
+        return self._async_sessions
+
+    def send(
+        self,
+        carrier: Carrier,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        deliver_at: dt.datetime | None = None,
+        delay: dt.timedelta | float | int | None = None,
+        delay_level: int | None = None,
+        id: UUID | None = None,  # noqa: A002
+    ) -> UUID:
+        """See `Outbox.send`."""
+        delivery = limits.check_delivery(deliver_at, delay, delay_level)
+        half = self._half(id, topic, body, key, tag, headers, delivery)
+        pending.add(carrier, pending.Write(self.schema, half), self._engine)
+        return half.id
+
+    def prepare(
+        self,
+        carrier: Carrier,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        deliver_at: dt.datetime | None = None,
+        delay: dt.timedelta | float | int | None = None,
+        delay_level: int | None = None,
+        immunity: dt.timedelta | float | None = None,
+        id: UUID | None = None,  # noqa: A002
+        fenced: bool = False,
+    ) -> UUID:
+        """See `Outbox.prepare`."""
+        delivery = limits.check_delivery(deliver_at, delay, delay_level)
+        half = self._half(id, topic, body, key, tag, headers, delivery)
+        preparation = Preparation(fenced, self._immunity(immunity))
+        pending.add(carrier, pending.Write(self.schema, half, preparation), self._engine)
+        return half.id
+
+    def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
+        """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
+        if within is not None:
+            pending.add(within, pending.Intent(self.schema, half_id, resolution), self._engine)
+            return None
+        with self.sessions().begin() as session:
+            return self._decide_now(session, half_id, resolution)
+
+    def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
+        """Commit a half at the commit of the caller's transaction, which fails if a decision came first."""
+        pending.add(carrier, pending.Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
+
+    def commit_now(self, session: Session, half_id: UUID) -> Decision:
+        """Commit a half at once, in the session's transaction."""
+        return self._decide_now(session, half_id, Resolution.COMMIT)
+
+    def rollback_now(self, session: Session, half_id: UUID) -> Decision:
+        """Roll a half back at once, in the session's transaction."""
+        return self._decide_now(session, half_id, Resolution.ROLLBACK)
+
+    def _decide_now(self, session: Session, half_id: UUID, resolution: Resolution) -> Decision:
+        decision = decide(session.connection(), self.schema, half_id, resolution)
+        if decision.resolution is not resolution:
+            raise already(decision)
+        return decision
+
+    def _half(
+        self,
+        id: UUID | None,  # noqa: A002
+        topic: str,
+        body: Any,
+        key: str | None,
+        tag: str | None,
+        headers: Mapping[str, str] | None,
+        delivery: tuple[dt.datetime | None, float | None],
+    ) -> HalfMessage:
+        if id is not None and not isinstance(id, UUID):
+            raise InvalidMessage(f"id must be a UUID, not {type(id).__name__}: {id!r}")
+        raw, content_type = codec.encode(body)
+        if len(raw) > self._settings.max_body_bytes:
+            raise InvalidMessage(
+                f"the body has {len(raw)} bytes; at most {self._settings.max_body_bytes} are allowed "
+                "(setting max_body_bytes): store it elsewhere and send a reference"
+            )
+        return HalfMessage(
+            id or uuid7(),
+            self._group,
+            limits.check_topic(topic),
+            limits.check_text("key", key, limits.MAX_KEY_BYTES),
+            limits.check_text("tag", tag, limits.MAX_TAG_BYTES),
+            limits.check_headers(headers),
+            content_type,
+            raw,
+            *delivery,
+        )
+
+    def _immunity(self, immunity: dt.timedelta | float | None) -> float:
+        if immunity is None:
+            return self._settings.immunity
+        seconds = immunity.total_seconds() if isinstance(immunity, dt.timedelta) else float(immunity)
+        if seconds < 0:
+            raise InvalidMessage(f"immunity {immunity!r} is negative")
+        return seconds

@@ -1,0 +1,128 @@
+"""Tables of the consumer's side."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from outbox.schema.types import NAMING, CText
+
+_TIME = DateTime(timezone=True)
+_NOW = func.clock_timestamp()
+
+
+@cache
+def consumer_tables(schema: str = "outbox") -> MetaData:
+    """Return the metadata of the consumer's tables in ``schema``."""
+    metadata = MetaData(schema=schema, naming_convention=NAMING)
+    _consumer_message(metadata)
+    _consumer_offset(metadata)
+    _reconciliation_run(metadata)
+    _reconciliation_finding(metadata)
+    return metadata
+
+
+def _consumer_message(metadata: MetaData) -> None:
+    # The inbox. A consumed row is inserted once and never changed; only failures are updated.
+    table = Table(
+        "consumer_message",
+        metadata,
+        Column("consumer_group", CText, primary_key=True),
+        Column("message_id", Uuid, primary_key=True),
+        Column("topic", CText, nullable=False),
+        Column("queue", Integer, nullable=False),
+        Column("position", BigInteger, nullable=False),
+        Column("status", Text, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("claims", Integer, nullable=False, server_default=text("0")),
+        Column("next_attempt_at", _TIME),
+        Column("body_digest", LargeBinary),
+        Column("last_error", Text),
+        Column("received_at", _TIME, nullable=False, server_default=_NOW),
+        Column("changed_at", _TIME, nullable=False, server_default=_NOW),
+        CheckConstraint("status IN ('consumed', 'failed', 'parked', 'rolled_back')", name="status"),
+        CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
+        CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
+    )
+    # Serves the retry pass: the next due failures of a group.
+    Index(
+        "ix_consumer_message_due",
+        table.c.consumer_group,
+        table.c.topic,
+        table.c.next_attempt_at,
+        postgresql_where=table.c.status == "failed",
+    )
+    # Serves operators: what is parked.
+    Index(
+        "ix_consumer_message_parked",
+        table.c.consumer_group,
+        table.c.topic,
+        table.c.message_id,
+        postgresql_where=table.c.status == "parked",
+    )
+
+
+def _consumer_offset(metadata: MetaData) -> None:
+    # Appended; the newest (greatest position, then claims) counts, found at the end of the primary key.
+    # ``claims`` counts how often the messages after this position were started without an end.
+    Table(
+        "consumer_offset",
+        metadata,
+        Column("consumer_group", CText, primary_key=True),
+        Column("topic", CText, primary_key=True),
+        Column("queue", Integer, primary_key=True, autoincrement=False),
+        Column("position", BigInteger, primary_key=True, autoincrement=False),
+        Column("claims", SmallInteger, primary_key=True, autoincrement=False),
+        Column("written_at", _TIME, nullable=False, server_default=_NOW),
+        CheckConstraint("position >= 0", name="position"),
+    )
+
+
+def _reconciliation_run(metadata: MetaData) -> None:
+    Table(
+        "reconciliation_run",
+        metadata,
+        Column("id", Uuid, primary_key=True),
+        Column("topic", CText, nullable=False),
+        Column("consumer_group", CText, nullable=False),
+        Column("window_start", _TIME, nullable=False),
+        Column("window_end", _TIME, nullable=False),
+        Column("started_at", _TIME, nullable=False, server_default=_NOW),
+        Column("finished_at", _TIME),
+        Column("counts", JSONB),
+        Column("error", Text),
+    )
+
+
+def _reconciliation_finding(metadata: MetaData) -> None:
+    table = Table(
+        "reconciliation_finding",
+        metadata,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("run_id", Uuid, nullable=False),
+        Column("message_id", Uuid),
+        Column("kind", Text, nullable=False),
+        Column("detail", JSONB),
+        Column("action", Text),
+        Column("acted_at", _TIME),
+    )
+    # Serves the report of one run.
+    Index(None, table.c.run_id)

@@ -1,0 +1,127 @@
+"""Settings: one frozen object, from code or from ``OUTBOX_*`` variables, refused when they contradict."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_type_hints
+
+from outbox.errors import InvalidSettings
+
+#: RocketMQ's retry table (retries 1-16), in seconds: 10 s, 30 s, 1 m ... 2 h.
+RETRY_DELAYS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,49}", re.ASCII)
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of one `Outbox`; durations are seconds.
+
+    ``retention`` keeps decided halves, their ops and messages; ``inbox_retention`` keeps inbox rows, and
+    must outlive the former by the retry horizon, or a message could be delivered again to an inbox that
+    has forgotten it. ``max_claims`` is how often a message may be started without ever finishing (the
+    process died) before it is parked.
+
+    Raises:
+        InvalidSettings: a value out of range, or two that contradict each other.
+    """
+
+    schema: str = "outbox"
+    queues: int = 8
+    max_body_bytes: int = 4 * 1024 * 1024
+    read_ahead: int = 500
+    read_ahead_bytes: int = 16 * 1024 * 1024
+
+    immunity: float = 6.0
+
+    retry_delays: tuple[float, ...] = field(default=RETRY_DELAYS)
+    retry_jitter: float = 0.1
+    max_claims: int = 10
+
+    dispatch_batch: int = 10_000
+    prune_batch: int = 1_000
+    retention: float = 72 * _HOUR
+    inbox_retention: float = 2 * 72 * _HOUR
+
+    idle_wait: float = 0.2
+    retry_interval: float = 1.0
+    release_interval: float = 0.5
+    prune_interval: float = 60.0
+    drain_timeout: float = 30.0
+    reconnect_cap: float = 15.0
+    listen: bool = True
+
+    def __post_init__(self) -> None:
+        if not _SCHEMA.fullmatch(self.schema):
+            raise InvalidSettings(
+                f"schema {self.schema!r} must match {_SCHEMA.pattern}: lower case, at most 50 characters"
+            )
+        for name in (
+            "queues",
+            "max_body_bytes",
+            "read_ahead",
+            "read_ahead_bytes",
+            "max_claims",
+            "dispatch_batch",
+            "prune_batch",
+            "retention",
+            "inbox_retention",
+            "idle_wait",
+            "retry_interval",
+            "release_interval",
+            "prune_interval",
+            "reconnect_cap",
+        ):
+            if not getattr(self, name) > 0:
+                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must be greater than 0")
+        for name in ("immunity", "drain_timeout"):
+            if getattr(self, name) < 0:
+                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must not be negative")
+        if self.queues > 4096:
+            raise InvalidSettings(f"queues = {self.queues} is more than 4096")
+        if not 0 <= self.retry_jitter < 1:
+            raise InvalidSettings(f"retry_jitter = {self.retry_jitter!r} must be in [0, 1)")
+        if any(delay < 0 for delay in self.retry_delays):
+            raise InvalidSettings(f"retry_delays has a negative delay: {self.retry_delays!r}")
+        horizon = sum(self.retry_delays) * (1 + self.retry_jitter)
+        if self.inbox_retention < self.retention + horizon:
+            raise InvalidSettings(
+                f"inbox_retention = {self.inbox_retention:.0f} s is shorter than retention ({self.retention:.0f} s) plus "
+                f"all retries ({horizon:.0f} s): the inbox would forget messages that can still come again; "
+                f"set inbox_retention to at least {self.retention + horizon:.0f}"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Settings:
+        """Return settings from variables such as ``OUTBOX_SCHEMA`` or ``OUTBOX_RETENTION`` (seconds).
+
+        ``OUTBOX_RETRY_DELAYS`` is a comma-separated list of seconds.
+
+        Raises:
+            InvalidSettings: a variable that can't be read; names it and its value.
+        """
+        values: dict[str, Any] = {}
+        hints = get_type_hints(cls)
+        for f in fields(cls):
+            text = environ.get(f"OUTBOX_{f.name.upper()}")
+            if text is None:
+                continue
+            try:
+                values[f.name] = _read(text, hints[f.name])
+            except ValueError:
+                raise InvalidSettings(f"OUTBOX_{f.name.upper()}={text!r} can't be read as {hints[f.name]}") from None
+        return cls(**{**values, **overrides})
+
+
+def _read(text: str, kind: Any) -> Any:
+    if kind is bool:
+        if text.lower() not in {"1", "0", "true", "false", "yes", "no", "on", "off"}:
+            raise ValueError(text)
+        return text.lower() in {"1", "true", "yes", "on"}
+    if kind in {int, float, str}:
+        return kind(text)
+    return tuple(float(part) for part in text.split(",") if part.strip())

@@ -1,0 +1,135 @@
+"""Send statements to the server: several in one round trip, sync and async alike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.errors import SchemaMissing
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy import Connection
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One SQL statement with its bound values."""
+
+    sql: str
+    values: Sequence[Any] | Mapping[str, Any] = ()
+
+
+@cache
+def in_schema(template: str, schema: str) -> str:
+    """Return the SQL with ``{s}`` replaced by the (checked) name of the schema."""
+    return template.replace("{s}", f'"{schema}"')
+
+
+def lock_key(*parts: object) -> int:
+    """Return the 64-bit key of an advisory lock; the parts begin with its purpose and the schema.
+
+    Advisory locks share one namespace per database, hence a hash and not a small number.
+    """
+    text = "\0".join(str(part) for part in ("outbox", *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Tell whether the driver commits each statement by itself."""
+    return bool(getattr(connection.connection.driver_connection, "autocommit", False))
+
+
+def is_lost(connection: Connection) -> bool:
+    """Tell whether the server has gone away under this connection."""
+    return (
+        connection.closed
+        or connection.invalidated
+        or bool(getattr(connection.connection.driver_connection, "closed", False))
+    )
+
+
+def execute(connection: Connection, *statements: Statement, then_commit: bool = False) -> list[list[Row]]:
+    """Run statements on the caller's connection, in order, in one round trip; return the rows of each.
+
+    ``then_commit`` adds COMMIT to the round trip and is for the moment in which the caller commits anyway.
+    In the pipeline an error skips all that follows, COMMIT included (PostgreSQL, "Pipeline Mode"). Rows come
+    in binary format.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
+        SchemaMissing: a table of ours isn't there.
+    """
+    import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
+
+    proxied = connection.connection
+    driver = proxied.driver_connection
+    try:
+        if isinstance(driver, psycopg.AsyncConnection):
+            adapted = cast("Any", proxied.dbapi_connection)
+            return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, statements, then_commit)))
+        if isinstance(driver, psycopg.Connection):
+            return _run(driver, statements, then_commit)
+    except psycopg.Error as error:
+        _raise_as_sqlalchemy(connection, error)
+    raise TypeError(
+        f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
+        "use a URL that begins with postgresql+psycopg://"
+    )
+
+
+def _run(raw: psycopg.Connection[Any], statements: Sequence[Statement], then_commit: bool) -> list[list[Row]]:
+    if len(statements) == 1 and not then_commit:
+        cursor = raw.execute(statements[0].sql, statements[0].values, binary=True)
+        return [_rows(cursor)]
+    with raw.pipeline():
+        cursors = [raw.execute(s.sql, s.values, binary=True) for s in statements]
+        if then_commit:
+            raw.execute("COMMIT")
+    return [_rows(cursor) for cursor in cursors]
+
+
+def _rows(cursor: psycopg.Cursor[Any]) -> list[Row]:
+    return cursor.fetchall() if cursor.description else []
+
+
+async def _run_async(
+    raw: psycopg.AsyncConnection[Any], statements: Sequence[Statement], then_commit: bool
+) -> list[list[Row]]:
+    async with raw.pipeline():
+        cursors = [await raw.execute(s.sql, s.values, binary=True) for s in statements]
+        if then_commit:
+            await raw.execute("COMMIT")
+    return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+
+def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error) -> NoReturn:
+    """Raise the driver's error as SQLAlchemy does, with the values hidden: they are the caller's payload."""
+    from psycopg import errors  # noqa: PLC0415
+
+    if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject):
+        url = connection.engine.url
+        raise SchemaMissing(
+            f"the outbox tables are not in database {url.database!r} on {url.host or 'the local socket'}: "
+            f"{error.diag.message_primary}; run: outbox db upgrade --url {url.render_as_string(hide_password=True)}"
+        ) from error
+    dialect = connection.dialect
+    disconnected = dialect.is_disconnect(cast("Any", error), connection.connection.dbapi_connection, None)
+    if disconnected:
+        connection.invalidate(error)
+    raise DBAPIError.instance(
+        None,
+        None,
+        error,
+        dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=disconnected,
+        dialect=dialect,
+    ) from error

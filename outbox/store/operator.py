@@ -1,0 +1,19 @@
+"""Statements of operators' acts: each writes what was done, in the transaction of the act."""
+
+from __future__ import annotations
+
+import json
+
+from outbox.store.execute import Statement, in_schema
+
+_AUDIT = """
+INSERT INTO {s}.audit (actor, action, target, reason, result) VALUES (%s, %s, %s, %s, %s::jsonb)
+"""
+
+
+def audit(schema: str, actor: str, action: str, target: str, reason: str, result: object = None) -> Statement:
+    """Record who did what to which target, why, with what result."""
+    return Statement(
+        in_schema(_AUDIT, schema),
+        (actor, action, target, reason, None if result is None else json.dumps(result, default=str)),
+    )

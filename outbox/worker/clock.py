@@ -1,0 +1,155 @@
+"""The clock around the duties: APScheduler starts them when their wait is over, or when they are woken.
+
+A job's interval is the duty's longest wait, asked anew each time, since it depends on whether LISTEN works. A duty
+that is hot stays inside its job, and the scheduler skips its starts meanwhile (``max_instances=1``).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
+from apscheduler.executors.pool import BasePoolExecutor
+from apscheduler.jobstores.base import JobLookupError
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers import SchedulerNotRunningError
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
+
+from outbox.worker.duty import Duty
+
+_EXECUTOR = "outbox"
+#: The scheduler looks at its clock at least this often (seconds), and takes a greater difference for a jump.
+_LOOK_EVERY = 1.0
+_JUMP = 0.5
+
+
+class Clock:
+    """Runs duties as jobs of a scheduler of its own, which says nothing in the log below ERROR."""
+
+    def __init__(self) -> None:
+        self._duties: dict[str, Duty] = {}
+        quiet = logging.getLogger("outbox.worker.scheduler")
+        # "Maximum number of running instances reached" is how a busy duty looks to the scheduler.
+        for logger in (quiet, logging.getLogger(f"apscheduler.executors.{_EXECUTOR}")):
+            logger.setLevel(logging.ERROR)
+        self._scheduler = BackgroundScheduler(
+            logger=quiet,
+            timezone=dt.UTC,
+            jobstores={"default": SteadyJobStore()},
+            executors={_EXECUTOR: BasePoolExecutor(_DaemonThreads())},
+            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
+        )
+        self._scheduler.add_listener(self._settled, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
+
+    def add(self, duty: Duty) -> None:
+        """Have the duty run at the start, whenever it is woken, and when its longest wait is over."""
+        self._duties[duty.name] = duty
+        duty.run_now = lambda: self._run_now(duty.name)
+        self._scheduler.add_job(
+            duty.run,
+            _WaitTrigger(duty.longest_wait),
+            id=duty.name,
+            executor=_EXECUTOR,
+            next_run_time=dt.datetime.now(dt.UTC),
+        )
+
+    def start(self) -> None:
+        """Start the scheduler and with it all duties."""
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """Start no job from now on; those that run are left alone."""
+        with suppress(SchedulerNotRunningError):
+            self._scheduler.shutdown(wait=False)
+
+    def _run_now(self, name: str) -> None:
+        with suppress(JobLookupError):  # the scheduler is shut down
+            self._scheduler.modify_job(name, next_run_time=dt.datetime.now(dt.UTC))
+
+    def _settled(self, event: JobExecutionEvent) -> None:
+        self._duties[event.job_id].settled()
+
+
+class _WaitTrigger(BaseTrigger):  # type: ignore[misc]
+    """Fires when the wait that a function returns is over; never more than once, however late it is."""
+
+    def __init__(self, wait: Callable[[], float]) -> None:
+        self._wait = wait
+
+    def get_next_fire_time(self, _previous: dt.datetime | None, now: dt.datetime) -> dt.datetime:
+        return now + dt.timedelta(seconds=self._wait())
+
+
+class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]
+    """Jobs that go on when the host's clock jumps.
+
+    The scheduler reckons in wall-clock time: set back by an hour, it would sleep for an hour. So it is woken at least
+    every second, and when that clock and the monotonic one have moved apart, all jobs are due.
+    """
+
+    def __init__(self, offset: Callable[[], float] = lambda: time.time() - time.monotonic()) -> None:
+        super().__init__()
+        self._offset = offset
+        self._last = offset()
+
+    def get_due_jobs(self, now: dt.datetime) -> list[Any]:
+        """Return the jobs to start now."""
+        last, self._last = self._last, self._offset()
+        if abs(self._last - last) > _JUMP:
+            for job in self.get_all_jobs():
+                job.modify(next_run_time=now)
+        return list(super().get_due_jobs(now))
+
+    def get_next_run_time(self) -> dt.datetime | None:
+        """Return when the scheduler looks again."""
+        latest = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_LOOK_EVERY)
+        return min(super().get_next_run_time() or latest, latest)
+
+
+class _DaemonThreads(Executor):
+    """A pool of threads that never keep the process alive.
+
+    Those of `concurrent.futures` are joined when the interpreter exits: a handler that hangs would hold up SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in an idle thread, or in a new one. Only called by the scheduler's thread."""
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # it belongs to whoever looks at the future
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        if not self._idle.acquire(blocking=False):
+            self._threads += 1
+            threading.Thread(target=self._run, name=f"outbox-worker-{self._threads}", daemon=True).start()
+        self._work.put(work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        """Let the threads end when they are idle; nobody waits for them."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            self._idle.release()

@@ -1,0 +1,63 @@
+"""Upgrades against each other and against whoever uses the tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import migration
+from outbox.errors import SchemaBusy
+
+UPGRADE = "import sys; from outbox import migration; print(migration.upgrade(sys.argv[1]))"
+WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+ADVISORY = "SELECT pg_advisory_xact_lock(hashtextextended('outbox migration outbox', 0))"
+
+
+def wait_for(fact: Callable[[], bool], what: str) -> None:
+    """Wait until a fact is there."""
+    deadline = time.monotonic() + 60
+    while not fact():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def start(url: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", UPGRADE, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:
+    """Of three upgrades that begin together one does the work, and the others find it done."""
+    with engine.begin() as connection:
+        connection.execute(text(ADVISORY))
+        processes = [start(url) for _ in range(3)]
+        wait_for(lambda: connection.scalar(text(WAITING)) == 3, "three waiting upgrades")
+    output = [process.communicate(timeout=60) for process in processes]
+    assert sorted(out for out, _ in output) == ["['common_0001', 'producer_0001', 'consumer_0001']\n", "[]\n", "[]\n"]
+    assert [err for _, err in output] == ["", "", ""]
+    assert migration.check(url) == []
+
+
+def test_waiting_for_a_turn_has_an_end(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade that hangs doesn't hang the next one for ever."""
+    monkeypatch.setattr("outbox.migration.runner._TURN_TIMEOUT", 0.05)
+    with engine.begin() as connection:
+        connection.execute(text(ADVISORY))
+        with pytest.raises(SchemaBusy, match="another transaction holds a lock"):
+            migration.upgrade(url)
+    assert migration.upgrade(url)
+
+
+def test_gives_up_on_a_lock_without_a_trace(url: str, engine: Engine) -> None:
+    """A transaction that uses a table makes a downgrade give up soon, with nothing changed."""
+    migration.upgrade(url)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO outbox.audit (actor, action, target) VALUES ('a', 'b', 'c')"))
+        with pytest.raises(SchemaBusy, match="Nothing was changed; try again"):
+            migration.downgrade(url, lock_timeout=0.05)
+    assert migration.check(url) == []
+    assert migration.downgrade(url)

@@ -1,0 +1,91 @@
+"""What a worker says when it is started on the wrong tables."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from sqlalchemy import Connection, Engine, make_url, text
+
+from outbox import migration
+from outbox.errors import SchemaMissing, SchemaOutdated
+
+
+def say(connection: Connection, *parts: str, schema: str = "outbox") -> str:
+    """Return the message of the error that `require` raises."""
+    with pytest.raises((SchemaMissing, SchemaOutdated)) as caught:
+        migration.require(connection, parts, schema)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_nothing_installed(engine: Engine) -> None:
+    """The message names the tables, the place and the exact command."""
+    url = engine.url.render_as_string(hide_password=True)
+    with engine.connect() as connection:
+        assert say(connection, "producer") == (
+            f"SchemaMissing: the producer tables of the outbox are not in database {engine.url.database!r} on "
+            f"{engine.url.host}, schema 'outbox'; run: outbox db upgrade --url {url} --part producer"
+        )
+        assert say(connection, "consumer", "producer", schema="mail").endswith(
+            f"run: outbox db upgrade --url {url} --part producer --part consumer --schema mail"
+        )
+
+
+def test_password_is_masked(engine: Engine) -> None:
+    """A password in the URL never gets into a message."""
+    with engine.connect() as connection:
+        connection.engine.url = make_url(str(engine.url)).set(password="hunter2")
+        assert "hunter2" not in say(connection, "producer")
+
+
+def test_one_part_missing(url: str, engine: Engine) -> None:
+    """Only the missing part is named; the installed one passes, and nothing stays open."""
+    migration.upgrade(url, ["producer"])
+    with engine.connect() as connection:
+        migration.require(connection, ["producer"])
+        assert not connection.in_transaction()
+        message = say(connection, "producer", "consumer")
+        assert message.startswith("SchemaMissing: the consumer tables")
+        assert message.endswith("--part consumer")
+        assert "--part producer" not in message
+
+
+def test_keeps_the_callers_transaction(url: str, engine: Engine) -> None:
+    """Inside a transaction it neither ends nor breaks it, also where nothing is installed."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE mine (id int)"))
+        say(connection, "producer")
+        assert connection.scalar(text("SELECT count(*) FROM mine")) == 0
+    migration.upgrade(url)
+    with engine.begin() as connection:
+        migration.require(connection)
+        assert connection.scalar(text("SELECT count(*) FROM mine")) == 0
+
+
+def test_database_older_than_code(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of an older version: run the upgrade."""
+    migration.upgrade(url)
+    monkeypatch.setattr("outbox.migration.chain.head", lambda branch: f"{branch}_0009")
+    monkeypatch.setattr("outbox.migration.chain.history", lambda branch: iter([f"{branch}_0009", f"{branch}_0001"]))
+    with engine.connect() as connection:
+        message = say(connection, "consumer")
+    assert re.search(
+        r"SchemaOutdated: .* are at (\w+)_0001, this code needs \1_0009; run: outbox db upgrade .* --part consumer$",
+        message,
+    )
+
+
+@pytest.mark.parametrize("branch", ["common", "producer", "consumer"])
+def test_database_newer_than_code(url: str, engine: Engine, branch: str) -> None:
+    """Tables of a newer version: update the code; upgrade and downgrade refuse as well."""
+    migration.upgrade(url)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox.outbox_version WHERE version_num LIKE :b"), {"b": f"{branch}%"})
+        connection.execute(text("INSERT INTO outbox.outbox_version VALUES (:v)"), {"v": f"{branch}_0042"})
+    with engine.connect() as connection:
+        message = say(connection, "producer", "consumer")
+    assert f"are at {branch}_0042, newer than this code ({branch}_0001)" in message
+    assert "pip install --upgrade outbox" in message
+    for act in (migration.upgrade, migration.downgrade):
+        with pytest.raises(SchemaOutdated, match=f"{branch}_0042"):
+            act(url)
