@@ -292,7 +292,7 @@ class Outbox:
         self._own_transaction(declare)
 
     def resend(self, half_ids: Sequence[UUID], *, actor: str, reason: str) -> int:
-        """Append dispatched messages once more under the same ids; return how many. Inboxes that know them do nothing."""
+        """Append dispatched messages once more under their ids; return how many. Inboxes that know them do nothing."""
         return self._own_transaction(
             lambda connection: dispatch.resend(connection, self.settings, half_ids, actor=actor, reason=reason)
         )

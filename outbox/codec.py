@@ -11,6 +11,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -52,22 +53,23 @@ def encode(body: Any) -> tuple[bytes, str]:
 
 def _plain(value: Any) -> Any:
     """Encode what JSON doesn't know and business data is full of."""
-    match value:
-        case Decimal() | UUID():
-            return str(value)
-        case dt.datetime() | dt.date() | dt.time():
-            return value.isoformat()
-        case dt.timedelta():
-            return value.total_seconds()
-        case enum.Enum():
-            return value.value
-        case set() | frozenset():
-            return sorted(value)
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
+    for kinds, plain in _PLAIN:
+        if isinstance(value, kinds):
+            return plain(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_PLAIN: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
+    ((Decimal, UUID), str),
+    ((dt.datetime, dt.date, dt.time), lambda value: value.isoformat()),
+    ((dt.timedelta,), lambda value: value.total_seconds()),
+    ((enum.Enum,), lambda value: value.value),
+    ((set, frozenset), sorted),
+)
 
 
 def decode(raw: bytes, content_type: str, model: Any = None) -> Any:
@@ -77,17 +79,16 @@ def decode(raw: bytes, content_type: str, model: Any = None) -> Any:
         InvalidMessage: the bytes don't fit the content type or the model.
     """
     kind = content_type.partition(";")[0].strip().lower()
+    is_json = kind == JSON or kind.endswith("+json")
     try:
-        if model is not None:
-            adapter = _adapter(model)
-            if kind == JSON or kind.endswith("+json"):
-                return adapter.validate_json(raw)
-            return adapter.validate_python(raw.decode() if kind.startswith("text/") else raw)
-        if kind == JSON or kind.endswith("+json"):
-            return json.loads(raw)
-        if kind.startswith("text/"):
-            return raw.decode()
-        return raw
+        if model is not None and is_json:
+            return _adapter(model).validate_json(raw)
+        value: Any = raw
+        if is_json:
+            value = json.loads(raw)
+        elif kind.startswith("text/"):
+            value = raw.decode()
+        return value if model is None else _adapter(model).validate_python(value)
     except ValueError as error:
         wanted = f" as {getattr(model, '__name__', model)}" if model is not None else ""
         raise InvalidMessage(f"the body ({content_type}) can't be read{wanted}: {error}") from error

@@ -55,7 +55,9 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
             transaction.rollback()
             return NOTHING
         if not cursors or (cursor := store.to_cursor(cursors[0])).restored:
-            execute(connection, store.lock_ops(settings.schema), store.rebase(settings.schema))
+            execute(
+                connection, store.wait_shortly(), store.lock_ops(settings.schema), store.rebase(settings.schema)
+            )
             return Counts(taken=1, more=True)
         if not cursor.pending:
             transaction.rollback()

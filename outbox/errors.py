@@ -30,19 +30,19 @@ class OutboxError(Exception):
     """Base of all errors of this package."""
 
 
-class InvalidMessage(OutboxError, ValueError):  # noqa: N818 - names a state, like the rest of the tree
+class InvalidMessage(OutboxError, ValueError):
     """A message that can't be stored as asked; nothing was written."""
 
 
-class InvalidSettings(OutboxError, ValueError):  # noqa: N818
+class InvalidSettings(OutboxError, ValueError):
     """Settings that contradict each other or are out of range."""
 
 
-class InvalidHandler(OutboxError, ValueError):  # noqa: N818
+class InvalidHandler(OutboxError, ValueError):
     """A declaration (consumer, decorator) that can't work."""
 
 
-class TransactionRequired(OutboxError):  # noqa: N818
+class TransactionRequired(OutboxError):
     """There is no transaction which business change and message could share."""
 
 

@@ -203,7 +203,7 @@ def _on_commit(connection: Connection) -> None:
         raise
 
 
-def _on_prepare_twophase(connection: Connection, xid: Any) -> None:
+def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
     if (pending := _by_connection.pop(connection, None)) is not None:
         _write(connection, pending.items, then_commit=False)
 
@@ -217,7 +217,7 @@ def _on_savepoint(connection: Connection, name: str) -> None:
         pending.savepoints.append((name, len(pending.items)))
 
 
-def _on_rollback_savepoint(connection: Connection, name: str, context: Any) -> None:
+def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is None:
         return
     while pending.savepoints:
@@ -229,7 +229,7 @@ def _on_rollback_savepoint(connection: Connection, name: str, context: Any) -> N
     pending.items.clear()
 
 
-def _on_release_savepoint(connection: Connection, name: str, context: Any) -> None:
+def _on_release_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is None:
         return
     names = [begun for begun, _ in pending.savepoints]

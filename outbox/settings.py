@@ -90,8 +90,8 @@ class Settings:
         horizon = sum(self.retry_delays) * (1 + self.retry_jitter)
         if self.inbox_retention < self.retention + horizon:
             raise InvalidSettings(
-                f"inbox_retention = {self.inbox_retention:.0f} s is shorter than retention ({self.retention:.0f} s) plus "
-                f"all retries ({horizon:.0f} s): the inbox would forget messages that can still come again; "
+                f"inbox_retention = {self.inbox_retention:.0f} s is shorter than retention ({self.retention:.0f} s) "
+                f"plus all retries ({horizon:.0f} s): the inbox would forget messages that can still come again; "
                 f"set inbox_retention to at least {self.retention + horizon:.0f}"
             )
 

@@ -1,7 +1,7 @@
 """The proof: every transfer left one account, arrived in another, once, and not a cent is missing.
 
-The auditor trusts nobody. It compares the transfers of bank A with the credits of bank B one by one, every balance
-with the movements of its account, and the sum of all money with that before the first transfer.
+The auditor trusts nobody. It compares the transfers of bank A with the credits of bank B one by one, every
+balance with the movements of its account, and the sum of all money with that before the first transfer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _HALVES, _MESSAGES = (
     producer_tables(bank_a.outbox.settings.schema).tables[f"{bank_a.outbox.settings.schema}.{name}"]
     for name in ("half_message", "message")
 )
-_INBOX = consumer_tables(bank_b.outbox.settings.schema).tables[
-    f"{bank_b.outbox.settings.schema}.consumer_message"
-]
+_INBOX = consumer_tables(bank_b.outbox.settings.schema).tables[f"{bank_b.outbox.settings.schema}.consumer_message"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,11 @@ class Audit:
     faults: tuple[str, ...]
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 transfer", "2 transfers"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def settled(connection: Connection) -> int:
     """Return how many messages bank B is done with: consumed, or parked."""
     done = _INBOX.c.status.in_(("consumed", "parked"))
@@ -77,14 +80,14 @@ def audit(banks: Banks, before: Sums, orders: int) -> Audit:
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))
         debits = _pairs(a, bank_a.LedgerEntry.transfer_id, -bank_a.LedgerEntry.amount)
-        credits = _pairs(b, bank_b.LedgerEntry.transfer_id, bank_b.LedgerEntry.amount)
+        arrivals = _pairs(b, bank_b.LedgerEntry.transfer_id, bank_b.LedgerEntry.amount)
         halves, messages, dispatched = _messages(a)
         inbox_rows, retries, parked_ids = _inbox(b)
         parked = _transfers_of(a, parked_ids)
         sums = Sums(_money_of(a, bank_a.Account), _money_of(b, bank_b.Account))
         unbalanced = [*_unbalanced("A", a, bank_a), *_unbalanced("B", b, bank_b)]
 
-    in_flight = transfers.keys() - {transfer for transfer, _ in credits} - parked.keys()
+    in_flight = transfers.keys() - {transfer for transfer, _ in arrivals} - parked.keys()
     sums = Sums(
         sums.bank_a,
         sums.bank_b,
@@ -95,17 +98,15 @@ def audit(banks: Banks, before: Sums, orders: int) -> Audit:
         *_sum_faults(before, sums),
         *unbalanced,
         *_one_each("debit", transfers, [(t, amount) for t, amount in debits if t is not None], set()),
-        *_one_each("credit", transfers, [*credits, *parked.items()], in_flight),
-        *_list_fault("transfers are in flight", in_flight),
+        *_one_each("credit", transfers, [*arrivals, *parked.items()], in_flight),
+        *_list_fault("in flight", in_flight),
         *_count_fault("transfers", len(transfers), "accepted orders", orders),
         *_count_fault("half messages", halves, "transfers", len(transfers)),
         *_count_fault("halves with a message", dispatched, "half messages", halves),
         *_count_fault("inbox rows", inbox_rows, "halves with a message", dispatched),
         *_count_fault("parked transfers", len(parked), "parked messages", len(parked_ids)),
     ]
-    return Audit(
-        sums, len(transfers), messages, inbox_rows, retries, len(parked), len(in_flight), tuple(faults)
-    )
+    return Audit(sums, len(transfers), messages, inbox_rows, retries, len(parked), len(in_flight), tuple(faults))
 
 
 def _pairs(connection: Connection, *columns: Any) -> list[tuple[Any, Decimal]]:
@@ -113,9 +114,7 @@ def _pairs(connection: Connection, *columns: Any) -> list[tuple[Any, Decimal]]:
 
 
 def _money_of(connection: Connection, account: type[bank_a.Account] | type[bank_b.Account]) -> Decimal:
-    return connection.scalar(select(func.coalesce(func.sum(account.balance), Decimal("0.00")))) or Decimal(
-        "0.00"
-    )
+    return connection.scalar(select(func.coalesce(func.sum(account.balance), Decimal("0.00")))) or Decimal("0.00")
 
 
 def _messages(connection: Connection) -> tuple[int, int, int]:
@@ -163,17 +162,17 @@ def _one_each(
     what: str, transfers: dict[int, Decimal], entries: list[tuple[int, Decimal]], excused: Collection[int]
 ) -> Iterator[str]:
     times = Counter(transfer for transfer, _ in entries)
-    yield from _list_fault(f"transfers have no {what}", transfers.keys() - times.keys() - set(excused))
-    yield from _list_fault(f"transfers have more than one {what}", (t for t, n in times.items() if n > 1))
-    yield from _list_fault(f"{what}s have no transfer", times.keys() - transfers.keys())
+    yield from _list_fault(f"without a {what}", transfers.keys() - times.keys() - set(excused))
+    yield from _list_fault(f"with more than one {what}", (t for t, n in times.items() if n > 1))
+    yield from _list_fault(f"with a {what} but never ordered", times.keys() - transfers.keys())
     wrong = {transfer for transfer, amount in entries if transfers.get(transfer, amount) != amount}
-    yield from _list_fault(f"transfers have a {what} of another amount", wrong)
+    yield from _list_fault(f"with a {what} of another amount", wrong)
 
 
 def _list_fault(what: str, transfers: Iterable[int]) -> Iterator[str]:
     if found := sorted(transfers):
         some = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
-        yield f"{len(found)} {what}: {some}"
+        yield f"{counted(len(found), 'transfer')} {what}: {some}"
 
 
 def _count_fault(what: str, count: int, of: str, expected: int) -> Iterator[str]:

@@ -64,7 +64,7 @@ class LedgerEntry(Base):
     amount: Mapped[Decimal]
 
 
-class Refused(Exception):  # noqa: N818 - an answer of the bank, not a fault
+class Refused(Exception):
     """A payment order that bank A doesn't execute; nothing of it stays."""
 
 

@@ -54,9 +54,7 @@ class LedgerEntry(Base):
     amount: Mapped[Decimal]
 
 
-@outbox.consumer(
-    TOPIC, group=GROUP, source=SOURCE, model=TransferOrdered, batch=50, retry_delays=(0.5, 1, 2, 5)
-)
+@outbox.consumer(TOPIC, group=GROUP, source=SOURCE, model=TransferOrdered, batch=50, retry_delays=(0.5, 1, 2, 5))
 def credit(message: Message, session: Session) -> Park | None:
     """Credit the receiver; a transfer to an account that isn't here is set aside for a human.
 

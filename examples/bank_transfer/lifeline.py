@@ -1,8 +1,8 @@
 """The child's end of the two pipes to the process that started it.
 
-Standard input is the lifeline: when it closes, the parent is gone, however it ended, and so is the child. What
-comes in on it is the number of orders that may have been executed by now; what goes out on standard output are
-lines of JSON.
+Standard input is the lifeline: when it closes, the parent is gone, however it ended, and so is the child.
+What comes in on it is the number of orders that may have been executed by now; what goes out on standard output
+are lines of JSON.
 """
 
 from __future__ import annotations

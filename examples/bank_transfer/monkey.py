@@ -12,9 +12,9 @@ from .staff import Employee, Staff
 class Monkey:
     """Kills a number of processes, spread over the run.
 
-    The orders are cut into one step more than there are kills; each kill falls at a random point of its step, and
-    hits a random process. So that no step is over before its kill was made, the tellers have leave to be one
-    step ahead of the monkey, no further. Without kills they have leave to do all at once.
+    The orders are cut into one step more than there are kills. Each kill falls at a random point of its step,
+    and hits a random process. So that there is work left for every kill, the tellers have leave to be one step
+    ahead of the monkey, no further; without kills they have leave to do all at once.
     """
 
     def __init__(self, staff: Staff, tellers: Mapping[Employee, int], kills: int, seed: int) -> None:

@@ -20,11 +20,11 @@ from sqlalchemy.orm import Session
 from outbox.migration import upgrade
 
 from . import bank_a, bank_b
+from .options import RICHEST
 from .orders import OrdersUnreadable
 from .source import Survey
 
 _RECEIVER = re.compile(r"[A-Z]{2}-[0-9]{1,16}", re.ASCII)
-_RICHEST = Decimal("999999999999.99")  # numeric(14,2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,16 @@ def create_tables(banks: Banks) -> None:
 def open_accounts(
     banks: Banks, survey: Survey, known: frozenset[int] | None = None, balance: Decimal | None = None
 ) -> None:
-    """Open the accounts of both banks; at bank A those in ``known`` only, if given, with ``balance``, if given."""
+    """Open the accounts of both banks.
+
+    ``known``: the accounts of bank A, instead of all senders. ``balance``: what each of them begins with.
+    """
     accounts = [
         {"id": account, "balance": _opening_balance(survey, account, balance)}
         for account in sorted(known if known is not None else survey.needs)
     ]
     entries = [{"account_id": account["id"], "amount": account["balance"]} for account in accounts]
-    receivers = [
-        {"id": name, "balance": Decimal()} for name in sorted(survey.receivers) if _RECEIVER.fullmatch(name)
-    ]
+    receivers = [{"id": name, "balance": Decimal()} for name in sorted(survey.receivers) if _RECEIVER.fullmatch(name)]
     with Session(banks.a) as session, session.begin():
         _insert(session, bank_a.Account, accounts)
         _insert(session, bank_a.LedgerEntry, entries)
@@ -101,7 +102,7 @@ def read_accounts(path: Path) -> frozenset[int]:
 
 
 def _opening_balance(survey: Survey, account: int, balance: Decimal | None) -> Decimal:
-    return min(survey.opening_balance(account) if balance is None else balance, _RICHEST)
+    return min(survey.opening_balance(account) if balance is None else balance, RICHEST)
 
 
 def _insert(session: Session, table: type[Any], rows: Iterable[dict[str, Any]]) -> None:

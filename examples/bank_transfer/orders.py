@@ -1,8 +1,8 @@
 """Payment orders: read from a file, or generated.
 
-A file has the format of the PKDD'99 bank data: ``;`` between the columns, and a header with at least ``order_id``,
+A file has the format of the PKDD'99 bank data: ``;`` between the columns, and a header with ``order_id``,
 ``account_id`` (the sender, at bank A), ``bank_to`` and ``account_to`` (the receiver, at bank B), ``amount`` and
-``k_symbol`` (the purpose). A row that can't be an order is refused with its line number, and the next is read.
+``k_symbol`` (the purpose). A row that can't be an order is refused with its line number; the next is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Refusal:
     reason: str
 
 
-class OrdersUnreadable(Exception):  # noqa: N818 - names a state
+class OrdersUnreadable(Exception):
     """The file as a whole is of no use."""
 
 
@@ -94,8 +94,7 @@ def _header(path: Path, text: str) -> list[str]:
         columns = []
     if missing := [name for name in COLUMNS if name not in columns]:
         raise OrdersUnreadable(
-            f"orders file {path}: no column {', '.join(missing)} in its first line; "
-            f"expected is {';'.join(COLUMNS)}"
+            f"orders file {path}: no column {', '.join(missing)} in its first line; expected is {';'.join(COLUMNS)}"
         )
     return columns
 

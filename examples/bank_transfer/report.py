@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .audit import Audit, Sums
+from .audit import Audit, Sums, counted
 from .orders import Refusal
 
 
@@ -36,12 +36,10 @@ class Report:
     def verdict(self) -> str:
         """The outcome in one sentence."""
         if self.faults:
-            return f"NOT settled: {len(self.faults)} faults"
+            return f"Not settled: {counted(len(self.faults), 'fault')}."
         parked = f", {self.audit.parked:,} of them parked" if self.audit.parked else ""
-        kills = f", in spite of {self.kills.total()} kills" if self.kills.total() else ""
-        return (
-            f"All {self.audit.transfers:,} transfers are settled{parked}, and not a cent is missing{kills}."
-        )
+        kills = f", in spite of {counted(self.kills.total(), 'kill')}" if self.kills.total() else ""
+        return f"Settled: {counted(self.audit.transfers, 'transfer')}{parked}, and not a cent is missing{kills}."
 
     def as_json(self) -> str:
         """Return the report as one JSON object; money is a string."""

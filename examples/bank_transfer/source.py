@@ -28,7 +28,7 @@ class Source:
         return read_orders(self.file) if self.file else generate_orders(self.count, self.seed)
 
     def share(self, teller: int, tellers: int) -> Iterator[Order]:
-        """Yield the orders of one teller. All those of one account go to one teller, so they keep their order."""
+        """Yield the orders of one teller; all those of one account go to the same one, in their order."""
         return (order for order in self if isinstance(order, Order) and teller_of(order, tellers) == teller)
 
     def __str__(self) -> str:

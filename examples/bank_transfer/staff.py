@@ -28,13 +28,11 @@ class StaffError(Exception):
 class Employee:
     """One process which is started again whenever it dies before its work is done.
 
-    ``role`` is what the report calls its kind. ``ready`` tells that it has begun to work, ``refusals`` are the
-    orders that it reported as refused.
+    ``role`` is what the report calls its kind. ``ready`` tells that it has begun to work,
+    ``refusals`` are the orders that it reported as refused.
     """
 
-    def __init__(
-        self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> None:
         self.role = role
         self.refusals: set[Refusal] = set()
         self.last_words: deque[str] = deque(maxlen=30)
@@ -57,9 +55,7 @@ class Employee:
             # A group of its own: Ctrl-C reaches the demo alone, which stops the others in order.
             process_group=0,
         )
-        self._readers = [
-            Thread(target=read, args=(process,), daemon=True) for read in (self._hear, self._note)
-        ]
+        self._readers = [Thread(target=read, args=(process,), daemon=True) for read in (self._hear, self._note)]
         for reader in self._readers:
             reader.start()
         self.allow(self._allowed)
@@ -123,9 +119,7 @@ class Staff:
         """Return the orders which the tellers refused, each once, however often it was reported."""
         return set().union(*(employee.refusals for employee in self.employees))
 
-    def hire(
-        self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]
-    ) -> Employee:
+    def hire(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> Employee:
         """Start a process."""
         employee = Employee(role, module, arguments, environment)
         self.employees.append(employee)
@@ -151,8 +145,8 @@ class Staff:
             self._unexplained[employee] += 1
             if self._unexplained[employee] > _DEATHS_TOO_MANY:
                 raise StaffError(
-                    f"{employee.role}: ended {self._unexplained[employee]} times by itself, at last with exit code "
-                    f"{employee.process.returncode}:\n{''.join(employee.last_words).strip()}"
+                    f"a {employee.role} ended {self._unexplained[employee]} times by itself, "
+                    f"at last with exit code {employee.process.returncode}:\n" + "".join(employee.last_words).strip()
                 )
             self._restart(employee)
 

@@ -10,13 +10,13 @@ from outbox.worker import Worker
 from .lifeline import Lifeline
 
 
-def main() -> None:
-    """Run the worker of the bank named on the command line, ``bank_a`` or ``bank_b``."""
+def main() -> int:
+    """Run the worker of the bank named on the command line, ``bank_a`` or ``bank_b``; return the exit code."""
     lifeline = Lifeline()
     bank = import_module(f".{sys.argv[1]}", __package__)
     lifeline.tell(ready=True)
-    Worker(bank.outbox).run()
+    return Worker(bank.outbox).run()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -85,8 +85,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute(
         _in_schema(
-            "DROP TABLE {s}.consumer_message, {s}.consumer_offset, {s}.reconciliation_run, "
-            "{s}.reconciliation_finding"
+            "DROP TABLE {s}.consumer_message, {s}.consumer_offset, {s}.reconciliation_run, {s}.reconciliation_finding"
         )
     )
 

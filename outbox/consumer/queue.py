@@ -43,7 +43,7 @@ class State(enum.Enum):
     BLOCKED = enum.auto()  # ordered, and the first message waits for its retry
 
 
-class _Failed(Exception):  # noqa: N818 - a signal, not an error
+class _Failed(Exception):
     """Undo the transaction: an attempt failed."""
 
     def __init__(self, entry: Entry, attempts: int, failure: Failure, together: int) -> None:

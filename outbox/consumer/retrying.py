@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-class _Failed(Exception):  # noqa: N818 - a signal, not an error
+class _Failed(Exception):
     """Undo the transaction: the attempt failed."""
 
     def __init__(self, failure: Failure) -> None:

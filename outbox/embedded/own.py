@@ -166,8 +166,7 @@ class Server(ServerLike):
         sync = self._durable and not temporary
         self._link = Link(self._folder, binaries, temporary=temporary, sync=sync, run_as=self._run_as)
         self._runs_as = self._ask("prepare")["run_as"]
-        password = self._folder / "password"
-        self._password = password.read_text()
+        self._password = (password := self._folder / "password").read_text()
         if temporary:
             password.unlink()
 

@@ -7,7 +7,6 @@ the first, which is therefore installed with either, and only once. A revision's
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -46,7 +45,7 @@ def check_schema(schema: str) -> str:
 
 def config(**attributes: object) -> Config:
     """Return Alembic's configuration for this chain, with what ``env.py`` needs to know."""
-    result = Config(output_buffer=io.StringIO())
+    result = Config()
     # The path is no format string: Alembic would read a % in it.
     result.set_main_option("script_location", str(_folder()).replace("%", "%%"))
     result.attributes.update(attributes)

@@ -53,7 +53,8 @@ SELECT r.relname, 'index', i.relname,
   FROM relation r JOIN pg_index x ON x.indrelid = r.oid JOIN pg_class i ON i.oid = x.indexrelid
  WHERE NOT x.indisprimary
  UNION ALL
-SELECT r.relname, 'sequence', 'values', concat_ws(' ', format_type(q.seqtypid, NULL), q.seqstart, q.seqincrement, q.seqcycle)
+SELECT r.relname, 'sequence', 'values',
+       concat_ws(' ', format_type(q.seqtypid, NULL), q.seqstart, q.seqincrement, q.seqcycle)
   FROM relation r JOIN pg_sequence q ON q.seqrelid = r.oid
 """
 

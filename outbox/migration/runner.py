@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -90,14 +91,13 @@ def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
     """
     parts = chain.check_parts(parts)
     config = chain.config(schema=chain.check_schema(schema))
+    config.output_buffer = written = io.StringIO()
     with _one_at_a_time:
         command.upgrade(config, "heads" if parts == chain.PARTS else f"{parts[0]}@head", sql=True)
-    return str(config.output_buffer.getvalue())  # type: ignore[attr-defined]
+    return written.getvalue()
 
 
-def _run(
-    bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection, Config], None]
-) -> list[str]:
+def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection, Config], None]) -> list[str]:
     done: list[str] = []
 
     def note(step: Any, **_: object) -> None:

@@ -86,8 +86,8 @@ def _require_head(
     if revision and not chain.known(revision):
         raise _newer(connection, branch, revision, schema)
     raise SchemaOutdated(
-        f"the {branch} tables of the outbox in {place(connection, schema)} are at {revision}, this code needs {wanted}; "
-        f"run: {command(connection, 'upgrade', parts, schema)}"
+        f"the {branch} tables of the outbox in {place(connection, schema)} are at {revision}, "
+        f"this code needs {wanted}; run: {command(connection, 'upgrade', parts, schema)}"
     )
 
 

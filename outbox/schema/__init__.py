@@ -1,7 +1,7 @@
 """The tables, in SQLAlchemy Core: one metadata for each part, in a schema of their own.
 
-`common_tables` go with either part; `producer_tables` go into the producer's business database, `consumer_tables` into the consumer's; both
-may share one database. The migrations build the same tables (a test compares the two).
+`producer_tables` go into the producer's business database, `consumer_tables` into the consumer's, which may be the
+same one; `common_tables` go with either. The migrations build the same tables (a test compares the two).
 """
 
 from __future__ import annotations

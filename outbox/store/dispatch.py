@@ -124,6 +124,9 @@ SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT 
 
 _LOCK_OPS = "LOCK TABLE {s}.op_message IN SHARE MODE"
 
+# Writers queue up behind a lock that waits, so it must not wait long; the next pass tries again.
+_SHORT_WAIT = "SELECT set_config('lock_timeout', '2s', true)"
+
 _REBASE = """
 INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence, system_identifier)
 SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
@@ -142,8 +145,8 @@ WITH batch AS MATERIALIZED (
        AND recalled_at IS NULL
     RETURNING half_id, deliver_at
 ), entry AS MATERIALIZED (
-    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, b.half_id, 1 AS send_number, h.topic, h.key,
-           NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
+    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, b.half_id, 1 AS send_number,
+           h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
       JOIN {s}.half_message h ON h.id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
@@ -155,6 +158,7 @@ WITH batch AS MATERIALIZED (
       FROM {s}.op_message o
       CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
      WHERE o.half_id = ANY (%(half_ids)s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
+       FOR UPDATE OF o  -- against prune, which deletes a half together with its messages
 ), entry AS MATERIALIZED (
     SELECT b.sequence, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
@@ -284,6 +288,11 @@ def dispatch_batch(place: Placement, cursor: Cursor) -> Statement:
 def lock_ops(schema: str) -> Statement:
     """Wait until no transaction is writing an op, and keep new ones out until this one ends."""
     return Statement(in_schema(_LOCK_OPS, schema))
+
+
+def wait_shortly() -> Statement:
+    """For this transaction, give up waiting for a lock after two seconds."""
+    return Statement(_SHORT_WAIT)
 
 
 def rebase(schema: str) -> Statement:

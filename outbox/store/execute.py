@@ -42,9 +42,14 @@ def lock_key(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
+def driver_of(connection: Connection) -> Any:
+    """Return the driver's own connection, also where it is detached from its pool."""
+    return connection.dialect.get_driver_connection(cast("Any", connection.connection.dbapi_connection))
+
+
 def is_autocommit(connection: Connection) -> bool:
     """Tell whether the driver commits each statement by itself."""
-    return bool(getattr(connection.connection.driver_connection, "autocommit", False))
+    return bool(getattr(driver_of(connection), "autocommit", False))
 
 
 def is_lost(connection: Connection) -> bool:
@@ -52,7 +57,7 @@ def is_lost(connection: Connection) -> bool:
     return (
         connection.closed
         or connection.invalidated
-        or bool(getattr(connection.connection.driver_connection, "closed", False))
+        or bool(getattr(driver_of(connection), "closed", False))
     )
 
 
@@ -70,7 +75,7 @@ def execute(connection: Connection, *statements: Statement, then_commit: bool = 
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     proxied = connection.connection
-    driver = proxied.driver_connection
+    driver = driver_of(connection)
     try:
         if isinstance(driver, psycopg.AsyncConnection):
             adapted = cast("Any", proxied.dbapi_connection)

@@ -15,7 +15,8 @@ _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliv
 _SEND_ONE = f"""
 WITH half AS (
     INSERT INTO {{s}}.half_message ({_HALF})
-    VALUES (%s, %s, %s, %s, %s, %s::jsonb, %s, %s, coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
+    VALUES (%s, %s, %s, %s, %s, %s::jsonb, %s, %s,
+            coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
 )
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'commit', 'producer')
 """

@@ -231,7 +231,10 @@ def settle(place: Place, row: Settled) -> Statement:
 
 
 def claim_due(schema: str, group: str, topic: str) -> Statement:
-    """Count a start of the failed message that is due first. Rows: ``(id, queue, position, attempts, claims)`` or none."""
+    """Count a start of the failed message that is due first.
+
+    Rows: ``(id, queue, position, attempts, claims)`` or none.
+    """
     return Statement(in_schema(_DUE, schema), {"group": group, "topic": topic})
 
 

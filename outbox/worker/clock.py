@@ -45,7 +45,7 @@ class Clock:
             logger=quiet,
             timezone=dt.UTC,
             jobstores={"default": SteadyJobStore()},
-            executors={_EXECUTOR: BasePoolExecutor(_DaemonThreads())},
+            executors={_EXECUTOR: _ThreadExecutor()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._settled, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
@@ -113,6 +113,11 @@ class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]
         """Return when the scheduler looks again."""
         latest = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_LOOK_EVERY)
         return min(super().get_next_run_time() or latest, latest)
+
+
+class _ThreadExecutor(BasePoolExecutor):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(_DaemonThreads())
 
 
 class _DaemonThreads(Executor):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 
+from outbox.store.execute import driver_of
+
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -37,6 +39,11 @@ class Database:
         """Where it is, for logs: no password."""
         return f"{self.url.host or 'local'}:{self.url.port or 5432}/{self.url.database}"
 
+    @property
+    def address(self) -> str:
+        """What tells two databases apart."""
+        return f"{self.name}?{sorted(self.url.query.items())}"
+
     def connect(self) -> Connection:
         """Open a connection; the caller closes it."""
         connection = self.engine.connect()
@@ -58,11 +65,6 @@ class Database:
     def forget_pool(self) -> None:
         """Drop the pooled connections: the server went away, and took them along."""
         self.engine.dispose()
-
-
-def driver_of(connection: Connection) -> Any:
-    """Return psycopg's connection under SQLAlchemy's."""
-    return connection.connection.driver_connection
 
 
 def keep_alive(driver: Any) -> None:

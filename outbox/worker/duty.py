@@ -38,7 +38,8 @@ class Duty:
     """A pass function with the loop around it.
 
     ``longest_wait`` returns the seconds after which the duty looks for work although nobody woke it. ``after`` is
-    called when a pass brought work, or failed and may have: those who wait for it look then.
+    called when a pass brought work, or failed and may have: those who wait for it look then. A duty that is ``eager``
+    goes on looking for a while after its last work; another one only as long as its pass says that there is more.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Duty:
         stopping: threading.Event,
         reconnect_cap: float,
         after: Callable[[], None] | None = None,
+        eager: bool = True,
     ) -> None:
         self.name = name
         self.health = Health()
@@ -60,6 +62,7 @@ class Duty:
         self._longest_wait = longest_wait
         self._stopping = stopping
         self._after = after
+        self._eager = eager
         self._backoff = Backoff(_FAILURE_FIRST, reconnect_cap)
         self._woken = threading.Event()
         self._guard = threading.Lock()
@@ -109,7 +112,7 @@ class Duty:
             counts = self._attempt()
             if counts is None:
                 self._stopping.wait(self._backoff.next())
-            elif counts or counts.more:
+            elif counts.more or (counts and self._eager):
                 hot.reset()
                 hot_until = time.monotonic() + QUIET_AFTER
             elif time.monotonic() < hot_until:

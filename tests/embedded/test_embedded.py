@@ -312,6 +312,21 @@ def test_kill_forgets_no_commit() -> None:
         assert ask(url, "SELECT n FROM kept") == 1
 
 
+@on_linux
+def test_server_killed_by_somebody_else() -> None:
+    """A server of which somebody killed the first process only can be started again, and stopped."""
+    with Server(durable=False) as server, closing(psycopg.connect(libpq(server), autocommit=True)) as busy:
+        busy.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 1e12)")
+        busy_pid, first = busy.info.backend_pid, postmaster(server.folder)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: ended(first), "first process gone")
+        server.start()
+        assert ended(busy_pid)
+        assert ask(libpq(server), "SELECT 1") == 1
+        os.kill(postmaster(server.folder), signal.SIGKILL)
+    assert nothing_left(server.folder)
+
+
 def test_calls_out_of_order(running: Server) -> None:
     """A server that isn't started, or is started already, says so."""
     with pytest.raises(EmbeddedError, match="not started"):
@@ -611,9 +626,7 @@ def fake_postgres(folder: Path, version: str) -> Path:
 @pytest.mark.usefixtures("no_postgres")
 def test_order_of_binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The named folder comes first, then the PATH, then the newest in the usual places, but none too old."""
-    places = [
-        fake_postgres(tmp_path / "usual" / version, version) for version in ("12.9", "9.6.1", "14.2", "17rc1")
-    ]
+    places = [fake_postgres(tmp_path / "usual" / version, version) for version in ("12.9", "9.6.1", "14.2", "17rc1")]
     monkeypatch.setattr(binaries, "_USUAL_PLACES", (f"{tmp_path}/usual/*",))
     assert embedded.find_binaries() == embedded.Binaries(places[3], (17, 0), "machine")
     on_path = fake_postgres(tmp_path / "path", "13.1 (Debian 13.1-1)")

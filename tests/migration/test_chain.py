@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, create_engine, inspect, make_url, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, inspect, make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from outbox import migration
 from outbox.embedded import find_binaries
@@ -23,15 +23,20 @@ COMMON, PRODUCER, CONSUMER = (
 
 
 def tables(engine: Engine, schema: str = "outbox") -> set[str]:
+    """Return the tables in the schema, without Alembic's own."""
     return set(inspect(engine).get_table_names(schema=schema)) - {migration.VERSION_TABLE}
 
 
 def fill(connection: Connection, schema: str = "outbox") -> None:
     """Write a row into a table of each part."""
     connection.execute(text(f"INSERT INTO {schema}.audit (actor, action, target) VALUES ('a', 'b', 'c')"))
-    connection.execute(text(f"INSERT INTO {schema}.op_message (half_id, resolution, decided_by) "
-                            "VALUES (gen_random_uuid(), 'commit', 'producer')"))
-    connection.execute(text(f"INSERT INTO {schema}.consumer_offset VALUES ('g', 't', 0, 5, 0)"))
+    connection.execute(
+        text(
+            f"INSERT INTO {schema}.op_message (half_id, resolution, decided_by) "
+            "VALUES (gen_random_uuid(), 'commit', 'producer')"
+        )
+    )
+    connection.execute(text(f"INSERT INTO {schema}.consumer_offset VALUES ('g', 't', 0, 5, 0) ON CONFLICT DO NOTHING"))
 
 
 def test_both_parts_together(url: str, engine: Engine) -> None:
@@ -108,7 +113,7 @@ def test_existing_schema_is_used_and_kept(url: str, engine: Engine) -> None:
         connection.execute(text(f'REVOKE CREATE ON DATABASE "{database}" FROM PUBLIC'))
         connection.execute(text(f"CREATE SCHEMA outbox AUTHORIZATION {role}"))
     try:
-        own = make_url(url).set(username=role, password="app")
+        own = make_url(url).set(username=role, password="app")  # noqa: S106
         migration.upgrade(own)
         assert migration.check(own) == []
         migration.downgrade(own)
@@ -135,7 +140,12 @@ def test_first_cursor(url: str, engine: Engine) -> None:
 @pytest.mark.parametrize("kind", ["url", "engine", "async engine"])
 def test_what_upgrade_takes(url: str, engine: Engine, kind: str) -> None:
     """A URL, an engine or an async engine will do."""
-    bind = {"url": make_url(url), "engine": engine, "async engine": create_async_engine(url)}[kind]
+    binds: dict[str, URL | Engine | AsyncEngine] = {
+        "url": make_url(url),
+        "engine": engine,
+        "async engine": create_async_engine(url),
+    }
+    bind = binds[kind]
     assert migration.upgrade(bind, ["consumer"])
     assert migration.current(bind)["consumer"] == "consumer_0001"
 
@@ -165,8 +175,18 @@ def _dump(url: str) -> str:
     if not Path(program).exists():
         pytest.skip("there is no pg_dump; test_check_compares_with_metadata compares the catalogs")
     done = subprocess.run(
-        [program, "--schema-only", "--no-owner", "-T", f"*.{migration.VERSION_TABLE}", "--dbname", url.replace("+psycopg", "")],
-        capture_output=True, text=True, check=False,
+        [
+            program,
+            "--schema-only",
+            "--no-owner",
+            "-T",
+            f"*.{migration.VERSION_TABLE}",
+            "--dbname",
+            url.replace("+psycopg", ""),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if "server version mismatch" in done.stderr:
         pytest.skip("this pg_dump is older than the server")
@@ -211,7 +231,8 @@ def test_check_compares_with_metadata(url: str) -> None:
         ),
         (
             "ALTER TABLE outbox.op_message ALTER COLUMN xid DROP DEFAULT",
-            "column xid of op_message is 'xid8 NOT NULL', this code expects 'xid8 NOT NULL DEFAULT pg_current_xact_id()'",
+            "column xid of op_message is 'xid8 NOT NULL', "
+            "this code expects 'xid8 NOT NULL DEFAULT pg_current_xact_id()'",
         ),
         (
             "ALTER TABLE outbox.half_check RESET (fillfactor)",

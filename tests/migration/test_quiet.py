@@ -49,7 +49,18 @@ def test_revision_ids_begin_with_their_branch() -> None:
 def test_wheel_has_the_migrations(tmp_path: Path, url: str) -> None:
     """The built package finds the revisions inside itself."""
     pytest.importorskip("hatchling")
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(tmp_path), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("outbox-*.whl")

@@ -27,7 +27,10 @@ def wait_for(fact: Callable[[], bool], what: str) -> None:
 
 
 def start(url: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", UPGRADE, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """Start an upgrade in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", UPGRADE, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +22,8 @@ INCLUDE_ALL = """
             include_schemas=True,"""
 HELPERS = {
     "plain": "",
-    "include_name": INCLUDE_ALL + " include_name=__import__('outbox.migration').migration.include_name,",
-    "include_object": INCLUDE_ALL + " include_object=__import__('outbox.migration').migration.include_object,",
+    "include_name": INCLUDE_ALL + " include_name=outbox.migration.include_name,",
+    "include_object": INCLUDE_ALL + " include_object=outbox.migration.include_object,",
 }
 
 
@@ -34,15 +35,23 @@ class Project:
         self.run("init", "alembic")
         (folder / "models.py").write_text(MODELS)
         ini = folder / "alembic.ini"
-        ini.write_text(re.sub(r"(?m)^sqlalchemy.url = .*$", f"sqlalchemy.url = {url.replace('%', '%%')}", ini.read_text()))
+        ini.write_text(
+            re.sub(r"(?m)^sqlalchemy.url = .*$", f"sqlalchemy.url = {url.replace('%', '%%')}", ini.read_text())
+        )
         env = folder / "alembic" / "env.py"
-        code = env.read_text().replace("target_metadata = None", "from models import metadata as target_metadata")
+        imports = "import outbox.migration\nfrom models import metadata as target_metadata"
+        code = env.read_text().replace("target_metadata = None", imports)
         env.write_text(code.replace("connection=connection,", f"connection=connection,{options}"))
 
     def run(self, *arguments: str, fails: bool = False) -> str:
         """Run ``alembic``, return all it printed."""
         done = subprocess.run(
-            [sys.executable, "-m", "alembic", *arguments], cwd=self.folder, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "alembic", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stdout + done.stderr

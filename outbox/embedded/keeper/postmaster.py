@@ -74,6 +74,7 @@ class Postmaster:
         """
         if self._process and self._process.poll() is None:
             raise RefusedError("the server is running already")
+        self.kill()
         process = self._process = self._spawn("postgres", "-D", str(self._data))
         self._wait(lambda: self._ready(process), process, START_LIMIT, "start")
         if process.poll() is not None:
@@ -83,7 +84,7 @@ class Postmaster:
         """Stop the server: fast, then immediate, then by SIGKILL, each when the one before takes too long."""
         for step in ("fast", "immediate")[mode == "immediate" :]:
             if self._process is None or self._process.poll() is not None:
-                return
+                break
             self._process.send_signal(_SIGNALS[step])
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_LIMITS[step])
@@ -91,16 +92,18 @@ class Postmaster:
 
     def kill(self) -> None:
         """End the server and all its backends by SIGKILL, as a machine that loses its power would."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        # A stopped postmaster can't start another backend between our look and our blow.
-        process.send_signal(signal.SIGSTOP)
-        backends = _children(process.pid)
-        for pid in (process.pid, *backends):
+        process, backends = self._process, set[int]()
+        if process and process.poll() is None:
+            # A stopped postmaster can't start another backend between our look and our blow.
+            process.send_signal(signal.SIGSTOP)
+            backends.update(_children(process.pid))
+            process.kill()
+            process.wait()
+        # The backends of a postmaster that somebody else killed are our children by now.
+        backends.update(_children(os.getpid()))
+        for pid in backends:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait()
         # A new server refuses to start while an old backend still holds the shared memory.
         while not all(_gone(pid) for pid in backends):
             time.sleep(_PAUSE)
@@ -125,9 +128,7 @@ class Postmaster:
             # Should this process itself be killed, the server shuts down at once.
             _prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
 
-    def _wait(
-        self, done: Callable[[], bool], process: subprocess.Popen[bytes], limit: float, what: str
-    ) -> None:
+    def _wait(self, done: Callable[[], bool], process: subprocess.Popen[bytes], limit: float, what: str) -> None:
         deadline = time.monotonic() + limit
         while process.poll() is None and not done():
             if self._over() or time.monotonic() > deadline:

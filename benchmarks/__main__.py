@@ -1,0 +1,62 @@
+"""Run the benchmarks: ``python -m benchmarks [--only send,dispatch] [--quick] [--markdown]``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from benchmarks import table
+from benchmarks.lab import Lab, load, measure
+from benchmarks.measure import Figure
+from outbox import embedded, migration
+
+NAMES = ("send", "dispatch", "consume", "effect", "latency", "pinned", "imports")
+
+#: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
+_SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+_TEMPLATE = "migrated"
+
+
+def main() -> None:
+    """Run what was asked for, each benchmark in a process of its own, and print the table."""
+    options = _options()
+    results: dict[str, tuple[Sequence[Figure], float]] = {}
+    with embedded.server([_TEMPLATE], durable=True, settings=_SERVER) as server:
+        migration.upgrade(server.url(_TEMPLATE))
+        for name in options.only:
+            databases = {each: f"{name}_{each}" for each in load(name).databases}
+            for database in databases.values():
+                server.create_database(database, template=_TEMPLATE)
+            lab = Lab({each: server.url(database) for each, database in databases.items()}, options.quick)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                results[name] = process.submit(measure, name, lab).result()
+            for database in databases.values():
+                server.drop_database(database)
+            lab.say("")
+    if options.markdown:
+        print(table.markdown(results))
+    else:
+        table.show(results)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks", description="Measure the outbox against its baselines.")
+    parser.add_argument(
+        "--only", type=_names, default=NAMES, metavar="NAMES", help=f"some of {','.join(NAMES)}, separated by commas"
+    )
+    parser.add_argument("--quick", action="store_true", help="few and short rounds: rough figures within a minute")
+    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    return parser.parse_args()
+
+
+def _names(given: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in given.split(","))
+    if unknown := sorted(set(names).difference(NAMES)):
+        raise argparse.ArgumentTypeError(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What the demo can be asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+RICHEST = Decimal("999999999999.99")  # numeric(14,2)
+_DEFAULT_KILLS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the demo is asked to do.
+
+    ``orders``: a file of payment orders (see `orders`); None generates ``transfers`` of them from ``seed``.
+    ``accounts``: a file of the account ids that bank A knows; None: all that the orders name.
+    ``opening_balance``: what every account of bank A begins with; None: what covers its orders.
+    ``producers``, ``consumers``: numbers of processes of tellers at bank A, and of workers at bank B.
+    ``crash``: kill processes at random; ``kills`` says how many (and implies ``crash``), by default 30.
+    ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
+
+    Raises:
+        ValueError: a number out of range; names the option.
+    """
+
+    orders: Path | None = None
+    accounts: Path | None = None
+    opening_balance: Decimal | None = None
+    transfers: int = 1000
+    producers: int = 2
+    consumers: int = 2
+    crash: bool = False
+    kills: int | None = None
+    seed: int = 1
+    strict: bool = False
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("transfers", self.transfers, 10_000_000),
+            ("producers", self.producers, 64),
+            ("consumers", self.consumers, 64),
+            ("kills", self.kills, 100_000),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name} = {value} must be between 1 and {most:,}")
+        balance = self.opening_balance
+        if balance is not None and not (
+            balance.is_finite() and 0 <= balance <= RICHEST and balance == round(balance, 2)
+        ):
+            raise ValueError(f"opening_balance = {balance} must be between 0 and {RICHEST:,}, with at most 2 decimals")
+
+    @property
+    def planned_kills(self) -> int:
+        """How many kills the run will see."""
+        return self.kills or (_DEFAULT_KILLS if self.crash else 0)

@@ -1,0 +1,101 @@
+"""Prune: delete what is older than the retention and settled; evidence outlives doubt.
+
+Undecided halves, failed and parked messages are never pruned: somebody still has to decide about them. An inbox
+row goes only after the producer has pruned its message, so that nothing can come again which the inbox has
+forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.model import Counts
+from outbox.store import prune as store
+from outbox.store.dispatch import plan_by_index
+from outbox.store.execute import execute
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
+
+_FIRST = UUID(int=0)
+
+
+def prune_producer_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+) -> Counts:
+    """Delete settled halves with their ops and messages, and replaced cursors; a short transaction for each batch.
+
+    Returns ``taken`` rows and ``done`` halves. The pass goes on from id to id until it comes to halves that are too
+    young, so that what can't go yet (a message that waits for its time) never hides what comes after it.
+    ``stopping`` is asked between batches.
+    """
+    cursors = _delete_all(
+        lambda: _transaction(connection, store.old_cursors(settings.schema, settings.prune_batch)),
+        settings.prune_batch,
+        stopping,
+    )
+    deleted, after, going = 0, _FIRST, True
+    while going and not stopping():
+        with connection.begin():
+            _, ((seen, gone, after, young),) = execute(
+                connection,
+                plan_by_index(),
+                store.settled_halves(settings.schema, after, settings.prune_batch, settings.retention),
+            )
+        deleted += gone
+        going = seen == settings.prune_batch and not young
+    return Counts(taken=cursors + deleted, done=deleted)
+
+
+def prune_consumer_once(
+    connection: Connection,
+    source: Connection,
+    settings: Settings,
+    group: str,
+    topic: str,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Delete inbox rows that are settled, old, and pruned by the producer, and replaced offsets of one group.
+
+    ``source`` is on the producer's database (the same object as ``connection`` where that is the same one).
+    Returns ``taken`` rows and ``done`` inbox rows.
+    """
+    schema, batch = settings.schema, settings.prune_batch
+    offsets = _delete_all(
+        lambda: _transaction(connection, store.old_offsets(schema, group, topic, batch)), batch, stopping
+    )
+    deleted, after, going = 0, _FIRST, True
+    while going and not stopping():
+        with connection.begin():
+            (rows,) = execute(connection, store.old_inbox(schema, group, topic, after, batch, settings.inbox_retention))
+        old = [row[0] for row in rows if row[1]]
+        if old:
+            with source.begin():
+                kept = {row[0] for row in execute(source, store.still_kept(schema, old))[0]}
+            gone = [message_id for message_id in old if message_id not in kept]
+            with connection.begin():
+                (forgotten,) = execute(connection, store.forget(schema, group, gone, settings.inbox_retention))
+            deleted += len(forgotten)
+        going = len(rows) == batch and bool(old)
+        after = rows[-1][0] if rows else after
+    return Counts(taken=offsets + deleted, done=deleted)
+
+
+def _transaction(connection: Connection, statement: store.Statement) -> int:
+    with connection.begin():
+        return len(execute(connection, statement)[0])
+
+
+def _delete_all(delete: Callable[[], int], batch: int, stopping: Callable[[], bool]) -> int:
+    total = 0
+    while not stopping():
+        count = delete()
+        total += count
+        if count < batch:
+            break
+    return total

@@ -1,0 +1,118 @@
+"""Statements that delete what is old and settled, in small batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from outbox.store.execute import Statement, in_schema
+
+# A half goes together with its op and its messages, in one statement: no op without its half (a check would take
+# an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
+# newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
+# which only bounds the scan; what decides is the database's own time of the decision.
+_HALVES = """
+WITH old AS MATERIALIZED (
+    SELECT h.id, o.resolution, o.decided_at
+      FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
+     WHERE h.id > %(after)s
+     ORDER BY h.id LIMIT %(limit)s
+), settled AS MATERIALIZED (
+    SELECT id FROM old
+     WHERE decided_at < clock_timestamp() - make_interval(secs => %(retention)s)
+       AND (resolution = 'rollback'
+            OR EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = id AND d.recalled_at IS NOT NULL)
+            OR EXISTS (SELECT FROM {s}.message m WHERE m.half_id = id))
+       AND NOT EXISTS (
+           SELECT FROM {s}.message m
+            WHERE m.half_id = id
+              AND (m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)
+                   OR NOT EXISTS (SELECT FROM {s}.message n
+                                   WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
+), locked AS MATERIALIZED (
+    SELECT half_id FROM {s}.op_message WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED
+), messages AS (
+    DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
+), scheduled AS (
+    DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
+), ops AS (
+    DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
+), halves AS (
+    DELETE FROM {s}.half_message WHERE id IN (SELECT half_id FROM locked) RETURNING id
+)
+SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
+       (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
+"""
+
+_CURSORS = """
+DELETE FROM {s}.dispatch_cursor
+ WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
+                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
+RETURNING id
+"""
+
+_OFFSETS = """
+DELETE FROM {s}.consumer_offset
+ WHERE ctid = ANY (ARRAY(
+       SELECT o.ctid FROM {s}.consumer_offset o
+        WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
+          AND (o.position, o.claims) < (SELECT n.position, n.claims FROM {s}.consumer_offset n
+                                         WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
+                                           AND n.queue = o.queue
+                                         ORDER BY n.position DESC, n.claims DESC LIMIT 1)
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_OLD_INBOX = """
+SELECT message_id, status IN ('consumed', 'rolled_back')
+       AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+  FROM {s}.consumer_message
+ WHERE consumer_group = %(group)s AND message_id > %(after)s AND topic = %(topic)s
+ ORDER BY message_id LIMIT %(limit)s
+"""
+
+_STILL_KEPT = "SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])"
+
+_FORGET = """
+DELETE FROM {s}.consumer_message
+ WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND status IN ('consumed', 'rolled_back')
+   AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+RETURNING message_id
+"""
+
+
+def settled_halves(schema: str, after: UUID, limit: int, retention: float) -> Statement:
+    """Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
+
+    Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
+    """
+    return Statement(in_schema(_HALVES, schema), {"after": after, "limit": limit, "retention": retention})
+
+
+def old_cursors(schema: str, limit: int) -> Statement:
+    """Delete cursors that newer ones have replaced. Rows: one for each."""
+    return Statement(in_schema(_CURSORS, schema), (limit,))
+
+
+def old_offsets(schema: str, group: str, topic: str, limit: int) -> Statement:
+    """Delete offsets that newer ones have replaced. Rows: one for each."""
+    return Statement(in_schema(_OFFSETS, schema), {"group": group, "topic": topic, "limit": limit})
+
+
+def old_inbox(schema: str, group: str, topic: str, after: UUID, limit: int, retention: float) -> Statement:
+    """Read the next inbox rows after an id. Rows: ``(id, settled and old)``."""
+    return Statement(
+        in_schema(_OLD_INBOX, schema),
+        {"group": group, "topic": topic, "after": after, "limit": limit, "retention": retention},
+    )
+
+
+def still_kept(schema: str, ids: Sequence[UUID]) -> Statement:
+    """Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``."""
+    return Statement(in_schema(_STILL_KEPT, schema), (list(ids),))
+
+
+def forget(schema: str, group: str, ids: Sequence[UUID], retention: float) -> Statement:
+    """Delete inbox rows that are settled and old. Rows: one for each."""
+    return Statement(in_schema(_FORGET, schema), {"group": group, "ids": list(ids), "retention": retention})

@@ -1,0 +1,20 @@
+"""Notifications on a producer's database: new messages in a topic. They carry no truth, only haste."""
+
+from __future__ import annotations
+
+from outbox.store.execute import Statement
+
+
+def channel(schema: str) -> str:
+    """Return the channel on which dispatch tells the topics that have new messages."""
+    return f"{schema}.message"
+
+
+def listen(schema: str) -> str:
+    """Return the SQL that subscribes a session to the channel."""
+    return f'LISTEN "{channel(schema)}"'
+
+
+def notify(schema: str, payload: str) -> Statement:
+    """Send a notification when the transaction commits."""
+    return Statement("SELECT pg_notify(%s, %s)", (channel(schema), payload))

@@ -1,0 +1,146 @@
+"""Wake-ups from other processes: LISTEN on a producer's database, where that is possible.
+
+It only makes things faster. Behind a transaction pooler LISTEN succeeds and nothing ever arrives, so it counts as
+working only while notifications do arrive; when none came for a while, one is sent to oneself by another connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import closing, suppress
+from typing import Any
+
+from outbox.store.execute import driver_of
+from outbox.store.wakeup import listen
+from outbox.worker.backoff import Backoff, jittered
+from outbox.worker.database import Database, cut
+
+logger = logging.getLogger("outbox.worker")
+
+#: Seconds without a notification after which a probe is sent, and in which it must arrive.
+PROBE_AFTER = 30.0
+PROBE_WITHIN = 5.0
+_FIRST_WAIT = 0.1
+# No topic has this name, so to other workers it is only a sign of life.
+_PROBE = "?"
+
+
+class Listener:
+    """A thread that listens on one database.
+
+    ``wake`` is called with a topic that has new messages, or with None when anything may have been missed.
+    ``probe`` sends a notification with the payload given, by another connection. What the server processes ``own_pids``
+    sent is known here already.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        schema: str,
+        *,
+        wake: Callable[[str | None], None],
+        probe: Callable[[str], object],
+        own_pids: Callable[[], Collection[int | None]],
+        stopping: threading.Event,
+        reconnect_cap: float,
+    ) -> None:
+        self._database = database
+        self._schema = schema
+        self._wake = wake
+        self._probe = probe
+        self._own_pids = own_pids
+        self._stopping = stopping
+        self._backoff = Backoff(_FIRST_WAIT, reconnect_cap)
+        self._driver: Any = None
+        self._lost = False
+        self._working = False
+        self._thread = threading.Thread(target=self._run, name="outbox-worker-listener", daemon=True)
+
+    @property
+    def working(self) -> bool:
+        """Do notifications arrive?"""
+        return self._working
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the connection, and so the thread; ``stopping`` is set."""
+        if self._driver is not None:
+            cut(self._driver)
+        if self._thread.is_alive():
+            self._thread.join(PROBE_WITHIN)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with closing(self._database.connect()) as connection:
+                    self._listen(driver_of(connection))
+            except Exception as error:  # whatever it is: listen again
+                self._failed(error)
+            self._stopping.wait(self._backoff.next())
+
+    def _listen(self, driver: Any) -> None:
+        self._driver = driver
+        driver.autocommit = True
+        driver.execute(listen(self._schema))
+        self._listening()
+        # What was notified before the LISTEN is lost.
+        self._wake(None)
+        probe_at, probe_until = time.monotonic(), 0.0
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if now >= probe_at:
+                self._probe(_PROBE)
+                probe_at, probe_until = now + jittered(PROBE_AFTER), now + PROBE_WITHIN
+            elif probe_until and now >= probe_until:
+                self._set_working(False)
+                probe_until = 0.0
+            arrived = list(driver.notifies(timeout=min(probe_at, probe_until or probe_at) - now, stop_after=1))
+            if arrived:
+                self._set_working(True)
+                probe_at, probe_until = time.monotonic() + jittered(PROBE_AFTER), 0.0
+                for topic in {n.payload for n in arrived if n.pid not in self._own_pids()} - {_PROBE}:
+                    self._wake(topic)
+
+    def _set_working(self, working: bool) -> None:
+        if working == self._working:
+            return
+        self._working = working
+        fields = {"database": self._database.name}
+        if working:
+            logger.info(
+                "notifications from %s arrive", self._database.name, extra={"event": "listener.working", **fields}
+            )
+            return
+        # Everybody's longest wait has just become shorter.
+        self._wake(None)
+        logger.warning(
+            "notifications from %s do not arrive (is there a transaction pooler?); polling goes on without them",
+            self._database.name,
+            extra={"event": "listener.silent", **fields},
+        )
+
+    def _listening(self) -> None:
+        self._backoff.reset()
+        self._lost = False
+
+    def _failed(self, error: Exception) -> None:
+        self._driver = None
+        self._working = False
+        with suppress(Exception):
+            self._wake(None)
+        if self._stopping.is_set():
+            return
+        logger.log(
+            logging.DEBUG if self._lost else logging.WARNING,
+            "listening on %s ended and will be tried again: %s",
+            self._database.name,
+            error,
+            extra={"event": "listener.lost", "database": self._database.name},
+        )
+        self._lost = True

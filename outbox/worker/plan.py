@@ -1,0 +1,208 @@
+"""What a worker does: from the outbox and the roles to duties, and the connections they need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outbox.consumer.consumer import Consumer
+from outbox.consumer.subscription import Subscription
+from outbox.dispatch import dispatch_once, release_due_once
+from outbox.errors import InvalidSettings
+from outbox.model import Counts
+from outbox.prune import prune_consumer_once, prune_producer_once
+from outbox.settings import Settings
+from outbox.store.execute import execute
+from outbox.store.wakeup import notify
+from outbox.worker.async_lane import AsyncLane
+from outbox.worker.database import Database
+from outbox.worker.duty import Duty
+from outbox.worker.lane import Lane, Pass, SyncLane
+from outbox.worker.listener import Listener
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.app import Outbox
+
+#: What a worker may be told to do. The first three serve the producer's tables, ``prune`` those of both sides.
+ROLES = ("dispatch", "release", "prune", "consume", "retry")
+PRODUCER_ROLES = frozenset({"dispatch", "release", "prune"})
+_CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
+
+#: The longest wait (seconds) of a duty that notifications wake.
+LISTENING_WAIT = 5.0
+#: Retries of one pass; more would keep the lane from the consuming thread.
+_RETRIES = 10
+
+
+def check_roles(roles: Collection[str] | None) -> frozenset[str]:
+    """Return the roles of a worker; None means all.
+
+    Raises:
+        InvalidSettings: none, or one that doesn't exist.
+    """
+    if roles is None:
+        return frozenset(ROLES)
+    given = [roles] if isinstance(roles, str) else list(roles)
+    unknown = sorted(set(given).difference(ROLES))
+    if unknown or not given:
+        raise InvalidSettings(f"roles = {given!r} must be some of {', '.join(ROLES)}")
+    return frozenset(given)
+
+
+class Plan:
+    """Duties, lanes and listeners of one worker; nothing is connected yet."""
+
+    def __init__(self, outbox: Outbox, roles: frozenset[str], *, producing: bool, stopping: threading.Event) -> None:
+        self.settings = outbox.settings
+        self.duties: list[Duty] = []
+        self.lanes: list[Lane] = []
+        self.listeners: dict[Database, Listener] = {}
+        self.parts: dict[Database, set[str]] = {}
+        self.starts: list[Callable[[], object]] = []
+        self._roles = roles
+        self._stopping = stopping
+        self._own = Database(outbox.engine)
+        self._consuming: dict[tuple[Database, str], list[Duty]] = {}
+        self._upkeep: dict[Database, SyncLane] = {}
+        self._dispatch = SyncLane(self._own, None, stopping)
+        self._sources: dict[str, Database] = {self._own.address: self._own}
+        if producing:
+            self._plan_producer()
+        if roles & _CONSUMER_ROLES:
+            for subscription in outbox.subscriptions.values():
+                self._plan_subscription(subscription)
+
+    def _plan_producer(self) -> None:
+        settings = self.settings
+        self.parts.setdefault(self._own, set()).add("producer")
+        told = partial(self._wake_consumers, self._own)
+        if self._roles & {"dispatch", "release"}:
+            self.lanes.append(self._dispatch)
+        if "dispatch" in self._roles:
+            act = _on_producer(dispatch_once, settings)
+            self._add("dispatch", self._dispatch, act, lambda: settings.idle_wait, after=told)
+        if "release" in self._roles:
+            act = _on_producer(release_due_once, settings)
+            self._add("release", self._dispatch, act, lambda: settings.release_interval, after=told)
+        if "prune" in self._roles:
+            upkeep = self._upkeep_of(self._own)
+            act = _on_producer(partial(prune_producer_once, stopping=upkeep.ending), settings)
+            self._add("prune", upkeep, act, lambda: settings.prune_interval, eager=False)
+
+    def _plan_subscription(self, subscription: Subscription) -> None:
+        settings, name = self.settings, f"{subscription.topic} of {subscription.group}"
+        source = self._source_of(subscription)
+        self.parts.setdefault(self._own, set()).add("consumer")
+        self.parts.setdefault(source, set()).add("producer")
+        remote = None if source is self._own else source
+        kind = AsyncLane if subscription.is_async else SyncLane
+        lanes: list[Lane] = [
+            kind(self._own, remote, self._stopping)
+            for _ in range(subscription.threads if "consume" in self._roles else 1)
+        ]
+        consumers = [Consumer(subscription, settings, lane.ending) for lane in lanes]
+        self.lanes += lanes
+        self.starts.append(partial(lanes[0].run, partial(_start, consumers[0])))
+        if "consume" in self._roles:
+            for number, (lane, consumer) in enumerate(zip(lanes, consumers, strict=True), 1):
+                title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
+                duty = self._add(title, lane, consumer.consume_once, partial(self._longest_wait, source))
+                self._consuming.setdefault((source, subscription.topic), []).append(duty)
+            self._listen(source)
+        if "retry" in self._roles and not subscription.ordered:
+            act = partial(consumers[0].retry_once, limit=_RETRIES)
+            self._add(f"retry {name}", lanes[0], act, lambda: settings.retry_interval, eager=False)
+        if "prune" in self._roles:
+            act = partial(_prune, settings, subscription, lanes[0].ending)
+            self._add(f"prune {name}", lanes[0], act, lambda: settings.prune_interval, eager=False)
+
+    def _add(
+        self,
+        name: str,
+        lane: Lane,
+        act: Pass,
+        longest_wait: Callable[[], float],
+        *,
+        after: Callable[[], None] | None = None,
+        eager: bool = True,
+    ) -> Duty:
+        duty = Duty(
+            name,
+            partial(lane.run, act),
+            longest_wait=longest_wait,
+            stopping=self._stopping,
+            reconnect_cap=self.settings.reconnect_cap,
+            after=after,
+            eager=eager,
+        )
+        self.duties.append(duty)
+        return duty
+
+    def _source_of(self, subscription: Subscription) -> Database:
+        if subscription.source is None:
+            return self._own
+        source = Database(subscription.source)
+        return self._sources.setdefault(source.address, source)
+
+    def _upkeep_of(self, database: Database) -> SyncLane:
+        if database not in self._upkeep:
+            self._upkeep[database] = SyncLane(database, None, self._stopping)
+            self.lanes.append(self._upkeep[database])
+        return self._upkeep[database]
+
+    def _listen(self, source: Database) -> None:
+        if not self.settings.listen or source in self.listeners:
+            return
+        upkeep = self._upkeep_of(source)
+        self.listeners[source] = Listener(
+            source,
+            self.settings.schema,
+            wake=partial(self._wake_consumers, source),
+            probe=lambda payload: upkeep.run(partial(_notify, self.settings.schema, payload)),
+            own_pids=lambda: {self._dispatch.backend_pid},
+            stopping=self._stopping,
+            reconnect_cap=self.settings.reconnect_cap,
+        )
+
+    def _longest_wait(self, source: Database) -> float:
+        listener = self.listeners.get(source)
+        return (
+            max(LISTENING_WAIT, self.settings.idle_wait) if listener and listener.working else self.settings.idle_wait
+        )
+
+    def _wake_consumers(self, source: Database, topic: str | None = None) -> None:
+        """Wake those who consume the topic from this database; all who consume from it if it is None."""
+        for (database, name), duties in self._consuming.items():
+            if database is source and topic in {None, name}:
+                for duty in duties:
+                    duty.wake()
+
+
+def _on_producer(one_pass: Callable[[Connection, Settings], Counts], settings: Settings) -> Pass:
+    return lambda connection, _: one_pass(connection, settings)
+
+
+def _start(consumer: Consumer, connection: Connection, source: Connection) -> Counts:
+    consumer.start(connection, source)
+    return Counts()
+
+
+def _prune(
+    settings: Settings,
+    subscription: Subscription,
+    stopping: Callable[[], bool],
+    connection: Connection,
+    source: Connection,
+) -> Counts:
+    group, topic = subscription.group, subscription.topic
+    return prune_consumer_once(connection, source, settings, group, topic, stopping=stopping)
+
+
+def _notify(schema: str, payload: str, connection: Connection, _: Connection) -> Counts:
+    with connection.begin():
+        execute(connection, notify(schema, payload))
+    return Counts()

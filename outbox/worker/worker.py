@@ -1,0 +1,195 @@
+"""The worker: starts the duties, keeps them going, and ends them in good order."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from outbox.errors import InvalidSettings
+from outbox.worker.clock import Clock
+from outbox.worker.duty import Health
+from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
+
+if TYPE_CHECKING:
+    from outbox.app import Outbox
+
+logger = logging.getLogger("outbox.worker")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker:
+    """Runs the background duties of an `Outbox`, each as often as its work comes in.
+
+    ``roles`` limits it to some of ``dispatch``, ``release``, ``prune``, ``consume`` and ``retry``; by default it does
+    all that its database has tables and handlers for. As many workers as one likes may run at once.
+
+    Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
+    subscriptions), and at most three: dispatch and release share one, prune and probes share one, one listens. For
+    each further database that is a ``source`` of subscriptions: one for each of their consuming threads, one for
+    probes, one that listens. They don't count in the engine's pool.
+
+    A worker is used once: after `stop`, make another one.
+
+    Raises:
+        InvalidSettings: a role that doesn't exist.
+    """
+
+    def __init__(self, outbox: Outbox, *, roles: Collection[str] | None = None) -> None:
+        self._outbox = outbox
+        self._roles = check_roles(roles)
+        self._all = roles is None
+        self._stopping = threading.Event()
+        self._stop_once = threading.Lock()
+        self._drained: bool | None = None
+        self._plan: Plan | None = None
+        self._clock = Clock()
+        # Its put() may interrupt itself, as a signal handler does; an Event's set() would deadlock.
+        self._news: SimpleQueue[int | None] = SimpleQueue()
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the duties in threads of their own, and return.
+
+        Raises:
+            SchemaMissing, SchemaOutdated: a database isn't migrated; names the command to run.
+            sqlalchemy.exc.OperationalError: a database can't be reached.
+            RuntimeError: the worker was started before.
+        """
+        if self._plan is not None or self._stopping.is_set():
+            raise RuntimeError("a Worker is used once; make another one to start again")
+        plan = self._plan = Plan(self._outbox, self._roles, producing=self._produces(), stopping=self._stopping)
+        try:
+            self._require(plan)
+            for begin in plan.starts:
+                begin()
+        except BaseException:
+            self.stop(0)
+            raise
+        for duty in plan.duties:
+            self._clock.add(duty)
+        for listener in plan.listeners.values():
+            listener.start()
+        self._clock.start()
+        logger.info(
+            "worker started with %d duties",
+            len(plan.duties),
+            extra={"event": "worker.started", "duties": [duty.name for duty in plan.duties]},
+        )
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Drain and end: begin no new pass, wait for running handlers, close the connections.
+
+        Waits at most ``timeout`` seconds (None: the setting ``drain_timeout``). Handlers that take longer lose their
+        connection: what they did is rolled back and costs no attempt. Returns whether all finished in time.
+        """
+        deadline = time.monotonic() + (self._outbox.settings.drain_timeout if timeout is None else timeout)
+        self._stopping.set()
+        with self._stop_once:
+            if self._drained is None:
+                self._drained = self._drain(deadline)
+                self._news.put(None)
+        return self._drained
+
+    def run(self) -> int:
+        """Start, and run until SIGTERM, SIGINT or `stop`; return the exit code for the process.
+
+        The first signal drains as `stop` does, then the code is 0. A second one ends at once, with 128 plus its
+        number (130 for SIGINT, 143 for SIGTERM). Signals are only handled in the main thread.
+
+        Raises:
+            As `start`.
+        """
+        with self._signals():
+            self.start()
+            first = self._news.get()
+            if first is None:
+                return 0
+            threading.Thread(target=self.stop, name="outbox-worker-stop", daemon=True).start()
+            second = self._news.get()
+            if second is None:
+                return 0
+            for lane in self._plan.lanes if self._plan else ():
+                lane.cut()
+            return 128 + second
+
+    def wake(self) -> None:
+        """Have all duties look for work at once, rather than when their wait is over; cheap, from any thread."""
+        for duty in self._plan.duties if self._plan else ():
+            duty.wake()
+
+    def health(self) -> dict[str, Health]:
+        """Return how each duty fares, by its name; empty before the start."""
+        return {duty.name: duty.health for duty in self._plan.duties} if self._plan else {}
+
+    def _produces(self) -> bool:
+        """Does this worker serve the producer's tables?"""
+        if not self._roles & PRODUCER_ROLES:
+            return False
+        if self._roles & {"dispatch", "release"} and not self._all:
+            return True
+        if not self._outbox.subscriptions:
+            return True
+        from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+
+        return migration.current(self._outbox.engine, self._outbox.settings.schema)["producer"] is not None
+
+    def _require(self, plan: Plan) -> None:
+        """Make sure that there is something to do, and that the tables for it are there."""
+        if not plan.duties:
+            raise InvalidSettings(
+                f"nothing to do for the roles {', '.join(sorted(self._roles))}: the Outbox has no consumers; "
+                "import the modules that register them before the worker starts"
+            )
+        from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+
+        for database, parts in plan.parts.items():
+            with closing(database.connect()) as connection:
+                migration.require(connection, parts, self._outbox.settings.schema)
+
+    def _drain(self, deadline: float) -> bool:
+        plan = self._plan
+        if plan is None:
+            return True
+        logger.info("worker is stopping", extra={"event": "worker.stopping"})
+        self._clock.stop()
+        late = [duty.name for duty in plan.duties if not duty.rested.wait(max(deadline - time.monotonic(), 0))]
+        for listener in plan.listeners.values():
+            listener.close()
+        if late:
+            logger.warning(
+                "worker stops although handlers are running; their work is rolled back: %s",
+                ", ".join(late),
+                extra={"event": "worker.cut_off", "duties": late},
+            )
+        for lane in plan.lanes:
+            lane.end()
+        logger.info("worker stopped", extra={"event": "worker.stopped", "drained": not late})
+        return not late
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, lambda n, _: self._news.put(n)) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,108 @@
+"""The demo as a command: its output, Ctrl-C, and its death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "examples.bank_transfer"]
+# More orders than it gets done with before the test ends it.
+ENDLESS = [*COMMAND, "--transfers", "200000"]
+
+
+def test_the_command_prints_tables_and_verdict() -> None:
+    """On an embedded server of its own: tables and verdict on stdout, the headline on stderr, exit code 0."""
+    done = subprocess.run([*COMMAND, "--transfers", "50"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Settled: 50 transfers, and not a cent is missing." in done.stdout
+    assert "Two banks, a database each. 50 orders (generated with seed 1)" in done.stderr
+
+
+def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(tmp_path: Path) -> None:
+    """One JSON object; the package is found wherever the demo was started."""
+    command = [*COMMAND, "--transfers", "20", "--kills", "1", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert report["transfers"] == 20
+    assert sum(report["kills"].values()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--producers", "0"], ["--transfers", "many"], ["--opening-balance", "a lot"]])
+def test_bad_options_end_with_code_2(arguments: list[str]) -> None:
+    """One sentence on stderr that names the option, and no traceback."""
+    done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert arguments[0].strip("-").replace("-", "_") in done.stderr.replace("-", "_")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_stops_everything_that_it_started(number: signal.Signals) -> None:
+    """After Ctrl-C or SIGTERM: exit code 130, no process left."""
+    with _at_work() as (process, children):
+        process.send_signal(number)
+        assert process.wait(60) == 130
+        wait_until(lambda: not _alive(children), "all processes of the demo are gone")
+
+
+def test_killed_it_leaves_no_process_behind() -> None:
+    """After SIGKILL nobody is there to stop the others: each sees that its parent is gone, and ends."""
+    with _at_work() as (process, children):
+        process.kill()
+        process.wait()
+        wait_until(lambda: not _alive(children), "all processes of the demo are gone")
+
+
+@contextmanager
+def _at_work() -> Iterator[tuple[subprocess.Popen[bytes], set[int]]]:
+    """Yield a demo whose tellers are at work, and the process ids of all that it has started."""
+    process = subprocess.Popen(ENDLESS, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process, wait_until(lambda: _staff(process), "the demo has started all its processes")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _staff(process: subprocess.Popen[bytes]) -> set[int]:
+    assert process.poll() is None, "the demo ended before it was to be interrupted"
+    found = _descendants(process.pid)
+    # 2 tellers, 2 dispatchers, 2 consumers; the keeper of the database, and its PostgreSQL with a backend each.
+    return found if len(found) > 6 + 2 + 6 else set()
+
+
+def _descendants(parent: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, its_parent in _processes().items():
+        children.setdefault(its_parent, []).append(pid)
+    found, ahead = set[int](), [parent]
+    while ahead:
+        new = children.get(ahead.pop(), [])
+        found.update(new)
+        ahead.extend(new)
+    return found
+
+
+def _alive(pids: set[int]) -> set[int]:
+    return pids & _processes().keys()
+
+
+def _processes() -> dict[int, int]:
+    """Return all process ids with that of the parent; a zombie is no process any more."""
+    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in listing.splitlines())
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}

@@ -1,0 +1,90 @@
+"""The rules of the house, run as tests: what is imported by whom, what importing costs, what the README says."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outbox
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of this interpreter in the checkout."""
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_import_contracts_hold() -> None:
+    """Modules import only what the layers allow."""
+    # What the console script `lint-imports` calls.
+    result = run("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_types_hold() -> None:
+    """mypy finds nothing, strictly, in the package, its examples, benchmarks, migrations and tests."""
+    result = run("-m", "mypy")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_style_holds() -> None:
+    """Ruff finds nothing to mend."""
+    result = run("-m", "ruff", "check", ".")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_importing_outbox_imports_nothing_heavy() -> None:
+    """`from outbox import Outbox` brings SQLAlchemy's core and none of the optional or heavy libraries."""
+    code = "import sys; from outbox import Outbox, Message; print(' '.join(m.partition('.')[0] for m in sys.modules))"
+    imported = set(run("-c", code).stdout.split())
+    assert "sqlalchemy" in imported
+    assert not imported & {
+        "alembic",
+        "apscheduler",
+        "typer",
+        "click",
+        "rich",
+        "pydantic",
+        "psycopg",
+        "pyspark",
+        "fastapi",
+    }
+
+
+def test_importing_outbox_leaves_the_orm_to_its_users() -> None:
+    """The ORM is imported by whoever passes a Session, not by `import outbox`."""
+    code = "import sys; from outbox import Outbox; print('sqlalchemy.orm' in sys.modules)"
+    assert run("-c", code).stdout.strip() == "False"
+
+
+def test_no_module_is_too_long() -> None:
+    """No module has over 400 lines, and the median has under 120."""
+    lengths = {
+        path: len(path.read_text().splitlines())
+        for folder in ("outbox", "examples", "migrations")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {str(path): n for path, n in lengths.items() if n > 400} == {}
+    assert statistics.median(lengths.values()) < 120
+
+
+@pytest.mark.parametrize("name", outbox.__all__)
+def test_every_public_name_exists_and_is_described(name: str) -> None:
+    """What `__all__` promises can be imported, and has a docstring where it can have one."""
+    value = getattr(outbox, name)
+    assert not isinstance(value, type) or value.__doc__
+
+
+def test_readme_opens_with_the_two_commands() -> None:
+    """The README has a command for the demo and one for the tests, each in one code block."""
+    readme = (ROOT / "README.md").read_text()
+    for marker in ("demo-command", "test-command"):
+        block = re.search(rf"<!-- {marker} -->\n```\w*\n(.+?)\n```\n<!-- end -->", readme, re.DOTALL)
+        assert block, marker
+        assert "\n" not in block[1]
