@@ -26,7 +26,7 @@ def run(lab: Lab) -> list[Figure]:
     bank.open_bank(engine)
     handmade.create(engine)
     outbox = Outbox(engine, settings=Settings())
-    count, rounds = lab.scale(60, 10), lab.scale(60, 4)
+    count, rounds = lab.scale(20, 10), lab.scale(120, 4)
     figures = []
     for messages, bars in ((1, (0.85, 0.95)), (10, (None, None))):
         lab.say(f"send: {messages} a transaction")

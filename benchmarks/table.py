@@ -24,7 +24,10 @@ def show(results: Mapping[str, tuple[Sequence[Figure], float]]) -> None:
             colour = {True: "green", False: "red", None: ""}[figure.met]
             table.add_row(*_cells(figure), style=colour)
         table.add_section()
-    Console().print(table)
+    console = Console()
+    # Into a file or a pipe, lines need not fit a terminal.
+    console.width = console.width if console.is_terminal else 150
+    console.print(table)
 
 
 def markdown(results: Mapping[str, tuple[Sequence[Figure], float]]) -> str:

@@ -14,6 +14,7 @@ Hooks: SQLAlchemy's ``SessionEvents`` hand a session's messages to its connectio
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -27,6 +28,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from outbox.decide import decide_first
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.model import HalfMessage, Preparation, Resolution
+from outbox.store import wakeup
 from outbox.store.execute import Statement, execute, is_autocommit, is_lost
 from outbox.store.halves import write_halves
 
@@ -44,6 +46,7 @@ class Write:
     schema: str
     half: HalfMessage
     preparation: Preparation | None = None
+    nudge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,19 @@ Item = Write | Intent | Statement
 
 @dataclass(slots=True)
 class Pending:
-    """The items of one connection's transaction, with the savepoints it is inside of."""
+    """The items of one connection's transaction, and how many there were when each open savepoint began."""
 
     items: list[Item] = field(default_factory=list)
-    savepoints: list[tuple[str, int]] = field(default_factory=list)
+    savepoints: list[int] = field(default_factory=list)
 
 
 _SESSION_ITEMS = "outbox.pending"
 _SESSION_CONNECTION = "outbox.connection"
+
+#: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
+#: a pause is worth a nudge (seconds).
+_NUDGE_AFTER = 0.1
+_last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
@@ -212,29 +220,34 @@ def _on_rollback(connection: Connection, *_: Any) -> None:
     _by_connection.pop(connection, None)
 
 
-def _on_savepoint(connection: Connection, name: str) -> None:
+def _on_savepoint(connection: Connection, name: str | None) -> None:
     if (pending := _by_connection.get(connection)) is not None:
-        pending.savepoints.append((name, len(pending.items)))
+        pending.savepoints.append(len(pending.items))
 
 
 def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is None:
         return
-    while pending.savepoints:
-        begun, length = pending.savepoints.pop()
-        del pending.items[length:]
-        if begun == name:
-            return
+    depth = _depth(connection, name)
     # Begun before anything was sent: nothing of what followed stays.
-    pending.items.clear()
+    del pending.items[pending.savepoints[-depth] if depth <= len(pending.savepoints) else 0 :]
+    del pending.savepoints[-depth:]
 
 
 def _on_release_savepoint(connection: Connection, name: str, *_: Any) -> None:
-    if (pending := _by_connection.get(connection)) is None:
-        return
-    names = [begun for begun, _ in pending.savepoints]
-    if name in names:
-        del pending.savepoints[names.index(name) :]
+    if (pending := _by_connection.get(connection)) is not None:
+        del pending.savepoints[-_depth(connection, name) :]
+
+
+def _depth(connection: Connection, name: str) -> int:
+    """Return how many savepoints end with this one: itself, and those begun inside of it.
+
+    SQLAlchemy tells the name of a savepoint when it ends, not yet when it begins.
+    """
+    depth, nested = 1, connection.get_nested_transaction()
+    while nested is not None and nested._savepoint != name:
+        depth, nested = depth + 1, nested._previous_nested
+    return depth
 
 
 def _write(connection: Connection, items: list[Item], *, then_commit: bool) -> None:
@@ -258,4 +271,15 @@ def _write(connection: Connection, items: list[Item], *, then_commit: bool) -> N
             decide_first(connection, intent.schema, intent.half_id, intent.resolution)
     statements += [item for item in items if isinstance(item, Statement)]
     if statements:
-        execute(connection, *statements, then_commit=then_commit)
+        nudge = wakeup.nudge(writes[0].schema) if then_commit and _is_worth_a_nudge(connection, writes) else None
+        execute(connection, *statements, then_commit=then_commit, afterwards=nudge)
+
+
+def _is_worth_a_nudge(connection: Connection, writes: list[Write]) -> bool:
+    """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
+    if not any(write.nudge for write in writes):
+        return False
+    now = time.monotonic()
+    earlier = _last_sent.get(connection.engine, 0.0)
+    _last_sent[connection.engine] = now
+    return now - earlier > _NUDGE_AFTER

@@ -24,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except EmbeddedError as error:
         print(error, file=sys.stderr)  # noqa: T201
-        return 1
+        return 69  # as `outbox demo` does
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m examples.bank_transfer",
+        prog=f"python -m {__package__}",
         description="Two banks, a database each: every transfer arrives exactly once, whatever is killed.",
         epilog="Exit code: 0 settled, not a cent missing; 1 not so; 2 bad options or orders; 130 interrupted.",
     )

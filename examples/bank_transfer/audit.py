@@ -20,6 +20,7 @@ from outbox.schema import consumer_tables, producer_tables
 from . import bank_a, bank_b
 from .message import TransferOrdered
 from .opening import Banks
+from .words import counted
 
 _HALVES, _MESSAGES = (
     producer_tables(bank_a.outbox.settings.schema).tables[f"{bank_a.outbox.settings.schema}.{name}"]
@@ -44,6 +45,15 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """A transfer that bank B could not credit, and why."""
+
+    transfer: int
+    amount: Decimal
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """What the auditor counted, and every fault found, as sentences."""
 
@@ -52,14 +62,9 @@ class Audit:
     messages: int
     inbox_rows: int
     retries: int
-    parked: int
+    parked: tuple[Parked, ...]
     in_flight: int
     faults: tuple[str, ...]
-
-
-def counted(count: int, noun: str) -> str:
-    """Return "1 transfer", "2 transfers"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def settled(connection: Connection) -> int:
@@ -82,31 +87,31 @@ def audit(banks: Banks, before: Sums, orders: int) -> Audit:
         debits = _pairs(a, bank_a.LedgerEntry.transfer_id, -bank_a.LedgerEntry.amount)
         arrivals = _pairs(b, bank_b.LedgerEntry.transfer_id, bank_b.LedgerEntry.amount)
         halves, messages, dispatched = _messages(a)
-        inbox_rows, retries, parked_ids = _inbox(b)
-        parked = _transfers_of(a, parked_ids)
+        inbox_rows, retries, reasons = _inbox(b)
+        parked = _parked(a, reasons)
         sums = Sums(_money_of(a, bank_a.Account), _money_of(b, bank_b.Account))
         unbalanced = [*_unbalanced("A", a, bank_a), *_unbalanced("B", b, bank_b)]
 
-    in_flight = transfers.keys() - {transfer for transfer, _ in arrivals} - parked.keys()
+    in_flight = transfers.keys() - {transfer for transfer, _ in arrivals} - {p.transfer for p in parked}
     sums = Sums(
         sums.bank_a,
         sums.bank_b,
-        sum(parked.values(), Decimal("0.00")),
+        sum((p.amount for p in parked), Decimal("0.00")),
         sum((transfers[transfer] for transfer in in_flight), Decimal("0.00")),
     )
     faults = [
         *_sum_faults(before, sums),
         *unbalanced,
         *_one_each("debit", transfers, [(t, amount) for t, amount in debits if t is not None], set()),
-        *_one_each("credit", transfers, [*arrivals, *parked.items()], in_flight),
+        *_one_each("credit", transfers, [*arrivals, *((p.transfer, p.amount) for p in parked)], in_flight),
         *_list_fault("in flight", in_flight),
         *_count_fault("transfers", len(transfers), "accepted orders", orders),
         *_count_fault("half messages", halves, "transfers", len(transfers)),
         *_count_fault("halves with a message", dispatched, "half messages", halves),
         *_count_fault("inbox rows", inbox_rows, "halves with a message", dispatched),
-        *_count_fault("parked transfers", len(parked), "parked messages", len(parked_ids)),
+        *_count_fault("parked transfers", len(parked), "parked messages", len(reasons)),
     ]
-    return Audit(sums, len(transfers), messages, inbox_rows, retries, len(parked), len(in_flight), tuple(faults))
+    return Audit(sums, len(transfers), messages, inbox_rows, retries, tuple(parked), len(in_flight), tuple(faults))
 
 
 def _pairs(connection: Connection, *columns: Any) -> list[tuple[Any, Decimal]]:
@@ -124,19 +129,21 @@ def _messages(connection: Connection) -> tuple[int, int, int]:
     return halves, messages, dispatched
 
 
-def _inbox(connection: Connection) -> tuple[int, int, list[UUID]]:
+def _inbox(connection: Connection) -> tuple[int, int, dict[UUID, str]]:
     of_group = _INBOX.c.consumer_group == bank_b.GROUP
     retries = func.coalesce(func.sum(func.greatest(_INBOX.c.attempts - 1, 0)), 0)
     rows, tries = connection.execute(select(func.count(), retries).where(of_group)).one()
-    parked = connection.scalars(select(_INBOX.c.message_id).where(of_group, _INBOX.c.status == "parked"))
-    return rows, tries, list(parked)
+    parked = select(_INBOX.c.message_id, _INBOX.c.last_error).where(of_group, _INBOX.c.status == "parked")
+    return rows, tries, {message: reason or "" for message, reason in connection.execute(parked)}
 
 
-def _transfers_of(connection: Connection, messages: Collection[UUID]) -> dict[int, Decimal]:
-    ids = literal(list(messages), ARRAY(Uuid))
-    bodies = connection.scalars(select(_HALVES.c.body).where(_HALVES.c.id == any_(ids)))
-    ordered = (TransferOrdered.model_validate_json(bytes(body)) for body in bodies)
-    return {transfer.transfer_id: transfer.amount for transfer in ordered}
+def _parked(connection: Connection, reasons: dict[UUID, str]) -> list[Parked]:
+    ids = literal(list(reasons), ARRAY(Uuid))
+    found = []
+    for message, body in connection.execute(select(_HALVES.c.id, _HALVES.c.body).where(_HALVES.c.id == any_(ids))):
+        transfer = TransferOrdered.model_validate_json(bytes(body))
+        found.append(Parked(transfer.transfer_id, transfer.amount, reasons[message]))
+    return sorted(found, key=lambda parked: parked.transfer)
 
 
 def _unbalanced(name: str, connection: Connection, bank: Any) -> Iterator[str]:

@@ -58,7 +58,9 @@ class LedgerEntry(Base):
 def credit(message: Message, session: Session) -> Park | None:
     """Credit the receiver; a transfer to an account that isn't here is set aside for a human.
 
-    The session's transaction also holds the inbox row: both are committed, or neither.
+    The session's transaction also holds the inbox row: both are committed, or neither. ``batch`` lets up to 50
+    messages share one; it can't deadlock with another consumer, since an account is the key of its messages, and
+    a key is in one queue.
     """
     transfer: TransferOrdered = message.body
     account = session.get(Account, transfer.receiver, with_for_update=True)

@@ -21,6 +21,7 @@ from .orders import OrdersUnreadable
 from .report import Report
 from .source import Source, survey
 from .staff import StaffError
+from .words import counted
 from .workday import Plan, work
 
 __all__ = ["DemoOptions", "run"]
@@ -57,8 +58,8 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
 
 def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], None] | None) -> Report:
     source = Source(options.orders, options.transfers, options.seed)
-    plan = Plan(options, source, survey(source, options.producers))
     known = opening.read_accounts(options.accounts) if options.accounts else None
+    plan = Plan(options, source, survey(source, options.producers, known))
     told.print(str(plan))
 
     with (
@@ -87,10 +88,14 @@ def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], No
 def _show(report: Report, options: DemoOptions, told: Console) -> None:
     for refusal in report.refusals:
         told.print(f"{options.orders or 'order'}:{refusal.line}: {refusal.reason}")
+    for parked in report.audit.parked:
+        told.print(f"parked: transfer {parked.transfer} of {parked.amount}: {parked.reason}")
     if options.json:
         sys.stdout.write(report.as_json() + "\n")
     else:
         report.print(Console())
+    if options.strict and report.refusals:
+        told.print(f"{counted(len(report.refusals), 'order')} refused, which --strict makes an error", style="red")
 
 
 @contextmanager

@@ -35,9 +35,9 @@ class Monkey:
         victims = [employee for employee in self._staff.employees if employee.ready and employee.running]
         if self.content or settled < self._moment or not victims:
             return
-        self._staff.kill(self._dice.choice(victims))
-        self._made += 1
-        self._aim()
+        if self._staff.kill(self._dice.choice(victims)):
+            self._made += 1
+            self._aim()
 
     def _aim(self) -> None:
         begin, end = self._orders_until(self._made), self._orders_until(self._made + 1)

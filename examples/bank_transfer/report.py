@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .audit import Audit, Sums, counted
+from .audit import Audit, Sums
 from .orders import Refusal
+from .words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Report:
         """The outcome in one sentence."""
         if self.faults:
             return f"Not settled: {counted(len(self.faults), 'fault')}."
-        parked = f", {self.audit.parked:,} of them parked" if self.audit.parked else ""
+        parked = f", {len(self.audit.parked):,} of them parked" if self.audit.parked else ""
         kills = f", in spite of {counted(self.kills.total(), 'kill')}" if self.kills.total() else ""
         return f"Settled: {counted(self.audit.transfers, 'transfer')}{parked}, and not a cent is missing{kills}."
 
@@ -46,6 +47,7 @@ class Report:
         after = self.audit.sums
         facts: dict[str, Any] = {
             "ok": not self.faults,
+            "verdict": self.verdict,
             "faults": self.faults,
             "orders": self.orders,
             "refused": [{"line": refusal.line, "reason": refusal.reason} for refusal in self.refusals],
@@ -53,7 +55,9 @@ class Report:
             "messages": self.audit.messages,
             "inbox_rows": self.audit.inbox_rows,
             "retries": self.audit.retries,
-            "parked": self.audit.parked,
+            "parked": [
+                {"transfer": p.transfer, "amount": f"{p.amount:.2f}", "reason": p.reason} for p in self.audit.parked
+            ],
             "in_flight": self.audit.in_flight,
             "kills": self.kills,
             "restarts": self.restarts,
@@ -81,8 +85,8 @@ class Report:
             (self.audit.transfers, "transfers", "debited at bank A"),
             (self.audit.messages, "messages", "dispatched by bank A"),
             (self.audit.inbox_rows, "inbox rows", "at bank B"),
-            (self.audit.retries, "retries", ""),
-            (self.audit.parked, "parked", ""),
+            (self.audit.retries, "retries", "at bank B"),
+            (len(self.audit.parked), "parked", "for a human"),
             (self.audit.in_flight, "in flight", ""),
             (self.kills.total(), "kills", _by_role(self.kills)),
             (self.restarts.total(), "restarts", _by_role(self.restarts)),

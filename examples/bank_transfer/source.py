@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
@@ -54,8 +54,8 @@ class Survey:
         return (self.needs.get(account, Decimal()) / 1000).to_integral_value(ROUND_CEILING) * 1000
 
 
-def survey(source: Source, tellers: int) -> Survey:
-    """Read all orders once.
+def survey(source: Source, tellers: int, known: Collection[int] | None = None) -> Survey:
+    """Read all orders once; the receivers are those of senders in ``known``, if given.
 
     Raises:
         OrdersUnreadable: the file as a whole is of no use.
@@ -67,7 +67,8 @@ def survey(source: Source, tellers: int) -> Survey:
             seen.refusals.append(row)
             continue
         seen.needs[row.account_id] += row.amount
-        seen.receivers.add(row.receiver)
+        if known is None or row.account_id in known:
+            seen.receivers.add(row.receiver)
         seen.shares[teller_of(row, tellers)] += 1
     return seen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,12 +29,13 @@ class StaffError(Exception):
 class Employee:
     """One process which is started again whenever it dies before its work is done.
 
-    ``role`` is what the report calls its kind. ``ready`` tells that it has begun to work,
-    ``refusals`` are the orders that it reported as refused.
+    ``role`` is what the report calls its kind; a worker is never done, a teller is at some time. ``ready`` tells
+    that it has begun to work, ``refusals`` are the orders that it reported as refused.
     """
 
     def __init__(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> None:
         self.role = role
+        self._ends = module == "teller"
         self.refusals: set[Refusal] = set()
         self.last_words: deque[str] = deque(maxlen=30)
         self._command = [sys.executable, "-m", f"{__package__}.{module}", *arguments]
@@ -68,7 +70,7 @@ class Employee:
     @property
     def finished(self) -> bool:
         """Did it end by itself, its work done?"""
-        return self.process.poll() == 0
+        return self._ends and self.process.poll() == 0
 
     def allow(self, orders: int) -> None:
         """Let the process execute its orders up to this number; its next lives may do so too."""
@@ -125,12 +127,15 @@ class Staff:
         self.employees.append(employee)
         return employee
 
-    def kill(self, employee: Employee) -> None:
-        """End a process by SIGKILL, and start it again."""
+    def kill(self, employee: Employee) -> bool:
+        """End a process by SIGKILL, and start it again; False if it had just ended by itself."""
         employee.process.kill()
         employee.bury()
+        if employee.process.returncode != -signal.SIGKILL:
+            return False
         self.kills[employee.role] += 1
         self._restart(employee)
+        return True
 
     def look_after(self) -> None:
         """Start again whoever died.

@@ -16,6 +16,7 @@ from .opening import Banks
 from .options import DemoOptions
 from .source import Source, Survey
 from .staff import Employee, Staff
+from .words import counted
 
 DISPATCHERS = 2
 _POLL_SECONDS = 0.02
@@ -32,11 +33,13 @@ class Plan:
 
     def __str__(self) -> str:
         options, kills = self.options, self.options.planned_kills
-        return (
-            f"Two banks, a database each. {self.survey.rows:,} orders ({self.source}); "
-            f"{options.producers} tellers and {DISPATCHERS} dispatchers at bank A, "
-            f"{options.consumers} consumers at bank B" + (f"; {kills} times one of them is killed." if kills else ".")
+        staff = (
+            f"{counted(options.producers, 'teller')} and {counted(DISPATCHERS, 'dispatcher')} at bank A, "
+            f"{counted(options.consumers, 'consumer')} at bank B"
         )
+        orders = f"{counted(self.survey.rows, 'order')} ({self.source})"
+        monkey = f"; {counted(kills, 'time')} one of them is killed" if kills else ""
+        return f"Two banks, a database each. {orders}; {staff}{monkey}."
 
 
 def work(plan: Plan, banks: Banks, told: Console) -> Staff:

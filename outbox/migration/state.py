@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from outbox.migration.bind import Bind
 
 
-def current(bind: Bind, schema: str = "outbox") -> dict[str, str | None]:
+def current(bind: Bind | Connection, schema: str = "outbox") -> dict[str, str | None]:
     """Return the revision of ``common``, ``producer`` and ``consumer`` in a database; None where not installed."""
+    if isinstance(bind, Connection):
+        return _read_apart(bind, schema)
     with connected(bind) as connection:
-        return read(connection, chain.check_schema(schema))
+        return _read_apart(connection, schema)
 
 
 def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> None:
@@ -32,12 +34,7 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
         Both name the command to run.
     """
     parts = chain.check_parts(parts)
-    ours = not connection.in_transaction()
-    try:
-        revisions = read(connection, chain.check_schema(schema))
-    finally:
-        if ours:
-            connection.rollback()
+    revisions = _read_apart(connection, schema)
     missing = tuple(part for part in parts if not revisions[part])
     if missing:
         raise SchemaMissing(
@@ -75,6 +72,16 @@ def versions(connection: Connection, schema: str) -> list[str]:
     if connection.scalar(text("SELECT to_regclass(:name)"), {"name": table}) is None:
         return []
     return list(connection.scalars(text(f"SELECT version_num FROM {table} ORDER BY 1")))
+
+
+def _read_apart(connection: Connection, schema: str) -> dict[str, str | None]:
+    """Read within the caller's transaction; where there is none, leave none behind."""
+    ours = not connection.in_transaction()
+    try:
+        return read(connection, chain.check_schema(schema))
+    finally:
+        if ours:
+            connection.rollback()
 
 
 def _require_head(

@@ -70,7 +70,7 @@ class Producer:
         """See `Outbox.send`."""
         delivery = limits.check_delivery(deliver_at, delay, delay_level)
         half = self._half(id, topic, body, key, tag, headers, delivery)
-        pending.add(carrier, pending.Write(self.schema, half), self._engine)
+        pending.add(carrier, pending.Write(self.schema, half, nudge=self._settings.listen), self._engine)
         return half.id
 
     def prepare(

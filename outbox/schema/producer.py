@@ -6,6 +6,7 @@ from functools import cache
 
 from sqlalchemy import (
     ARRAY,
+    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    event,
     func,
     text,
 )
@@ -84,8 +86,9 @@ def _half_check(metadata: MetaData) -> None:
         CheckConstraint("check_times >= 0", name="check_times"),
         CheckConstraint("last_answer IN ('commit', 'rollback', 'unknown')", name="last_answer"),
         CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
-        postgresql_with={"fillfactor": "70"},
     )
+    # Table(postgresql_with=…) is of SQLAlchemy 2.1.
+    event.listen(table, "after_create", DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)"))
     # Serves the check pass: the next due halves.
     Index(None, table.c.next_check_at, postgresql_where=table.c.parked_at.is_(None))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 Row = tuple[Any, ...]
+
+logger = logging.getLogger("outbox.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +57,21 @@ def is_autocommit(connection: Connection) -> bool:
 
 def is_lost(connection: Connection) -> bool:
     """Tell whether the server has gone away under this connection."""
-    return (
-        connection.closed
-        or connection.invalidated
-        or bool(getattr(driver_of(connection), "closed", False))
-    )
+    return connection.closed or connection.invalidated or bool(getattr(driver_of(connection), "closed", False))
 
 
-def execute(connection: Connection, *statements: Statement, then_commit: bool = False) -> list[list[Row]]:
+def execute(
+    connection: Connection,
+    *statements: Statement,
+    then_commit: bool = False,
+    afterwards: Statement | None = None,
+) -> list[list[Row]]:
     """Run statements on the caller's connection, in order, in one round trip; return the rows of each.
 
     ``then_commit`` adds COMMIT to the round trip and is for the moment in which the caller commits anyway.
     In the pipeline an error skips all that follows, COMMIT included (PostgreSQL, "Pipeline Mode"). Rows come
-    in binary format.
+    in binary format. ``afterwards`` follows the COMMIT in a transaction of its own; it may fail, which is nobody's
+    business.
 
     Raises:
         sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
@@ -79,9 +84,10 @@ def execute(connection: Connection, *statements: Statement, then_commit: bool = 
     try:
         if isinstance(driver, psycopg.AsyncConnection):
             adapted = cast("Any", proxied.dbapi_connection)
-            return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, statements, then_commit)))
+            rows = adapted.run_async(lambda raw: _run_async(raw, statements, then_commit, afterwards))
+            return cast("list[list[Row]]", rows)
         if isinstance(driver, psycopg.Connection):
-            return _run(driver, statements, then_commit)
+            return _run(driver, statements, then_commit, afterwards)
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error)
     raise TypeError(
@@ -90,14 +96,22 @@ def execute(connection: Connection, *statements: Statement, then_commit: bool = 
     )
 
 
-def _run(raw: psycopg.Connection[Any], statements: Sequence[Statement], then_commit: bool) -> list[list[Row]]:
+def _run(
+    raw: psycopg.Connection[Any], statements: Sequence[Statement], then_commit: bool, afterwards: Statement | None
+) -> list[list[Row]]:
     if len(statements) == 1 and not then_commit:
         cursor = raw.execute(statements[0].sql, statements[0].values, binary=True)
         return [_rows(cursor)]
-    with raw.pipeline():
-        cursors = [raw.execute(s.sql, s.values, binary=True) for s in statements]
-        if then_commit:
-            raw.execute("COMMIT")
+    commit = raw.cursor()
+    try:
+        with raw.pipeline():
+            cursors = [raw.execute(s.sql, s.values, binary=True) for s in statements]
+            if then_commit:
+                commit.execute("COMMIT")
+            if afterwards:
+                raw.execute(afterwards.sql, afterwards.values)
+    except Exception as error:
+        _unless_committed(commit.statusmessage, error)
     return [_rows(cursor) for cursor in cursors]
 
 
@@ -106,13 +120,29 @@ def _rows(cursor: psycopg.Cursor[Any]) -> list[Row]:
 
 
 async def _run_async(
-    raw: psycopg.AsyncConnection[Any], statements: Sequence[Statement], then_commit: bool
+    raw: psycopg.AsyncConnection[Any],
+    statements: Sequence[Statement],
+    then_commit: bool,
+    afterwards: Statement | None,
 ) -> list[list[Row]]:
-    async with raw.pipeline():
-        cursors = [await raw.execute(s.sql, s.values, binary=True) for s in statements]
-        if then_commit:
-            await raw.execute("COMMIT")
+    commit = raw.cursor()
+    try:
+        async with raw.pipeline():
+            cursors = [await raw.execute(s.sql, s.values, binary=True) for s in statements]
+            if then_commit:
+                await commit.execute("COMMIT")
+            if afterwards:
+                await raw.execute(afterwards.sql, afterwards.values)
+    except Exception as error:  # noqa: BLE001 - raised again unless the transaction is committed
+        _unless_committed(commit.statusmessage, error)
     return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+
+def _unless_committed(status: str | None, error: Exception) -> None:
+    """Raise the error, unless it came after the COMMIT: the transaction is done, and nothing may say otherwise."""
+    if status != "COMMIT":
+        raise error
+    logger.debug("nudge.failed", exc_info=error)
 
 
 def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error) -> NoReturn:

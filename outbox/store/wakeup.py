@@ -15,6 +15,18 @@ def listen(schema: str) -> str:
     return f'LISTEN "{channel(schema)}"'
 
 
+#: The payload that tells dispatchers, and nobody else, that ops are waiting. No topic has this name.
+OPS = "!"
+
+#: The payload that a listener sends to itself, to see whether notifications arrive.
+PROBE = "?"
+
+
+def nudge(schema: str) -> Statement:
+    """Wake idle dispatchers, in a transaction of its own that waits for no disk: it may get lost."""
+    return Statement("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)", (channel(schema), OPS))
+
+
 def notify(schema: str, payload: str) -> Statement:
     """Send a notification when the transaction commits."""
     return Statement("SELECT pg_notify(%s, %s)", (channel(schema), payload))

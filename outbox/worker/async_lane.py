@@ -40,7 +40,7 @@ class AsyncLane(Lane):
             return
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._close(), loop).result(_CLOSE_TIMEOUT)
-        loop.call_soon_threadsafe(self._ended.set)
+        loop.call_soon_threadsafe(self._over.set)
         self._thread.join(_CLOSE_TIMEOUT)
 
     def cut(self) -> None:
@@ -59,9 +59,9 @@ class AsyncLane(Lane):
         started: Future[asyncio.AbstractEventLoop] = Future()
 
         async def until_closed() -> None:
-            self._ended = asyncio.Event()
+            self._over = asyncio.Event()
             started.set_result(asyncio.get_running_loop())
-            await self._ended.wait()
+            await self._over.wait()
 
         self._thread = threading.Thread(
             target=asyncio.run, args=(until_closed(),), name="outbox-worker-loop", daemon=True
@@ -102,11 +102,15 @@ class AsyncLane(Lane):
         return connection
 
     async def _close(self) -> None:
-        connections, self._connections, self._drivers = self._connections, None, ()
+        connections, self._connections = self._connections, None
+        drivers, self._drivers = self._drivers, ()
         engines, self._engines = self._engines, []
         for connection in dict.fromkeys(connections or ()):
             # A connection that broke is closed already, whatever its rollback says.
             with suppress(Exception):
                 await connection.close()
+        for driver in drivers:
+            # SQLAlchemy drops an invalidated connection without closing it.
+            await driver.close()
         for engine in engines:
             await engine.dispose()

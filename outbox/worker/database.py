@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 
-from outbox.store.execute import driver_of
+from outbox.store.execute import driver_of, is_lost
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -65,6 +65,16 @@ class Database:
     def forget_pool(self) -> None:
         """Drop the pooled connections: the server went away, and took them along."""
         self.engine.dispose()
+
+
+def discard(connection: Connection) -> None:
+    """Close a connection, broken or not."""
+    with suppress(Exception):  # whatever a broken connection says to its end
+        if is_lost(connection):
+            # Or else the pool would first try to roll it back, and log that it can't.
+            connection.invalidate()
+    with suppress(Exception):
+        connection.close()
 
 
 def keep_alive(driver: Any) -> None:

@@ -114,7 +114,7 @@ class Duty:
                 self._stopping.wait(self._backoff.next())
             elif counts.more or (counts and self._eager):
                 hot.reset()
-                hot_until = time.monotonic() + QUIET_AFTER
+                hot_until = time.monotonic() + QUIET_AFTER if self._eager else 0.0
             elif time.monotonic() < hot_until:
                 self._woken.wait(hot.next())
             elif not self._woken.is_set():

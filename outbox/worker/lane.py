@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection
@@ -15,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.model import Counts
 from outbox.store.execute import driver_of
-from outbox.worker.database import Database, cut
+from outbox.worker.database import Database, cut, discard
 
 #: A pass: gets a connection to the database, and one to the producer's (the same object where it is the same).
 Pass = Callable[[Connection, Connection], Counts]
@@ -38,21 +37,27 @@ class Lane(ABC):
         self._turn = Turns()
         self._began = 0.0
         self._interrupted = False
+        self._ended = False
 
     def run(self, act: Pass) -> Counts:
         """Run one pass, after those who asked before."""
-        with self._turn:
-            if self._stopping.is_set():
-                return Counts()
-            self._began = time.monotonic()
-            self._interrupted = False
-            try:
-                counts = self._act(act)
-            except BaseException as error:
-                if isinstance(error, DBAPIError) and error.connection_invalidated:
-                    self._forget_pools()
-                raise
-            return counts + Counts(more=True) if self._interrupted else counts
+        try:
+            with self._turn:
+                return Counts() if self._stopping.is_set() else self._guarded(act)
+        finally:
+            if self._ended:
+                self.end()
+
+    def _guarded(self, act: Pass) -> Counts:
+        self._began = time.monotonic()
+        self._interrupted = False
+        try:
+            counts = self._act(act)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                self._forget_pools()
+            raise
+        return counts + Counts(more=True) if self._interrupted else counts
 
     def ending(self) -> bool:
         """Tell a running pass whether to end after its transaction: the worker stops, or others need the lane."""
@@ -70,6 +75,7 @@ class Lane(ABC):
 
     def end(self) -> None:
         """Close the connections, or cut them off under a pass that runs on; none begins any more."""
+        self._ended = True
         if self._turn.taken:
             self.cut()
         else:
@@ -103,11 +109,13 @@ class SyncLane(Lane):
 
     def close(self) -> None:
         """Close the connections; no pass is running."""
-        connections, self._connections, self._drivers = self._connections, None, ()
+        connections, self._connections = self._connections, None
+        drivers, self._drivers = self._drivers, ()
         for connection in reversed(connections or ()):
-            # A connection that broke is closed already, whatever its rollback says.
-            with suppress(Exception):
-                connection.close()
+            discard(connection)
+        for driver in drivers:
+            # SQLAlchemy drops an invalidated connection without closing it.
+            driver.close()
 
     def cut(self) -> None:
         """Take the connections away from a pass that runs on."""

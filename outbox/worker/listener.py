@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 from outbox.store.execute import driver_of
-from outbox.store.wakeup import listen
+from outbox.store.wakeup import PROBE, listen
 from outbox.worker.backoff import Backoff, jittered
-from outbox.worker.database import Database, cut
+from outbox.worker.database import Database, cut, discard
 
 logger = logging.getLogger("outbox.worker")
 
@@ -24,14 +24,13 @@ logger = logging.getLogger("outbox.worker")
 PROBE_AFTER = 30.0
 PROBE_WITHIN = 5.0
 _FIRST_WAIT = 0.1
-# No topic has this name, so to other workers it is only a sign of life.
-_PROBE = "?"
 
 
 class Listener:
     """A thread that listens on one database.
 
-    ``wake`` is called with a topic that has new messages, or with None when anything may have been missed.
+    ``wake`` is called with a topic that has new messages, with `wakeup.OPS`, or with None when anything may have been
+    missed.
     ``probe`` sends a notification with the payload given, by another connection. What the server processes ``own_pids``
     sent is known here already.
     """
@@ -78,8 +77,11 @@ class Listener:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with closing(self._database.connect()) as connection:
+                connection = self._database.connect()
+                try:
                     self._listen(driver_of(connection))
+                finally:
+                    discard(connection)
             except Exception as error:  # whatever it is: listen again
                 self._failed(error)
             self._stopping.wait(self._backoff.next())
@@ -95,7 +97,7 @@ class Listener:
         while not self._stopping.is_set():
             now = time.monotonic()
             if now >= probe_at:
-                self._probe(_PROBE)
+                self._probe(PROBE)
                 probe_at, probe_until = now + jittered(PROBE_AFTER), now + PROBE_WITHIN
             elif probe_until and now >= probe_until:
                 self._set_working(False)
@@ -104,7 +106,7 @@ class Listener:
             if arrived:
                 self._set_working(True)
                 probe_at, probe_until = time.monotonic() + jittered(PROBE_AFTER), 0.0
-                for topic in {n.payload for n in arrived if n.pid not in self._own_pids()} - {_PROBE}:
+                for topic in {n.payload for n in arrived if n.pid not in self._own_pids()} - {PROBE}:
                     self._wake(topic)
 
     def _set_working(self, working: bool) -> None:

@@ -15,7 +15,7 @@ from outbox.model import Counts
 from outbox.prune import prune_consumer_once, prune_producer_once
 from outbox.settings import Settings
 from outbox.store.execute import execute
-from outbox.store.wakeup import notify
+from outbox.store.wakeup import OPS, notify
 from outbox.worker.async_lane import AsyncLane
 from outbox.worker.database import Database
 from outbox.worker.duty import Duty
@@ -66,6 +66,7 @@ class Plan:
         self._roles = roles
         self._stopping = stopping
         self._own = Database(outbox.engine)
+        self._dispatching: list[Duty] = []
         self._consuming: dict[tuple[Database, str], list[Duty]] = {}
         self._upkeep: dict[Database, SyncLane] = {}
         self._dispatch = SyncLane(self._own, None, stopping)
@@ -79,12 +80,13 @@ class Plan:
     def _plan_producer(self) -> None:
         settings = self.settings
         self.parts.setdefault(self._own, set()).add("producer")
-        told = partial(self._wake_consumers, self._own)
+        told = partial(self._wake_consumers, self._own, None)
         if self._roles & {"dispatch", "release"}:
             self.lanes.append(self._dispatch)
         if "dispatch" in self._roles:
             act = _on_producer(dispatch_once, settings)
-            self._add("dispatch", self._dispatch, act, lambda: settings.idle_wait, after=told)
+            self._dispatching.append(self._add("dispatch", self._dispatch, act, lambda: settings.idle_wait, after=told))
+            self._listen(self._own)
         if "release" in self._roles:
             act = _on_producer(release_due_once, settings)
             self._add("release", self._dispatch, act, lambda: settings.release_interval, after=told)
@@ -161,7 +163,7 @@ class Plan:
         self.listeners[source] = Listener(
             source,
             self.settings.schema,
-            wake=partial(self._wake_consumers, source),
+            wake=partial(self._wake, source),
             probe=lambda payload: upkeep.run(partial(_notify, self.settings.schema, payload)),
             own_pids=lambda: {self._dispatch.backend_pid},
             stopping=self._stopping,
@@ -174,7 +176,15 @@ class Plan:
             max(LISTENING_WAIT, self.settings.idle_wait) if listener and listener.working else self.settings.idle_wait
         )
 
-    def _wake_consumers(self, source: Database, topic: str | None = None) -> None:
+    def _wake(self, source: Database, payload: str | None) -> None:
+        """Pass a notification on; None stands for all that may have been missed."""
+        if payload != OPS:
+            self._wake_consumers(source, payload)
+        if payload in {OPS, None} and source is self._own:
+            for duty in self._dispatching:
+                duty.wake()
+
+    def _wake_consumers(self, source: Database, topic: str | None) -> None:
         """Wake those who consume the topic from this database; all who consume from it if it is None."""
         for (database, name), duties in self._consuming.items():
             if database is source and topic in {None, name}:

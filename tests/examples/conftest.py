@@ -16,11 +16,11 @@ from outbox.embedded.external import URL_VARIABLE
 
 HEADER = '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"'
 
-#: (row, why it is refused; None: it is not), from line 2 on. Account 1 begins with 1000.00, see `ORDERS_BALANCE`.
+#: (row, why it is refused; None: it is not), from line 2 on.
 ROWS: tuple[tuple[str, str | None], ...] = (
     ('901;1;"AB";"71000001";400.00;"RENT"', None),
     ('902;2;"CD";"71000002";0.01;" "', None),
-    ('903;404;"AB";"71000001";10.00;"RENT"', "no account 404 at bank A"),
+    ('903;404;"AB";"71000009";10.00;"RENT"', "no account 404 at bank A"),
     ('904;1;"AB";"71000001";-5.00;"RENT"', "amount '-5.00' is negative"),
     ('905;1;"AB";"71000001";0.00;"RENT"', "amount is zero"),
     ('906;1;"AB";"71000001";1O.50;"RENT"', "amount '1O.50' is not a number"),

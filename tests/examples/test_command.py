@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -80,15 +81,17 @@ def _at_work() -> Iterator[tuple[subprocess.Popen[bytes], set[int]]]:
 
 def _staff(process: subprocess.Popen[bytes]) -> set[int]:
     assert process.poll() is None, "the demo ended before it was to be interrupted"
-    found = _descendants(process.pid)
-    # 2 tellers, 2 dispatchers, 2 consumers; the keeper of the database, and its PostgreSQL with a backend each.
-    return found if len(found) > 6 + 2 + 6 else set()
+    processes = _processes()
+    found = _descendants(process.pid, processes)
+    # 2 tellers, 2 dispatchers, 2 consumers; beside them the keeper of the database, and PostgreSQL itself.
+    staff = [pid for pid in found if "bank_transfer." in processes[pid].command]
+    return found if len(staff) == 6 else set()
 
 
-def _descendants(parent: int) -> set[int]:
+def _descendants(parent: int, processes: dict[int, _Process]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for pid, its_parent in _processes().items():
-        children.setdefault(its_parent, []).append(pid)
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
     found, ahead = set[int](), [parent]
     while ahead:
         new = children.get(ahead.pop(), [])
@@ -101,8 +104,13 @@ def _alive(pids: set[int]) -> set[int]:
     return pids & _processes().keys()
 
 
-def _processes() -> dict[int, int]:
-    """Return all process ids with that of the parent; a zombie is no process any more."""
-    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
-    rows = (line.split() for line in listing.splitlines())
-    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
+def _processes() -> dict[int, _Process]:
+    """Return all processes by their ids; a zombie is no process any more."""
+    listing = subprocess.run(["ps", "-axwwo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
+    rows = (line.split(maxsplit=3) for line in listing.stdout.splitlines())
+    return {int(pid): _Process(int(parent), *args) for pid, parent, state, *args in rows if state[0] != "Z"}
+
+
+class _Process(NamedTuple):
+    parent: int
+    command: str = ""

@@ -6,23 +6,16 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine
 
-from outbox import embedded
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[embedded.ServerLike]:
-    """A server for this folder's tests."""
-    with embedded.server(durable=False) as server:
-        yield server
+from outbox.embedded import ServerLike
 
 
 @pytest.fixture
-def url(postgres: embedded.ServerLike) -> Iterator[str]:
+def url(server: ServerLike) -> Iterator[str]:
     """An empty database of the test's own."""
-    name = f"test_{uuid4().hex[:12]}"
-    postgres.create_database(name)
-    yield postgres.url(name)
-    postgres.drop_database(name)
+    name = f"migration_{uuid4().hex[:12]}"
+    server.create_database(name)
+    yield server.url(name)
+    server.drop_database(name)
 
 
 @pytest.fixture

@@ -1,0 +1,5 @@
+"""``python -m outbox.cli``."""
+
+from outbox.cli import main
+
+main()

@@ -1,0 +1,84 @@
+"""``outbox demo``: the bank transfer."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import outbox
+from outbox.cli.exits import Code, Failure
+from outbox.cli.output import Output, OutputOption
+
+
+def demo(  # noqa: PLR0917 - options of the command line
+    orders: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Payment orders, PKDD'99 format. Default: generated ones.")
+    ] = None,
+    accounts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The account ids that bank A knows. Default: all senders.")
+    ] = None,
+    opening_balance: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", help="What each account of bank A begins with. Default: what its orders need."),
+    ] = None,
+    transfers: Annotated[int, typer.Option(metavar="N", help="How many orders to generate.")] = 1000,
+    producers: Annotated[int, typer.Option(metavar="N", help="Processes of bank A.")] = 2,
+    consumers: Annotated[int, typer.Option(metavar="N", help="Processes of bank B.")] = 2,
+    crash: Annotated[bool, typer.Option("--crash", help="Kill processes at random moments.")] = False,
+    kills: Annotated[
+        int | None, typer.Option(metavar="N", help="How many to kill; implies --crash. Default: 30.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders and of the kills.")] = 1,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an order was refused.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Transfer money between two banks, audit every cent.
+
+    Each bank has a database. They run on a PostgreSQL of their own that is gone afterwards, or on the server in
+    OUTBOX_DATABASE_URL. Needs the extra: pip install 'outbox[demo]'. The exit code is 1 if anything is missing
+    or doubled.
+
+    \b
+    Examples:
+      outbox demo
+      outbox demo --transfers 5000 --crash
+    """
+    module = _load()
+    try:
+        options = module.DemoOptions(
+            orders=orders,
+            accounts=accounts,
+            opening_balance=None if opening_balance is None else Decimal(opening_balance),
+            transfers=transfers,
+            producers=producers,
+            consumers=consumers,
+            crash=crash,
+            kills=kills,
+            seed=seed,
+            strict=strict,
+            json=output is Output.JSON,
+        )
+    except InvalidOperation:
+        raise Failure(f"--opening-balance {opening_balance!r} is not an amount", Code.USAGE) from None
+    except ValueError as error:
+        raise Failure(str(error), Code.USAGE) from None
+    raise typer.Exit(module.run(options))
+
+
+def _load() -> Any:
+    """Import the example: from inside the installed package, or from beside it in a checkout."""
+    package = Path(outbox.__file__).resolve().parent
+    inside = (package / "examples" / "bank_transfer").is_dir()
+    if not inside:
+        sys.path.insert(0, str(package.parent))
+    try:
+        return importlib.import_module(
+            "outbox.examples.bank_transfer.demo" if inside else "examples.bank_transfer.demo"
+        )
+    except ImportError as error:
+        raise Failure(f"the demo can't be loaded: {error}; pip install 'outbox[demo]'", Code.CONFIG) from error

@@ -1,0 +1,97 @@
+"""The application: its commands, what all of them share, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from outbox import __version__
+from outbox.cli import db, demo, messages, output, run, stats
+from outbox.cli.exits import Code, as_failure
+
+_EXAMPLES = """Examples:
+
+\b
+  outbox db upgrade --url postgresql+psycopg://me@localhost/shop
+  outbox run --app shop.messages:outbox
+  outbox stats --watch 2
+  outbox messages list --status undecided
+"""
+
+_EPILOG = (
+    "\b\nEnvironment:\n"
+    "  OUTBOX_DATABASE_URL  the database (or --url)\n"
+    "  OUTBOX_SCHEMA        the schema of the outbox tables (or --schema; default: outbox)\n"
+    "  OUTBOX_APP           the application of `outbox run` (or --app)\n"
+    "\n\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {code.meaning}" for code in Code)
+)
+
+
+class _Group(TyperGroup):
+    """Turns what can be expected to go wrong into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            output.say("interrupted")
+            raise typer.Exit(Code.INTERRUPTED) from None
+        except Exception as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            output.say(f"error: {failure}")
+            raise typer.Exit(failure.code) from None
+
+
+app = typer.Typer(
+    name="outbox",
+    cls=_Group,
+    help="Transactional messages as tables next to your data: install the tables, run the worker, look at messages.\n\n"
+    + _EXAMPLES,
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(db.app, name="db")
+app.command("run")(run.run)
+app.command("stats")(stats.show_stats)
+app.add_typer(messages.app, name="messages")
+app.command("demo")(demo.demo)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error as well.")] = False,
+) -> None:
+    pass
+
+
+@app.command("version")
+def show_version() -> None:
+    """Print the versions of outbox and its libraries."""
+    print(f"outbox {__version__}")  # noqa: T201
+    print(f"Python {platform.python_version()}")  # noqa: T201
+    for package in ("sqlalchemy", "psycopg", "alembic"):
+        try:
+            print(package, version(package))  # noqa: T201
+        except PackageNotFoundError:
+            print(package, "not installed")  # noqa: T201
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    # A message may hold what the terminal can't show; that is no reason to fail.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    app()

@@ -1,0 +1,102 @@
+"""Data to stdout as tables or JSON; everything else to stderr."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+class Output(enum.StrEnum):
+    """The form of the data on stdout."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="The form of the data on stdout.")]
+
+# Where nobody looks at a terminal, lines may be as long as they are.
+_WIDE = 10_000
+
+
+def say(text: str) -> None:
+    """Tell the user something on stderr."""
+    print(plain(text), file=sys.stderr)  # noqa: T201
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on one line."""
+    print(json.dumps(value, ensure_ascii=False, default=_plain_json), flush=True)  # noqa: T201
+
+
+def print_table(*tables: Table) -> None:
+    """Print tables; as wide as they are if stdout is no terminal."""
+    terminal = console()
+    for table in tables:
+        terminal.print(table)
+
+
+def console() -> Console:
+    """Return the console of stdout."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
+    """Return rows as a table; a column name that ends with ``>`` is aligned to the right."""
+    result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        result.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(cell(value)) for value in row))
+    return result
+
+
+def cell(value: Any) -> str:
+    """Return a value as text in a table."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    if isinstance(value, dict | list):
+        return plain(json.dumps(value, ensure_ascii=False, default=_plain_json))
+    return plain(str(value))
+
+
+def plain(text: str) -> str:
+    """Return a text with control characters written out: what is in a message must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def age(seconds: float | None) -> str:
+    """Return a duration for people: ``4.2s``, ``3m10s``, ``5h07m``, ``2d04h``."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, second = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{second:02}s"
+    hours, minute = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{minute:02}m"
+    return f"{hours // 24}d{hours % 24:02}h"
+
+
+def _plain_json(value: Any) -> Any:
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

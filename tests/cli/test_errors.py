@@ -1,0 +1,205 @@
+"""What can be expected to go wrong: one line on stderr, an exit code, no traceback, no password."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from outbox import __version__
+from outbox.cli.exits import Code
+from outbox.embedded import ServerLike
+from tests.cli.conftest import Cli, Result
+
+COMMANDS = (
+    ("db", "current"),
+    ("db", "check"),
+    ("db", "upgrade"),
+    ("stats",),
+    ("messages", "list"),
+    ("messages", "show", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"),
+)
+
+
+def check_failure(result: Result, code: Code) -> str:
+    """Make sure that there is one line of error and no data; return the line."""
+    assert (result.code, result.out) == (code, ""), result.err
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert "hunter2" not in result.err
+    return result.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_unreachable_database(cli: Cli, command: tuple[str, ...]) -> None:
+    """Nobody listens there: 69."""
+    line = check_failure(cli(*command, "--url", "postgresql+psycopg://me:hunter2@127.0.0.1:1/shop"), Code.UNAVAILABLE)
+    assert "the database is unavailable" in line
+    assert "Connection refused" in line
+
+
+def test_no_such_database_and_wrong_password(cli: Cli, url: str) -> None:
+    """The server is there, but doesn't let us in: 69 as well."""
+    check_failure(cli("stats", "--url", make_url(url).set(database="nope").render_as_string(False)), Code.UNAVAILABLE)
+    address = make_url(url).set(password="hunter2").render_as_string(False)  # noqa: S106
+    assert "authentication failed" in check_failure(cli("stats", "--url", address), Code.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("garbage", "'garbage' can't be read"),
+        ("postgresql://me:hunter2@host:port/shop", "'postgresql://***@host:port/shop' can't be read"),
+        ("mysql://me:hunter2@host/shop", "needs PostgreSQL, not 'mysql'"),
+        ("postgresql+psycopg2://me:hunter2@host/shop", "needs the driver psycopg (3), not 'psycopg2'"),
+        ("postgresql+asyncpg://me:hunter2@host/shop", "not 'asyncpg'; write postgresql+psycopg://"),
+    ],
+)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_bad_url(cli: Cli, command: tuple[str, ...], url: str, hint: str) -> None:
+    """A URL that can't work: 78, with the form that does."""
+    line = check_failure(cli(*command, "--url", url), Code.CONFIG)
+    assert hint in line
+    assert "postgresql+psycopg://user:password@host:5432/database" in line
+
+
+def test_no_url(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither option nor variable: wrong usage."""
+    monkeypatch.delenv("OUTBOX_DATABASE_URL")
+    assert "give --url" in check_failure(cli("stats"), Code.USAGE)
+
+
+@pytest.mark.parametrize("form", ["postgres://", "postgresql://"])
+def test_other_forms_of_the_url(cli: Cli, url: str, form: str) -> None:
+    """What libpq and hosting providers call PostgreSQL works as well."""
+    assert cli("stats", "--url", url.replace("postgresql+psycopg://", form)).code == Code.DONE
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[1:] not in {("current",), ("upgrade",)}], ids=" ".join)
+def test_unmigrated_database(cli: Cli, empty_url: str, command: tuple[str, ...]) -> None:
+    """No tables: 78, with the command to run."""
+    line = check_failure(cli(*command, "--url", empty_url), Code.CONFIG)
+    assert "run: outbox db upgrade --url postgresql+psycopg://" in line
+    password = make_url(empty_url).password
+    assert not password or password not in line
+
+
+def test_database_newer_than_code(cli: Cli, engine: Engine) -> None:
+    """Tables of a newer version: 78."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox.outbox_version SET version_num = 'producer_0099' "
+                                "WHERE version_num = 'producer_0001'"))  # fmt: skip
+    assert "newer than this code" in check_failure(cli("stats"), Code.CONFIG)
+
+
+def test_contradicting_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings in the environment that contradict each other: 78."""
+    monkeypatch.setenv("OUTBOX_INBOX_RETENTION", "10")
+    assert "inbox_retention" in check_failure(cli("stats"), Code.CONFIG)
+
+
+def test_bad_schema(cli: Cli) -> None:
+    """A name that is no schema's never gets into SQL: 78."""
+    assert "must match" in check_failure(cli("stats", "--schema", 'x"; DROP TABLE y'), Code.CONFIG)
+
+
+def test_not_permitted(cli: Cli, url: str, engine: Engine) -> None:
+    """A role that may not read the tables: 1, in one line."""
+    role = f"reader_{make_url(url).database}"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'"))
+    try:
+        address = make_url(url).set(username=role, password="hunter2").render_as_string(False)  # noqa: S106
+        assert "permission denied" in check_failure(cli("stats", "--url", address), Code.FAILED)
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP ROLE {role}"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("db", "nonsense"), ("stats", "--watch", "0"), ("db", "upgrade", "--part", "both"), ("run",)],
+)
+def test_wrong_usage(cli: Cli, arguments: tuple[str, ...]) -> None:
+    """What the command line doesn't know: 2, with the usage."""
+    result = cli(*arguments)
+    assert (result.code, result.out) == (Code.USAGE, "")
+    assert "Usage: outbox" in result.err
+
+
+def test_debug_prints_the_traceback(cli: Cli) -> None:
+    """With --debug the traceback comes before the line; the code stays."""
+    result = cli("--debug", "stats", "--url", "postgresql+psycopg://me@127.0.0.1:1/shop")
+    assert result.code == Code.UNAVAILABLE
+    assert "Traceback (most recent call last)" in result.err
+    assert result.err.splitlines()[-1].startswith("error: the database is unavailable")
+
+
+def test_help_names_every_exit_code(cli: Cli) -> None:
+    """The help lists the exit codes, and every command has a help of its own."""
+    text_ = cli("--help").out
+    for code in Code:
+        assert f"{code.value:>3}  {code.meaning}" in text_
+    for command in ("db upgrade", "db downgrade", "db current", "db check", "db sql", "run", "stats", "messages list",
+                    "messages show", "demo", "version"):  # fmt: skip
+        result = cli(*command.split(), "--help")
+        assert (result.code, result.err) == (0, "")
+        assert f"Usage: outbox {command}" in result.out
+
+
+def test_version(cli: Cli) -> None:
+    """The first line is this package's version."""
+    assert cli("version").out.splitlines()[0] == f"outbox {__version__}"
+
+
+def watch(url: str) -> subprocess.Popen[str]:
+    """Start a watch that prints JSON."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "outbox.cli", "stats", "--watch", "0.1", "-o", "json"],
+        env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_watch_waits_for_the_database(url: str, server: ServerLike) -> None:
+    """A watch that has worked goes on by itself when the database is back."""
+    process = watch(url)
+    assert process.stdout
+    assert process.stderr
+    database = make_url(url).database
+    admin = create_engine(server.url(), isolation_level="AUTOCOMMIT")
+    try:
+        with admin.connect() as connection:
+            assert process.stdout.readline()
+            connection.execute(text(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false"))
+            away = process.stderr.readline()
+            assert away.startswith("the database is unavailable")
+            assert away.endswith("trying again\n")
+            connection.execute(text(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true"))
+        process.stderr.close()
+        for _ in range(3):
+            assert process.stdout.readline()
+    finally:
+        admin.dispose()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_interrupted(url: str) -> None:
+    """Ctrl-C ends a watch with 130, after whole lines of JSON."""
+    process = watch(url)
+    assert process.stdout
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == Code.INTERRUPTED
+    assert err == "interrupted\n"
+    assert all(
+        line.startswith('{"at": "') and line.endswith("}\n") for line in [*lines, *rest.splitlines(keepends=True)]
+    )

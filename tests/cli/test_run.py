@@ -1,0 +1,132 @@
+"""``outbox run`` and ``outbox demo``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from outbox.cli.exits import Code
+from tests.cli.conftest import Cli
+from tests.conftest import wait_until
+
+ROOT = Path(__file__).parents[2]
+SHOP = """
+import os
+from sqlalchemy import create_engine
+from outbox import Outbox
+
+outbox = Outbox(create_engine(os.environ["OUTBOX_DATABASE_URL"]))
+not_one = 42
+
+@outbox.consumer("orders", group="till")
+def handle(message, session):
+    pass
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, with an application of the test's own name."""
+    (tmp_path / "cli_shop.py").write_text(SHOP)
+    (tmp_path / "cli_broken.py").write_text("import json\njson.loads('{')\n")
+    (tmp_path / "cli_lost.py").write_text("import no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("app", "hint"),
+    [
+        ("cli_shop", "must be MODULE:OBJECT"),
+        ("cli_nowhere:outbox", "there is no module 'cli_nowhere' in "),
+        ("cli_shop:nothing", "has no 'nothing'; it has cli_shop:outbox"),
+        ("cli_shop:not_one", "is a int, not an Outbox"),
+        ("cli_broken:outbox", "JSONDecodeError"),
+        ("cli_lost:outbox", "ModuleNotFoundError: No module named 'no_such_module' ("),
+    ],
+)
+def test_app_that_is_none(cli: Cli, here: Path, app: str, hint: str) -> None:
+    """An --app that can't be used: 78, with the reason and the place."""
+    result = cli("run", "--app", app)
+    assert (result.code, result.out) == (Code.CONFIG, "")
+    assert result.err.startswith(f"error: --app '{app}'")
+    assert result.err.count("\n") == 1
+    assert hint in result.err
+
+
+def test_roles_that_are_none(cli: Cli, here: Path) -> None:
+    """A role that doesn't exist: 78, with those which do."""
+    result = cli("run", "--app", "cli_shop:outbox", "--roles", "dispatch,cook")
+    assert result.code == Code.CONFIG
+    assert "dispatch, release, prune, consume, retry" in result.err.splitlines()[-1]
+
+
+def test_unmigrated(cli: Cli, here: Path, empty_url: str) -> None:
+    """A worker doesn't start without its tables: 78, with the command to run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "outbox.cli", "run", "--app", "cli_shop:outbox"],
+        env={**os.environ, "OUTBOX_DATABASE_URL": empty_url, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (Code.CONFIG, "")
+    assert "run: outbox db upgrade --url" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_runs_until_sigterm(here: Path, url: str) -> None:
+    """The worker does its work, and SIGTERM ends it with 0 and nothing on stdout."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outbox.cli", "run", "--app", "cli_shop:outbox"],
+        env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        engine = create_engine(url)
+        from outbox import Outbox
+
+        with engine.begin() as connection:
+            Outbox(engine).send(connection, "orders", {})
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            query = text("SELECT count(*) FROM outbox.consumer_message WHERE status = 'consumed'")
+            wait_until(lambda: connection.scalar(query) == 1, "the message is consumed")
+        engine.dispose()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, ""), err
+    assert "INFO outbox.worker: worker started" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--transfers", "0"], "transfers = 0 must be between"),
+        (["--opening-balance", "much"], "'much' is not an amount"),
+    ],
+)
+def test_demo_options(cli: Cli, arguments: list[str], hint: str) -> None:
+    """What the demo can't be asked to do is wrong usage."""
+    result = cli("demo", *arguments)
+    assert (result.code, result.out) == (Code.USAGE, "")
+    assert hint in result.err
+
+
+def test_demo_has_the_options_of_the_example() -> None:
+    """The command line offers each option of the example, with the same default."""
+    import dataclasses
+    import inspect
+
+    from examples.bank_transfer.options import DemoOptions
+    from outbox.cli.demo import demo
+    from outbox.cli.output import Output
+
+    offered = {name: p.default for name, p in inspect.signature(demo).parameters.items()}
+    assert offered.pop("output") is Output.TABLE
+    assert offered == {f.name: f.default for f in dataclasses.fields(DemoOptions) if f.name != "json"}
