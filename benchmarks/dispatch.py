@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from benchmarks import fill, handmade
 from benchmarks.lab import Benchmark, Lab, backend_pid
 from benchmarks.measure import Figure, Ratio, at_least, compared, interleave, median_time, milliseconds, rate, server_seconds
+from benchmarks.pinned import held_open
 from outbox import Settings
 from outbox.dispatch import dispatch_once
 
@@ -64,7 +65,7 @@ def run(lab: Lab) -> Iterator[Figure]:
         total = f"{_dispatched(connection) / 1e6:.1f} million dispatched"
         yield _idle(lab, connection, settings, f"idle pass, {total}")
         yield _small(lab, engine, connection, settings, f"pass with 100 new, {total}")
-        with pinned(lab.engine("main")):
+        with held_open(lab.engine("main"), writing=True):
             yield _idle(lab, connection, settings, "idle pass, transaction held open")
             yield _small(lab, engine, connection, settings, "pass with 100 new, transaction held open")
             fill.backlog(engine, TOPIC, lab.scale(100_000, 10_000))
@@ -145,15 +146,6 @@ def _pass(what: str, ours: list[float], bare: list[float], bar: float) -> Figure
 def _dispatched(connection: Connection) -> int:
     with connection.begin():
         return int(connection.scalar(text("SELECT count(*) FROM outbox.message")) or 0)
-
-
-@contextmanager
-def pinned(engine: Engine) -> Iterator[None]:
-    """Hold a transaction open that has a snapshot and has written."""
-    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-        connection.execute(text("SELECT pg_current_xact_id(), count(*) FROM outbox.topic"))
-        yield
-        connection.rollback()
 
 
 BENCHMARK = Benchmark(run)

@@ -38,6 +38,8 @@ DELETE FROM handmade WHERE id = ANY (ARRAY(
 RETURNING message_id, topic, key, body
 """
 
+INBOX = "INSERT INTO handmade_inbox (consumer, message_id) SELECT 'hand', * FROM unnest(%s::uuid[])"
+
 FILL = """
 INSERT INTO handmade (message_id, topic, key, body)
 SELECT gen_random_uuid(), 'transfer', 'account-' || n %% 10000, '{"amount": "12.50", "purpose": "household payment"}'

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-    from outbox.pending import Carrier
+    from outbox.carriers import Carrier
 
     Bind = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
 
@@ -285,9 +285,9 @@ class Outbox:
                 declare_topic(self.settings.schema, name, queues),
                 topic_queues(self.settings.schema, name),
             )
-            if now[0] > queues:
-                raise InvalidHandler(f"topic {name!r} has {now[0]} queues already and can't shrink to {queues}")
-            return int(now[0])
+            if now > queues:
+                raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
+            return int(now)
 
         self._own_transaction(declare)
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from sqlalchemy.exc import OperationalError
+
 from outbox.errors import HalfNotFound, RecallRefused
 from outbox.model import Counts
 from outbox.store import dispatch as store
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 NOTHING = Counts()
+
+LOCK_NOT_AVAILABLE = "55P03"
 
 
 def dispatch_lock(schema: str) -> int:
@@ -55,9 +59,9 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
             transaction.rollback()
             return NOTHING
         if not cursors or (cursor := store.to_cursor(cursors[0])).restored:
-            execute(
-                connection, store.wait_shortly(), store.lock_ops(settings.schema), store.rebase(settings.schema)
-            )
+            if not _rebase(connection, settings.schema):
+                transaction.rollback()
+                return NOTHING
             return Counts(taken=1, more=True)
         if not cursor.pending:
             transaction.rollback()
@@ -69,6 +73,17 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
     cut = cursor.until_sequence is not None or ops == place.limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)
+
+
+def _rebase(connection: Connection, schema: str) -> bool:
+    """Start over in this cluster; False while a transaction has an op written and is still open."""
+    try:
+        execute(connection, store.wait_shortly(), store.lock_ops(schema), store.rebase(schema))
+    except OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+            raise
+        return False
+    return True
 
 
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
@@ -91,12 +106,15 @@ def resend(connection: Connection, settings: Settings, half_ids: Sequence[UUID],
 
     A group that has consumed a message knows its id and does nothing.
     """
-    execute(connection, take_lock(dispatch_lock(settings.schema)))
-    place = _placement(settings, len(half_ids))
-    _, ((_, messages, _, _),) = execute(connection, store.plan_by_index(), store.resend(place, half_ids))
+    _, rows = execute(
+        connection, take_lock(dispatch_lock(settings.schema)), store.dispatched(settings.schema, half_ids)
+    )
+    dispatched = [half_id for (half_id,) in rows]
+    place = _placement(settings, len(dispatched))
+    _, ((_, messages, _, _),) = execute(connection, store.plan_by_index(), store.resend(place, dispatched))
     execute(
         connection,
-        *(operator.audit(settings.schema, actor, "resend", str(half_id), reason) for half_id in half_ids),
+        *(operator.audit(settings.schema, actor, "resend", str(half_id), reason) for half_id in dispatched),
     )
     return int(messages)
 

@@ -2,42 +2,33 @@
 
 `add` only remembers. When the caller's root transaction commits, everything it sent goes to the server in one
 statement, together with the COMMIT itself; the caller's own ``commit()`` then finds the work done. So a send
-costs no round trip, one function serves `Session` and `AsyncSession`, and what was sent inside a savepoint
-that rolled back was never written at all.
+costs no round trip, and what was sent inside a savepoint that rolled back was never written at all.
 
 Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
 that transactions which a lock serialised are dispatched in that order.
 
-Hooks: SQLAlchemy's ``SessionEvents`` hand a session's messages to its connection at the root commit;
-``ConnectionEvents`` write them, or forget them with a savepoint or the whole transaction.
+Here are the connections, by SQLAlchemy's ``ConnectionEvents``; what is sent with a session comes from
+`outbox.carriers`.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.decide import decide_first
-from outbox.errors import InvalidMessage, TransactionRequired
+from outbox.errors import TransactionRequired
 from outbox.model import HalfMessage, Preparation, Resolution
 from outbox.store import wakeup
 from outbox.store.execute import Statement, execute, is_autocommit, is_lost
 from outbox.store.halves import write_halves
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session, SessionTransaction
-
-    Carrier = Session | AsyncSession | Connection | AsyncConnection
-
 
 @dataclass(frozen=True, slots=True)
 class Write:
@@ -61,16 +52,19 @@ class Intent:
 Item = Write | Intent | Statement
 
 
+#: An item with its place in the order of everything sent by this process.
+Numbered = tuple[int, Item]
+#: Gives up what is to be written at the commit of the connection.
+Source = Callable[[Connection], list[Numbered]]
+
+
 @dataclass(slots=True)
 class Pending:
-    """The items of one connection's transaction, and how many there were when each open savepoint began."""
+    """The items of one connection's transaction, each with the open savepoints it was sent in, and their sources."""
 
-    items: list[Item] = field(default_factory=list)
-    savepoints: list[int] = field(default_factory=list)
+    items: list[tuple[Numbered, tuple[str, ...]]] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
 
-
-_SESSION_ITEMS = "outbox.pending"
-_SESSION_CONNECTION = "outbox.connection"
 
 #: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
 #: a pause is worth a nudge (seconds).
@@ -79,123 +73,77 @@ _last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
-_sessions_hooked = False
+_numbers = itertools.count()
 
 
-def add(carrier: Carrier, item: Item, engine: Engine) -> None:
-    """Remember an item until the transaction of ``carrier`` commits.
+def numbered(item: Item) -> Numbered:
+    """Return the item with the next number."""
+    return next(_numbers), item
 
-    ``engine`` is used by a session that is bound to several engines and couldn't tell which one is meant.
+
+def add(connection: Connection, *items: Numbered) -> None:
+    """Remember items until this connection's transaction commits; begins one, as executing a statement would.
 
     Raises:
-        TransactionRequired: an AsyncConnection that isn't connected yet.
-        InvalidMessage: ``carrier`` is neither a session nor a connection.
+        TransactionRequired: the connection is in AUTOCOMMIT mode, or its transaction is prepared already.
     """
-    given: Any = carrier
-    if hasattr(given, "registry"):  # a scoped_session
-        given = given()
-    target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
-    if isinstance(target, Connection):
-        _of_connection(target).items.append(item)
-        return
-    if target is None:
-        raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
-    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
-
-    if not isinstance(target, Session):
-        raise InvalidMessage(
-            f"a message is sent with a Session, AsyncSession, Connection or AsyncConnection, not {target!r}"
-        )
-    _add_to_session(target, item, engine)
+    if not connection.in_transaction():
+        connection.begin()
+    refuse_autocommit(connection)
+    if getattr(connection.get_transaction(), "_is_prepared", False):
+        raise TransactionRequired("the transaction is prepared (two-phase) and takes no more messages; send before")
+    inside = savepoints(connection)
+    of_connection(connection).items.extend((item, inside) for item in items)
 
 
 def at_commit(connection: Connection, *statements: Statement) -> None:
     """Have statements written in the round trip of this connection's COMMIT, after what was sent on it."""
-    _of_connection(connection).items.extend(statements)
+    inside = savepoints(connection)
+    of_connection(connection).items.extend((numbered(statement), inside) for statement in statements)
 
 
-def _add_to_session(session: Session, item: Item, engine: Engine) -> None:
-    if (connection := session.info.get(_SESSION_CONNECTION)) is not None:
-        # Sent by a flush hook inside the commit: the earlier items have moved to the connection already.
-        _of_connection(connection).items.append(item)
-        return
-    if not session.in_transaction():
-        session.begin()
-    level = session.get_nested_transaction() or session.get_transaction()
-    session.info.setdefault(_SESSION_ITEMS, []).append((level, item, engine))
+def attach(connection: Connection, source: Source) -> None:
+    """Ask ``source`` for more items when this connection commits."""
+    if source not in (sources := of_connection(connection).sources):
+        sources.append(source)
 
 
-def hook_sessions() -> None:
-    """Listen to the events of all sessions, once per process."""
-    global _sessions_hooked  # noqa: PLW0603
-    if _sessions_hooked:
-        return
-    from sqlalchemy.orm import Session  # noqa: PLC0415
-
-    event.listen(Session, "before_commit", _hand_to_connection)
-    event.listen(Session, "after_soft_rollback", _forget_rolled_back)
-    event.listen(Session, "after_transaction_end", _forget_session)
-    _sessions_hooked = True
-
-
-def _hand_to_connection(session: Session) -> None:
-    items = session.info.get(_SESSION_ITEMS)
-    if not items or session.in_nested_transaction():
-        return
-    connection = _connection_of(session, items[0][2])
-    _of_connection(connection).items.extend(item for _, item, _ in items)
-    del session.info[_SESSION_ITEMS]
-    session.info[_SESSION_CONNECTION] = connection
-
-
-def _connection_of(session: Session, engine: Engine) -> Connection:
-    try:
-        return session.connection()
-    except UnboundExecutionError:
-        return session.connection(bind_arguments={"bind": engine})
-
-
-def _forget_rolled_back(session: Session, previous: SessionTransaction) -> None:
-    items = session.info.get(_SESSION_ITEMS)
-    if items:
-        session.info[_SESSION_ITEMS] = [entry for entry in items if not _inside(entry[0], previous)]
-
-
-def _inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
-    while level is not None:
-        if level is ended:
-            return True
-        level = level.parent
-    return False
-
-
-def _forget_session(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.parent is None:
-        session.info.pop(_SESSION_ITEMS, None)
-        session.info.pop(_SESSION_CONNECTION, None)
-
-
-def _of_connection(connection: Connection) -> Pending:
+def of_connection(connection: Connection) -> Pending:
+    """Return what the connection's transaction has yet to write; its engine is listened to from now on."""
     pending = _by_connection.get(connection)
     if pending is None:
-        if connection.engine not in _hooked:
-            _hook_engine(connection.engine)
+        hook(connection.engine)
         pending = _by_connection[connection] = Pending()
     return pending
 
 
-def _hook_engine(engine: Engine) -> None:
+def savepoints(connection: Connection) -> tuple[str, ...]:
+    """Return the names of the savepoints that a connection is inside of, the innermost first.
+
+    SQLAlchemy's event tells the name of a savepoint when it ends, but not when it begins.
+    """
+    names = []
+    nested = connection.get_nested_transaction()
+    while nested is not None:
+        names.append(nested._savepoint)
+        nested = nested._previous_nested
+    return tuple(names)
+
+
+def hook(engine: Engine) -> None:
+    """Listen to the events of an engine's connections, once."""
+    if engine in _hooked:
+        return
     hooks: dict[str, Callable[..., Any]] = {
         "commit": _on_commit,
+        "commit_twophase": _on_commit_twophase,
         "prepare_twophase": _on_prepare_twophase,
         "rollback": _on_rollback,
         "rollback_twophase": _on_rollback,
-        "savepoint": _on_savepoint,
         "rollback_savepoint": _on_rollback_savepoint,
-        "release_savepoint": _on_release_savepoint,
     }
-    for name, hook in hooks.items():
-        event.listen(engine, name, hook)
+    for name, listener in hooks.items():
+        event.listen(engine, name, listener)
     _hooked.add(engine)
 
 
@@ -203,7 +151,7 @@ def _on_commit(connection: Connection) -> None:
     if (pending := _by_connection.pop(connection, None)) is None:
         return
     try:
-        _write(connection, pending.items, then_commit=True)
+        _write(connection, pending, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
         if not is_lost(connection):
@@ -211,57 +159,58 @@ def _on_commit(connection: Connection) -> None:
         raise
 
 
+def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> None:
+    if (pending := _by_connection.pop(connection, None)) is None or is_prepared:
+        return
+    try:
+        _write(connection, pending, then_commit=False)
+    except BaseException:
+        if not is_lost(connection):
+            connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
+        raise
+
+
 def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
     if (pending := _by_connection.pop(connection, None)) is not None:
-        _write(connection, pending.items, then_commit=False)
+        _write(connection, pending, then_commit=False)
 
 
 def _on_rollback(connection: Connection, *_: Any) -> None:
     _by_connection.pop(connection, None)
 
 
-def _on_savepoint(connection: Connection, name: str | None) -> None:
-    if (pending := _by_connection.get(connection)) is not None:
-        pending.savepoints.append(len(pending.items))
-
-
 def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
-    if (pending := _by_connection.get(connection)) is None:
-        return
-    depth = _depth(connection, name)
-    # Begun before anything was sent: nothing of what followed stays.
-    del pending.items[pending.savepoints[-depth] if depth <= len(pending.savepoints) else 0 :]
-    del pending.savepoints[-depth:]
-
-
-def _on_release_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is not None:
-        del pending.savepoints[-_depth(connection, name) :]
+        pending.items = [entry for entry in pending.items if name not in entry[1]]
 
 
-def _depth(connection: Connection, name: str) -> int:
-    """Return how many savepoints end with this one: itself, and those begun inside of it.
+def refuse_autocommit(connection: Connection) -> None:
+    """Make sure that the driver doesn't commit each statement by itself.
 
-    SQLAlchemy tells the name of a savepoint when it ends, not yet when it begins.
+    Raises:
+        TransactionRequired: it does.
     """
-    depth, nested = 1, connection.get_nested_transaction()
-    while nested is not None and nested._savepoint != name:
-        depth, nested = depth + 1, nested._previous_nested
-    return depth
-
-
-def _write(connection: Connection, items: list[Item], *, then_commit: bool) -> None:
     if is_autocommit(connection):
         raise TransactionRequired(
             "the connection is in AUTOCOMMIT mode: message and business change would not commit together; "
             "use a connection with transactions"
         )
+
+
+def _write(connection: Connection, pending: Pending, *, then_commit: bool) -> None:
+    ordered = [item for item, _ in pending.items]
+    for source in pending.sources:
+        ordered += source(connection)
+    if not ordered:
+        return
+    refuse_autocommit(connection)
+    items = [item for _, item in sorted(ordered, key=lambda entry: entry[0])]
     writes = [item for item in items if isinstance(item, Write)]
     intents = [item for item in items if isinstance(item, Intent)]
-    statements = [
-        write_halves(schema, [(write.half, write.preparation) for write in group])
-        for schema, group in groupby(writes, key=lambda write: write.schema)
-    ]
+    by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
+    for write in writes:
+        by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
+    statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
     if intents:
         # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
         if statements:

@@ -14,7 +14,7 @@ from uuid import UUID
 from outbox.model import Counts
 from outbox.store import prune as store
 from outbox.store.dispatch import plan_by_index
-from outbox.store.execute import execute
+from outbox.store.execute import Statement, execute
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -86,7 +86,7 @@ def prune_consumer_once(
     return Counts(taken=offsets + deleted, done=deleted)
 
 
-def _transaction(connection: Connection, statement: store.Statement) -> int:
+def _transaction(connection: Connection, statement: Statement) -> int:
     with connection.begin():
         return len(execute(connection, statement)[0])
 

@@ -162,7 +162,7 @@ def _unbalanced(name: str, connection: Connection, bank: Any) -> Iterator[str]:
 def _sum_faults(before: Sums, after: Sums) -> Iterator[str]:
     if difference := after.total - before.total:
         what = "too much" if difference > 0 else "missing"
-        yield f"{abs(difference)} is {what}: {before.total} before, {after.total} after"
+        yield f"{abs(difference):,} is {what}: {before.total:,} before, {after.total:,} after"
 
 
 def _one_each(

@@ -16,7 +16,7 @@ from threading import Thread
 
 from .orders import Refusal
 
-_DEATHS_TOO_MANY = 5
+_DEATHS_TOO_MANY = 3
 _STOP_SECONDS = 10.0
 
 Process = subprocess.Popen[str]

@@ -19,7 +19,7 @@ from .staff import Employee, Staff
 from .words import counted
 
 DISPATCHERS = 2
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
 _STALL_SECONDS = 60.0
 
 

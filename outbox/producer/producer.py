@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox import codec, limits, pending
+from outbox import carriers, codec, limits, pending
 from outbox.decide import already, decide
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.ids import uuid7
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-    from outbox.pending import Carrier
+    from outbox.carriers import Carrier
     from outbox.settings import Settings
 
 
@@ -39,7 +39,9 @@ class Producer:
         self._group = limits.check_group(group)
         self._sessions = sessions
         self._async_sessions = async_sessions
-        pending.hook_sessions()
+        carriers.hook_sessions()
+        # Now, since listening to an engine that is in use by other threads isn't safe.
+        pending.hook(engine)
 
     def sessions(self) -> sessionmaker[Session]:
         """Return the factory of sessions for sync functions."""
@@ -70,7 +72,7 @@ class Producer:
         """See `Outbox.send`."""
         delivery = limits.check_delivery(deliver_at, delay, delay_level)
         half = self._half(id, topic, body, key, tag, headers, delivery)
-        pending.add(carrier, pending.Write(self.schema, half, nudge=self._settings.listen), self._engine)
+        carriers.add(carrier, pending.Write(self.schema, half, nudge=self._settings.listen), self._engine)
         return half.id
 
     def prepare(
@@ -93,20 +95,20 @@ class Producer:
         delivery = limits.check_delivery(deliver_at, delay, delay_level)
         half = self._half(id, topic, body, key, tag, headers, delivery)
         preparation = Preparation(fenced, self._immunity(immunity))
-        pending.add(carrier, pending.Write(self.schema, half, preparation), self._engine)
+        carriers.add(carrier, pending.Write(self.schema, half, preparation), self._engine)
         return half.id
 
     def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
         if within is not None:
-            pending.add(within, pending.Intent(self.schema, half_id, resolution), self._engine)
+            carriers.add(within, pending.Intent(self.schema, half_id, resolution), self._engine)
             return None
         with self.sessions().begin() as session:
             return self._decide_now(session, half_id, resolution)
 
     def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
         """Commit a half at the commit of the caller's transaction, which fails if a decision came first."""
-        pending.add(carrier, pending.Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
+        carriers.add(carrier, pending.Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
 
     def commit_now(self, session: Session, half_id: UUID) -> Decision:
         """Commit a half at once, in the session's transaction."""

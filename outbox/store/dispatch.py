@@ -13,8 +13,8 @@ _NEWEST_CURSOR = """
 SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
        c.base_sequence, c.system_identifier, s.system_identifier,
        c.until_sequence IS NOT NULL
-       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid >= c.next_xid AND o.sequence > c.base_sequence)
-       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight) AND o.sequence > c.base_sequence)
+       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid >= c.next_xid)
+       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight))
   FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
 """
 
@@ -28,10 +28,10 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 _FRESH = """
 fresh AS MATERIALIZED (
     SELECT half_id, sequence, resolution FROM {s}.op_message
-     WHERE xid >= %(next_xid)s::xid8 AND sequence > %(base)s
+     WHERE xid >= %(next_xid)s::xid8
      UNION ALL
     SELECT half_id, sequence, resolution FROM {s}.op_message
-     WHERE xid = ANY (%(in_flight)s::xid8[]) AND sequence > %(base)s
+     WHERE xid = ANY (%(in_flight)s::xid8[])
 ), batch AS MATERIALIZED (
     SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s
 ), cursor AS (
@@ -50,7 +50,7 @@ fresh AS MATERIALIZED (
 _REST = """
 batch AS MATERIALIZED (
     SELECT half_id, sequence, resolution FROM {s}.op_message
-     WHERE sequence > %(after)s AND sequence <= %(until)s AND sequence > %(base)s
+     WHERE sequence > %(after)s AND sequence <= %(until)s
        AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))
        AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
      ORDER BY sequence LIMIT %(limit)s
@@ -66,23 +66,29 @@ batch AS MATERIALIZED (
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
 )"""
 
+# Of before a re-base. Their xids may be ahead of this cluster's, and would be taken for new ones: 0 is behind all.
 _MISSED = """
-batch AS MATERIALIZED (
-    SELECT half_id, sequence, resolution FROM {s}.op_message o
-     WHERE sequence > %(after)s AND sequence <= %(until)s AND resolution = 'commit'
-       AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = o.half_id)
-       AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = o.half_id)
+old AS MATERIALIZED (
+    SELECT half_id, sequence, resolution FROM {s}.op_message
+     WHERE sequence > %(after)s AND sequence <= %(until)s
      ORDER BY sequence LIMIT %(limit)s
+), forgotten AS (
+    UPDATE {s}.op_message SET xid = '0' WHERE half_id IN (SELECT half_id FROM old)
+), batch AS MATERIALIZED (
+    SELECT * FROM old
+     WHERE resolution = 'commit'
+       AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = old.half_id)
+       AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = old.half_id)
 ), cursor AS (
     INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
                                      base_sequence, system_identifier)
     SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
            CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s
-      FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
+      FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
 )"""
 
 _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
-    SELECT b.sequence, b.half_id, 1 AS send_number, h.topic, h.key, h.deliver_at,
+    SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
       JOIN {s}.half_message h ON h.id = b.half_id
@@ -91,19 +97,21 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
        AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
 )"""
 
-# From entries to messages; the same for a dispatch, a release and a resend.
+# From entries to messages; the same for a dispatch, a release and a resend. ``sequence`` orders a batch's entries,
+# ``turn`` is the sequence of the op: messages without a key take the queues in turn.
 _PLACE = """, new_topic AS (
-    INSERT INTO {s}.topic (name, queues)
+    INSERT INTO {s}.topic AS t (name, queues)
     SELECT DISTINCT topic, %(queues)s::int FROM entry
-     WHERE NOT EXISTS (SELECT FROM {s}.topic t WHERE t.name = entry.topic)
-    ON CONFLICT DO NOTHING
+     WHERE NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = entry.topic)
+    -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
+    ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
 ), scheduled AS (
     INSERT INTO {s}.scheduled_message (half_id, deliver_at)
     SELECT half_id, deliver_at FROM entry WHERE deliver_at > statement_timestamp()
     RETURNING half_id
 ), placed AS MATERIALIZED (
     SELECT half_id, sequence, send_number, topic,
-           CASE WHEN key IS NULL THEN sequence %% queues
+           CASE WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
       FROM entry WHERE deliver_at IS NULL OR deliver_at <= statement_timestamp()
 ), head AS (
@@ -127,7 +135,7 @@ SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT 
 _LOCK_OPS = "LOCK TABLE {s}.op_message IN SHARE MODE"
 
 # Writers queue up behind a lock that waits, so it must not wait long; the next pass tries again.
-_SHORT_WAIT = "SELECT set_config('lock_timeout', '2s', true)"
+_SHORT_WAIT = "SELECT set_config('lock_timeout', '200ms', true)"
 
 _REBASE = """
 INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence, system_identifier)
@@ -147,12 +155,15 @@ WITH batch AS MATERIALIZED (
        AND recalled_at IS NULL
     RETURNING half_id, deliver_at
 ), entry AS MATERIALIZED (
-    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, b.half_id, 1 AS send_number,
-           h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
+    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
+           1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
       JOIN {s}.half_message h ON h.id = b.half_id
+      JOIN {s}.op_message o ON o.half_id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
+
+_DISPATCHED = "SELECT DISTINCT half_id FROM {s}.message WHERE half_id = ANY (%s::uuid[])"
 
 _RESEND = """
 WITH batch AS MATERIALIZED (
@@ -162,7 +173,7 @@ WITH batch AS MATERIALIZED (
      WHERE o.half_id = ANY (%(half_ids)s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
        FOR UPDATE OF o  -- against prune, which deletes a half together with its messages
 ), entry AS MATERIALIZED (
-    SELECT b.sequence, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at,
+    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
       JOIN {s}.half_message h ON h.id = b.half_id
@@ -202,7 +213,7 @@ class Cursor:
     Dispatched is every op that the snapshot ``(next_xid, in_flight)`` sees. ``target`` is a later snapshot of
     which the ops up to ``after_sequence`` are dispatched, those up to ``until_sequence`` not yet. Without a
     ``target``, ``until_sequence`` marks a re-base under way. Ops up to ``base_sequence`` are of before a
-    re-base: their xids mean nothing in this cluster.
+    re-base: their xids mean nothing in this cluster, and the re-base sets them to 0.
     """
 
     next_xid: str
@@ -293,7 +304,7 @@ def lock_ops(schema: str) -> Statement:
 
 
 def wait_shortly() -> Statement:
-    """For this transaction, give up waiting for a lock after two seconds."""
+    """For this transaction, give up waiting for a lock after 0.2 seconds."""
     return Statement(_SHORT_WAIT)
 
 
@@ -305,6 +316,11 @@ def rebase(schema: str) -> Statement:
 def release_due(place: Placement) -> Statement:
     """Turn due scheduled messages into messages. Rows as of `dispatch_batch`."""
     return Statement(in_schema(_DUE + _PLACE, place.schema), place.values())
+
+
+def dispatched(schema: str, half_ids: Sequence[UUID]) -> Statement:
+    """Read which of these halves are messages. Rows: ``(id,)``."""
+    return Statement(in_schema(_DISPATCHED, schema), (list(half_ids),))
 
 
 def resend(place: Placement, half_ids: Sequence[UUID]) -> Statement:

@@ -11,13 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
-from apscheduler.executors.pool import BasePoolExecutor
+from apscheduler.executors.base import BaseExecutor, run_job
 from apscheduler.jobstores.base import JobLookupError
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers import SchedulerNotRunningError
@@ -27,6 +26,7 @@ from apscheduler.triggers.base import BaseTrigger
 from outbox.worker.duty import Duty
 
 _EXECUTOR = "outbox"
+_JOB_STORE = "default"
 #: The scheduler looks at its clock at least this often (seconds), and takes a greater difference for a jump.
 _LOOK_EVERY = 1.0
 _JUMP = 0.5
@@ -44,8 +44,8 @@ class Clock:
         self._scheduler = BackgroundScheduler(
             logger=quiet,
             timezone=dt.UTC,
-            jobstores={"default": SteadyJobStore()},
-            executors={_EXECUTOR: _ThreadExecutor()},
+            jobstores={_JOB_STORE: SteadyJobStore()},
+            executors={_EXECUTOR: _DaemonThreads()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._settled, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
@@ -115,46 +115,39 @@ class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]
         return min(super().get_next_run_time() or latest, latest)
 
 
-class _ThreadExecutor(BasePoolExecutor):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(_DaemonThreads())
-
-
-class _DaemonThreads(Executor):
-    """A pool of threads that never keep the process alive.
+class _DaemonThreads(BaseExecutor):  # type: ignore[misc]
+    """Runs jobs in threads that never keep the process alive.
 
     Those of `concurrent.futures` are joined when the interpreter exits: a handler that hangs would hold up SIGTERM.
+    And APScheduler's executor on top of them runs a job's listeners in the scheduler's own thread if the job ends
+    before its future is looked at, where what `Duty.settled` does is overwritten.
     """
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        super().__init__()
+        self._work: SimpleQueue[tuple[Any, list[dt.datetime]] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads = 0
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function in an idle thread, or in a new one. Only called by the scheduler's thread."""
-        future: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                result = fn(*args, **kwargs)
-            except BaseException as error:  # it belongs to whoever looks at the future
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        if not self._idle.acquire(blocking=False):
-            self._threads += 1
-            threading.Thread(target=self._run, name=f"outbox-worker-{self._threads}", daemon=True).start()
-        self._work.put(work)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+    def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002
         """Let the threads end when they are idle; nobody waits for them."""
         for _ in range(self._threads):
             self._work.put(None)
 
+    def _do_submit_job(self, job: Any, run_times: list[dt.datetime]) -> None:
+        # Only called by the scheduler's thread.
+        if not self._idle.acquire(blocking=False):
+            self._threads += 1
+            threading.Thread(target=self._run, name=f"outbox-worker-{self._threads}", daemon=True).start()
+        self._work.put((job, run_times))
+
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            work()
+            job, run_times = work
+            try:
+                events = run_job(job, _JOB_STORE, run_times, self._logger.name)
+            except BaseException as error:  # it is APScheduler's to tell
+                self._run_job_error(job.id, error, error.__traceback__)
+            else:
+                self._run_job_success(job.id, events)
             self._idle.release()

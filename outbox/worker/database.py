@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
 
 from outbox.store.execute import driver_of, is_lost
 
@@ -46,9 +47,20 @@ class Database:
 
     def connect(self) -> Connection:
         """Open a connection; the caller closes it."""
+        try:
+            return self._connect()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        # The pool gave us one that the server had closed, and knows by now that its others are as old.
+        return self._connect()
+
+    def _connect(self) -> Connection:
         connection = self.engine.connect()
         try:
             connection = connection.execution_options(isolation_level=_ISOLATION)
+            with connection.begin():
+                connection.exec_driver_sql("SELECT 1")
             connection.detach()
             keep_alive(driver_of(connection))
         except BaseException:
@@ -61,10 +73,6 @@ class Database:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
         return create_async_engine(self.url, poolclass=NullPool, isolation_level=_ISOLATION)
-
-    def forget_pool(self) -> None:
-        """Drop the pooled connections: the server went away, and took them along."""
-        self.engine.dispose()
 
 
 def discard(connection: Connection) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from outbox.model import Counts
 from outbox.store.execute import driver_of
@@ -51,12 +50,7 @@ class Lane(ABC):
     def _guarded(self, act: Pass) -> Counts:
         self._began = time.monotonic()
         self._interrupted = False
-        try:
-            counts = self._act(act)
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                self._forget_pools()
-            raise
+        counts = self._act(act)
         return counts + Counts(more=True) if self._interrupted else counts
 
     def ending(self) -> bool:
@@ -67,11 +61,6 @@ class Lane(ABC):
             self._interrupted = True
             return True
         return False
-
-    def _forget_pools(self) -> None:
-        for database in (self.database, self.source):
-            if database is not None:
-                database.forget_pool()
 
     def end(self) -> None:
         """Close the connections, or cut them off under a pass that runs on; none begins any more."""

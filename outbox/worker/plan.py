@@ -11,20 +11,16 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.dispatch import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
-from outbox.model import Counts
-from outbox.prune import prune_consumer_once, prune_producer_once
-from outbox.settings import Settings
-from outbox.store.execute import execute
-from outbox.store.wakeup import OPS, notify
+from outbox.prune import prune_producer_once
+from outbox.store.wakeup import OPS
 from outbox.worker.async_lane import AsyncLane
 from outbox.worker.database import Database
 from outbox.worker.duty import Duty
 from outbox.worker.lane import Lane, Pass, SyncLane
 from outbox.worker.listener import Listener
+from outbox.worker.passes import on_producer, prune_group, send_notification, start_group
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from outbox.app import Outbox
 
 #: What a worker may be told to do. The first three serve the producer's tables, ``prune`` those of both sides.
@@ -84,15 +80,15 @@ class Plan:
         if self._roles & {"dispatch", "release"}:
             self.lanes.append(self._dispatch)
         if "dispatch" in self._roles:
-            act = _on_producer(dispatch_once, settings)
+            act = on_producer(dispatch_once, settings)
             self._dispatching.append(self._add("dispatch", self._dispatch, act, lambda: settings.idle_wait, after=told))
             self._listen(self._own)
         if "release" in self._roles:
-            act = _on_producer(release_due_once, settings)
+            act = on_producer(release_due_once, settings)
             self._add("release", self._dispatch, act, lambda: settings.release_interval, after=told)
         if "prune" in self._roles:
             upkeep = self._upkeep_of(self._own)
-            act = _on_producer(partial(prune_producer_once, stopping=upkeep.ending), settings)
+            act = on_producer(partial(prune_producer_once, stopping=upkeep.ending), settings)
             self._add("prune", upkeep, act, lambda: settings.prune_interval, eager=False)
 
     def _plan_subscription(self, subscription: Subscription) -> None:
@@ -108,7 +104,7 @@ class Plan:
         ]
         consumers = [Consumer(subscription, settings, lane.ending) for lane in lanes]
         self.lanes += lanes
-        self.starts.append(partial(lanes[0].run, partial(_start, consumers[0])))
+        self.starts.append(partial(lanes[0].run, partial(start_group, consumers[0])))
         if "consume" in self._roles:
             for number, (lane, consumer) in enumerate(zip(lanes, consumers, strict=True), 1):
                 title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
@@ -119,7 +115,7 @@ class Plan:
             act = partial(consumers[0].retry_once, limit=_RETRIES)
             self._add(f"retry {name}", lanes[0], act, lambda: settings.retry_interval, eager=False)
         if "prune" in self._roles:
-            act = partial(_prune, settings, subscription, lanes[0].ending)
+            act = partial(prune_group, settings, subscription, lanes[0].ending)
             self._add(f"prune {name}", lanes[0], act, lambda: settings.prune_interval, eager=False)
 
     def _add(
@@ -164,7 +160,7 @@ class Plan:
             source,
             self.settings.schema,
             wake=partial(self._wake, source),
-            probe=lambda payload: upkeep.run(partial(_notify, self.settings.schema, payload)),
+            probe=lambda payload: upkeep.run(partial(send_notification, self.settings.schema, payload)),
             own_pids=lambda: {self._dispatch.backend_pid},
             stopping=self._stopping,
             reconnect_cap=self.settings.reconnect_cap,
@@ -190,29 +186,3 @@ class Plan:
             if database is source and topic in {None, name}:
                 for duty in duties:
                     duty.wake()
-
-
-def _on_producer(one_pass: Callable[[Connection, Settings], Counts], settings: Settings) -> Pass:
-    return lambda connection, _: one_pass(connection, settings)
-
-
-def _start(consumer: Consumer, connection: Connection, source: Connection) -> Counts:
-    consumer.start(connection, source)
-    return Counts()
-
-
-def _prune(
-    settings: Settings,
-    subscription: Subscription,
-    stopping: Callable[[], bool],
-    connection: Connection,
-    source: Connection,
-) -> Counts:
-    group, topic = subscription.group, subscription.topic
-    return prune_consumer_once(connection, source, settings, group, topic, stopping=stopping)
-
-
-def _notify(schema: str, payload: str, connection: Connection, _: Connection) -> Counts:
-    with connection.begin():
-        execute(connection, notify(schema, payload))
-    return Counts()

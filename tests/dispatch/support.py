@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
-from outbox import Outbox, Settings, codec
+from outbox import Outbox, Settings, codec, pending
 from outbox.dispatch import dispatch_once
 from outbox.model import Counts
 from outbox.store import dispatch as store
@@ -88,12 +88,8 @@ def write_now(app: Outbox, connection: Connection, body: Any, topic: str = "t", 
 
 
 def flush(connection: Connection) -> None:
-    """Write what was sent on a connection without committing."""
-    from outbox import pending
-
-    waiting = pending._by_connection.pop(connection, None)
-    if waiting is not None:
-        pending._write(connection, waiting.items, then_commit=False)
+    """Write what was sent on a connection without committing, as the preparation of a two-phase commit does."""
+    pending._on_prepare_twophase(connection)
 
 
 def scalar(connection: Connection, sql: str, **values: Any) -> Any:

@@ -77,10 +77,36 @@ def test_no_wake_up_is_lost_while_a_duty_goes_quiet(stand: Stand, monkeypatch: p
     duty = stand.duty("take", one_pass)
     stand.clock.start()
     for number in range(3000):
+        for _ in range(number * 37 % 2000):
+            pass
         work.put(number)
         duty.wake()
-        # The next one follows as soon as the duty has taken this one, and so while it is going quiet.
+        # The next one follows soon after the duty has taken this one, and so while it is going quiet.
         assert done.get(timeout=60) == number
+
+
+def test_a_wake_up_in_the_gap_between_the_last_look_and_the_scheduler(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wake-up when the duty has looked for the last time, but its job can't be started yet, starts it later."""
+    passes = threading.Semaphore(0)
+
+    def one_pass() -> Counts:
+        passes.release()
+        return Counts()
+
+    class WokenLate(Duty):
+        def run(self) -> None:
+            super().run()
+            if next(late, False):
+                self.wake()
+
+    late = iter([True])
+    monkeypatch.setattr("tests.worker.test_duty.Duty", WokenLate)
+    stand.duty("look", one_pass)
+    stand.clock.start()
+    for _ in range(2):
+        assert passes.acquire(timeout=60)
 
 
 def test_concurrent_wake_ups_are_all_answered(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,206 @@
+"""Where a message travels: from the session or connection that the caller passes to the connection that commits it.
+
+A session may have no connection yet when something is sent with it, so its items wait beside it until the COMMIT
+of the connection which carries the business change, and follow its savepoints by ``SessionEvents``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import UnboundExecutionError
+
+from outbox import pending
+from outbox.errors import InvalidMessage, TransactionRequired
+from outbox.pending import Item, Numbered
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session, SessionTransaction
+
+    Carrier = Session | AsyncSession | Connection | AsyncConnection
+
+_SENT = "outbox.sent"
+_sessions_hooked = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    item: Numbered
+    engine: Engine
+    level: SessionTransaction | None
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
+
+    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use.
+    """
+
+    entries: list[_Entry] = field(default_factory=list)
+    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
+    chosen: dict[Engine, Connection] = field(default_factory=dict)
+    committing: bool = False
+
+    def target(self, engine: Engine) -> Connection | None:
+        """Return the connection that carries the messages of an Outbox on ``engine``."""
+        if engine in self.connections:
+            return self.connections[engine][0]
+        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
+
+    def take(self, connection: Connection) -> list[Numbered]:
+        """Give up what is to be written at the commit of ``connection``."""
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        if taken:
+            self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
+
+
+def add(carrier: Carrier, item: Item, engine: Engine) -> None:
+    """Remember an item until the transaction of ``carrier`` commits.
+
+    ``engine`` is that of the Outbox: a session that uses several writes on its connection to this one.
+
+    Raises:
+        TransactionRequired: no transaction that could take it.
+        InvalidMessage: ``carrier`` is neither a session nor a connection.
+    """
+    given: Any = carrier
+    if hasattr(given, "registry"):  # a scoped_session
+        given = given()
+    target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
+    if isinstance(target, Connection):
+        pending.add(target, pending.numbered(item))
+        return
+    if target is None:
+        raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+
+    if not isinstance(target, Session):
+        raise InvalidMessage(
+            f"a message is sent with a Session, AsyncSession, Connection or AsyncConnection, not {target!r}"
+        )
+    _add_to_session(target, item, engine)
+
+
+def _add_to_session(session: Session, item: Item, engine: Engine) -> None:
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise TransactionRequired("the session has autobegin=False and is in no transaction; call session.begin()")
+        session.begin()
+    elif not session.is_active:
+        raise TransactionRequired(
+            "the session's transaction takes no message now: it has failed, is prepared, or is committed already; "
+            "send before, or roll it back first"
+        )
+    sent = _sent_of(session)
+    level = session.get_nested_transaction() or session.get_transaction()
+    sent.entries.append(_Entry(pending.numbered(item), engine, level))
+    for connection, _ in sent.connections.values():
+        pending.attach(connection, sent.take)
+    if sent.committing and not sent.connections:
+        # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
+        _place(session, sent)
+
+
+def hook_sessions() -> None:
+    """Listen to the events of all sessions, once per process."""
+    global _sessions_hooked  # noqa: PLW0603
+    if _sessions_hooked:
+        return
+    from sqlalchemy.orm import Session  # noqa: PLC0415
+
+    event.listen(Session, "after_begin", _on_begin)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    event.listen(Session, "after_transaction_end", _on_end)
+    _sessions_hooked = True
+
+
+def _sent_of(session: Session) -> _Sent:
+    sent: _Sent | None = session.info.get(_SENT)
+    if sent is None:
+        sent = session.info[_SENT] = _Sent()
+    return sent
+
+
+def _on_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    sent = _sent_of(session)
+    if connection.engine not in sent.connections:
+        sent.connections[connection.engine] = connection, pending.savepoints(connection)
+        if sent.entries:
+            pending.attach(connection, sent.take)
+
+
+def _before_commit(session: Session) -> None:
+    sent = _sent_of(session)
+    sent.committing = True
+    if sent.entries and any(entry.engine not in sent.connections for entry in sent.entries):
+        if _place(session, sent):
+            # The flush of this commit may be the first to use the Outbox's engine; then the message belongs there.
+            session.flush()
+    else:
+        for entry in sent.entries:
+            pending.refuse_autocommit(sent.connections[entry.engine][0])
+
+
+def _place(session: Session, sent: _Sent) -> bool:
+    """Make sure that each entry has a connection; return whether any isn't on its Outbox's own engine."""
+    foreign = False
+    for engine in {entry.engine for entry in sent.entries} - sent.connections.keys():
+        try:
+            connection = session.connection()
+        except UnboundExecutionError:
+            connection = session.connection(bind_arguments={"bind": engine})
+        pending.refuse_autocommit(connection)
+        sent.chosen[engine] = connection
+        # No event has told of a connection that the session had before it was listened to.
+        sent.connections.setdefault(connection.engine, (connection, pending.savepoints(connection)))
+        pending.attach(connection, sent.take)
+        foreign = foreign or connection.engine is not engine
+    return foreign
+
+
+def _after_commit(session: Session) -> None:
+    sent = _sent_of(session)
+    released = session.get_nested_transaction()
+    if released is not None:
+        outer = released.parent
+        while outer is not None and outer.parent is not None and not outer.nested:
+            outer = outer.parent
+        sent.entries = [
+            _Entry(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
+        ]
+        return
+    # Left are those of a session which joined a transaction that goes on.
+    for connection in {sent.target(entry.engine) for entry in sent.entries}:
+        if connection is not None and connection.in_transaction():
+            pending.add(connection, *sent.take(connection))
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    sent: _Sent | None = session.info.get(_SENT)
+    if sent is None:
+        return
+    if transaction.nested:
+        sent.committing = False
+        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
+    elif transaction.parent is None:
+        del session.info[_SENT]
+        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
+        for connection, begun_in in sent.connections.values() if sent.entries else ():
+            if connection.in_transaction() and set(begun_in) <= set(pending.savepoints(connection)):
+                pending.add(connection, *sent.take(connection))
+        sent.entries.clear()
+
+
+def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
+    while level is not None:
+        if level is ended:
+            return True
+        level = level.parent
+    return False

@@ -1,0 +1,145 @@
+"""Which queue a message comes to, and who tells the consumers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import IntegrityError
+
+from outbox import Outbox, Settings
+from outbox.dispatch import dispatch_once, release_due_once
+from outbox.errors import InvalidHandler
+from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send
+
+
+def queues_of(connection: Connection, topic: str = "t") -> Counter[int]:
+    """Return how many messages each queue has."""
+    return Counter(message.queue for message in messages(connection, topic))
+
+
+def test_messages_without_key_go_round(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Messages without a key spread evenly over all queues."""
+    for _ in range(4):
+        send(app, *range(20))
+    dispatch_all(connection, settings, 7)
+    assert queues_of(connection) == dict.fromkeys(range(8), 10)
+
+
+def test_released_messages_without_key_go_round(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Delayed messages without a key spread as well, though they are released one at a time."""
+    send(app, *range(16), delay=3600)
+    dispatch_all(connection, settings)
+    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    while release_due_once(connection, settings, limit=1).more:
+        pass
+    assert queues_of(connection) == dict.fromkeys(range(8), 2)
+
+
+def test_a_key_has_one_queue_for_all_kinds_of_sending(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Sent, released and resent messages of a key are in one queue; many keys use all queues."""
+    for number in range(64):
+        ids = send(app, "sent", key=f"key {number}")
+        send(app, "released", key=f"key {number}", delay=3600)
+        dispatch_all(connection, settings)
+        app.resend(ids, actor="me", reason="test")
+    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    release_due_once(connection, settings)
+    found = messages(connection)
+    assert all(len(bodies) == 3 for bodies in by_key(found).values())
+    assert set(queues_of(connection)) == set(range(8))
+    assert_dense(found)
+
+
+def test_topics_do_not_share_positions(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Each topic counts its own queues' positions, in one batch or in several."""
+    with connection.begin():
+        for n in range(60):
+            app.send(connection, f"topic-{n % 3}", n, key="same")
+    dispatch_all(connection, settings, 7)
+    for n in range(3):
+        found = messages(connection, f"topic-{n}")
+        assert_dense(found)
+        assert by_key(found)["same"] == list(range(n, 60, 3))
+
+
+def test_a_declared_topic_has_its_number_of_queues(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """A declared number of queues is used, may grow, and never shrinks."""
+    app.declare_topic("t", 3)
+    send(app, *range(30))
+    dispatch_all(connection, settings)
+    assert queues_of(connection) == dict.fromkeys(range(3), 10)
+    app.declare_topic("t", 5)
+    send(app, *range(100))
+    dispatch_all(connection, settings)
+    assert set(queues_of(connection)) == set(range(5))
+    with pytest.raises(InvalidHandler, match="can't shrink to 2"):
+        app.declare_topic("t", 2)
+    with pytest.raises(InvalidHandler, match="between 1 and 4096"):
+        app.declare_topic("t", 0)
+    assert scalar(connection, "SELECT queues FROM outbox.topic") == 5
+    assert_dense(messages(connection))
+
+
+def test_an_undeclared_topic_appears_with_the_default(app: Outbox, engine: Engine, connection: Connection) -> None:
+    """A topic that nobody declared is created by its first message, with the settings' number of queues."""
+    send(app, 1)
+    dispatch_all(connection, Settings(queues=3))
+    assert scalar(connection, "SELECT queues FROM outbox.topic WHERE name = 't'") == 3
+    send(app, *range(30))
+    dispatch_all(connection, Settings(queues=6))
+    assert set(queues_of(connection)) == {0, 1, 2}
+
+
+def test_no_message_twice_for_one_send(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """The table itself refuses a second message for the same send of a half."""
+    (half_id,) = send(app, 1)
+    dispatch_all(connection, settings)
+    with pytest.raises(IntegrityError, match="half_id_send_number"):
+        run(
+            connection,
+            "INSERT INTO outbox.message (topic, queue, position, half_id, send_number) VALUES ('t', 7, 99, :id, 1)",
+            id=half_id,
+        )
+
+
+def test_rolled_back_halves_are_not_dispatched(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """A half that was prepared is dispatched when it is committed, and never if it is rolled back or undecided."""
+    with connection.begin():
+        kept, dropped, _ = (app.prepare(connection, "t", n, key="k0") for n in range(3))
+    app.rollback(dropped)
+    assert dispatch_all(connection, settings).done == 0
+    app.commit(kept)
+    assert dispatch_all(connection, settings).done == 1
+    assert by_key(messages(connection)) == {"k0": [0]}
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_the_batch_tells_who_listens(app: Outbox, engine: Engine, connection: Connection, listen: bool) -> None:
+    """A batch notifies once for each of its topics, unless it is told not to."""
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as listener:
+        listener.execute('LISTEN "outbox.message"')
+        with connection.begin():
+            for n in range(10):
+                app.send(connection, f"topic-{n % 2}", n)
+        dispatch_once(connection, Settings(listen=listen))
+        run(connection, "SELECT pg_notify('outbox.message', 'the end')")
+        payloads = []
+        for notice in listener.notifies():
+            if notice.payload != "!":  # a producer's nudge
+                payloads.append(notice.payload)
+            if notice.payload == "the end":
+                break
+    assert sorted(payloads) == (["the end", "topic-0", "topic-1"] if listen else ["the end"])
+
+
+def test_keys_of_any_text(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Empty, long and non-ASCII keys have a queue like any other; an empty key isn't no key."""
+    keys = ["", "ü" * 127, "🦉", "a" * 255, "'; DROP TABLE x; --", "%s {s}"]
+    for key in keys:
+        send(app, 1, 2, key=key)
+    dispatch_all(connection, settings, 3)
+    assert by_key(messages(connection)) == {key: [1, 2] for key in keys}

@@ -1,0 +1,187 @@
+"""What sending costs: one statement for all messages of a transaction, in the round trip of its COMMIT."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy.orm import Session
+
+from outbox import Outbox, Settings
+from tests.producer.bank import change, halves, messages
+from tests.producer.conftest import SECOND_SCHEMA
+
+
+class Wire:
+    """The statements that went to the driver since the last reset."""
+
+    statements: ClassVar[list[str]] = []
+
+
+@pytest.fixture
+def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The test's engine, with the statements of all its connections recorded."""
+    execute = psycopg.Cursor.execute
+
+    def spy(self: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        Wire.statements.append(str(query))
+        return execute(self, query, *args, **kwargs)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", spy)
+    return engine
+
+
+def reset() -> None:
+    Wire.statements = []
+
+
+def ours() -> list[str]:
+    return [statement for statement in Wire.statements if "half_message" in statement]
+
+
+@pytest.mark.parametrize("number", [1, 2, 500])
+def test_one_statement_however_many_messages(number: int, counted: Engine, engine: Engine) -> None:
+    """One message or five hundred, the transaction pays one statement."""
+    outbox = Outbox(counted, settings=Settings(listen=False))
+    with Session(counted) as session:
+        session.execute(insert(change).values(number=1))
+        reset()
+        for n in range(number):
+            outbox.send(session, "t", {"number": n})
+        assert Wire.statements == []
+        session.commit()
+    assert len(ours()) == 1
+    assert messages(engine) == list(range(number))
+
+
+def test_prepared_and_sent_messages_share_the_statement(counted: Engine, engine: Engine) -> None:
+    """Half messages that are prepared go in the same statement as those which are sent."""
+    outbox = Outbox(counted, settings=Settings(listen=False))
+    with Session(counted) as session, session.begin():
+        reset()
+        outbox.send(session, "t", {"number": 1})
+        outbox.prepare(session, "t", {"number": 2})
+        outbox.send(session, "t", {"number": 3}, delay=5)
+    assert len(ours()) == 1
+    assert [(half.body["number"], half.resolution, half.waits) for half in halves(engine)] == [
+        (1, "commit", False),
+        (3, "commit", False),
+        (2, None, True),
+    ]
+
+
+class Proxy:
+    """Passes bytes between one client after another and the server; counts how often the client had to wait."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.round_trips = 0
+        self._asking = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._server)
+            threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            while True:
+                for ready in select.select([client, server], [], [])[0]:
+                    try:
+                        data = ready.recv(65536)
+                    except OSError:
+                        return
+                    if not data:
+                        return
+                    if ready is server and self._asking:
+                        self.round_trips += 1
+                    self._asking = ready is client
+                    (server if ready is client else client).sendall(data)
+
+
+@pytest.fixture
+def proxy(engine: Engine) -> Iterator[Proxy]:
+    """A proxy before the test's server."""
+    assert engine.url.host
+    assert engine.url.port
+    proxy = Proxy(engine.url.host, engine.url.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.parametrize("listen", [True, False])
+@pytest.mark.parametrize("carrier", ["session", "connection"])
+def test_message_costs_no_further_round_trip(carrier: str, listen: bool, proxy: Proxy, engine: Engine) -> None:
+    """Seen from the wire, a commit with messages is one question and one answer, as one without is."""
+    through = create_engine(engine.url.set(host="127.0.0.1", port=proxy.port))
+    outbox = Outbox(through, settings=Settings(listen=listen))
+
+    def round_trips(messages: int) -> int:
+        with through.connect() as connection, Session(through) as session:
+            used: Any = connection if carrier == "connection" else session
+            used.execute(text("SELECT 1"))
+            for number in range(messages):
+                outbox.send(used, "t", {"number": number})
+            before = proxy.round_trips
+            used.commit()
+            return proxy.round_trips - before
+
+    assert [round_trips(n) for n in (0, 1, 2, 20)] == [1, 1, 1, 1]
+    through.dispose()
+
+
+def test_commit_goes_out_with_the_message(counted: Engine) -> None:
+    """Message and COMMIT are sent in one pipeline, nothing in between waits for an answer."""
+    outbox = Outbox(counted, settings=Settings(listen=False))
+    with Session(counted) as session:
+        session.execute(text("SELECT 1"))
+        outbox.send(session, "t", {"number": 1})
+        reset()
+        session.commit()
+    kinds = ["COMMIT" if statement == "COMMIT" else "send" for statement in Wire.statements]
+    assert kinds == ["send", "COMMIT"]
+
+
+def test_two_schemas_two_statements(counted: Engine) -> None:
+    """Outboxes of two schemas cost a statement each, also when their messages alternate."""
+    first = Outbox(counted, settings=Settings(listen=False))
+    second = Outbox(counted, settings=Settings(listen=False, schema=SECOND_SCHEMA))
+    with Session(counted) as session:
+        reset()
+        for number in range(10):
+            (second if number % 2 else first).send(session, "t", {"number": number})
+        session.commit()
+    assert len(ours()) == 2
+
+
+def test_transaction_without_messages_pays_nothing(counted: Engine) -> None:
+    """A transaction that sends nothing, or only in a savepoint that rolled back, runs none of our statements."""
+    outbox = Outbox(counted, settings=Settings(listen=False))
+    with Session(counted) as session:
+        session.execute(text("SELECT 1"))
+        reset()
+        session.commit()
+        assert Wire.statements == []
+        session.execute(text("SELECT 1"))
+        with session.begin_nested() as savepoint:
+            outbox.send(session, "t", {"number": 1})
+            savepoint.rollback()
+        reset()
+        session.commit()
+        assert Wire.statements == []
