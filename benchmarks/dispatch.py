@@ -13,7 +13,17 @@ from sqlalchemy import Connection, Engine, text
 
 from benchmarks import fill, handmade
 from benchmarks.lab import Benchmark, Lab, backend_pid
-from benchmarks.measure import Figure, Ratio, at_least, compared, interleave, median_time, milliseconds, rate, server_seconds
+from benchmarks.measure import (
+    Figure,
+    Ratio,
+    at_least,
+    compared,
+    interleave,
+    median_time,
+    milliseconds,
+    rate,
+    server_seconds,
+)
 from benchmarks.pinned import held_open
 from outbox import Settings
 from outbox.dispatch import dispatch_once
@@ -96,7 +106,7 @@ def _backlog(
         queue.execute("TRUNCATE copied")
         queue.commit()
         ((last,),) = queue.execute("SELECT max(sequence) FROM outbox.op_message").fetchall()
-        return rate(count, lambda: (queue.execute(_COPY, (last - count,)), queue.commit()))
+        return rate(count, partial(_copy, queue, last - count))
 
     results = interleave({"ours": ours, "copy": copy, "queue": claim_loop}, rounds, warm_up=0)
     what = f"backlog of {count:,}"
@@ -105,6 +115,11 @@ def _backlog(
         yield at_least(f"{what}, by CPU time of the server process", "messages", cpu.rates, 100_000)
     yield compared(what, "messages", results["ours"], "INSERT … SELECT of the same rows", results["copy"], None)
     yield compared(what, "messages", results["ours"], "hand-written queue, 1000 a claim", results["queue"], None)
+
+
+def _copy(queue: psycopg.Connection[Any], after: int) -> None:
+    queue.execute(_COPY, (after,))
+    queue.commit()
 
 
 def _claim_all(queue: psycopg.Connection[Any]) -> None:

@@ -29,7 +29,8 @@ INSERT = text("INSERT INTO handmade (message_id, topic, key, body) VALUES (:id, 
 
 INSERT_ALL = text(
     "INSERT INTO handmade (message_id, topic, key, body) "
-    "SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:topics AS text[]), CAST(:keys AS text[]), CAST(:bodies AS jsonb[]))"
+    "SELECT * FROM unnest("
+    "CAST(:ids AS uuid[]), CAST(:topics AS text[]), CAST(:keys AS text[]), CAST(:bodies AS jsonb[]))"
 )
 
 CLAIM = """

@@ -83,11 +83,11 @@ def _latencies(url: str, seconds: int, how: str, consumer: Callable[[Moments, th
         jobs = [(url, how, count, gap, begin_at + number / RATE) for number in range(_PRODUCERS)]
         committed = [each for one in pool.starmap(produce, jobs) for each in one]
     deadline = time.monotonic() + _DEADLINE
-    while len(started) < len(committed) and time.monotonic() < deadline:
+    while (missing := [id_ for id_, _ in committed if id_ not in started]) and time.monotonic() < deadline:
         time.sleep(0.05)
     stop.set()
     thread.join()
-    assert len(started) >= len(committed), f"{len(committed) - len(started)} messages never arrived"
+    assert not missing, f"{len(missing)} messages never arrived"
     # A handler may start before the producer has seen the answer to its COMMIT.
     return [max(started[id_] - at, 0.0) * 1000 for id_, at in committed if at > begin_at + 0.5]
 
@@ -97,7 +97,7 @@ def _with_worker(engine: Engine, group: str) -> Callable[[Moments, threading.Eve
         outbox = Outbox(engine, settings=Settings())
 
         @outbox.consumer(bank.TOPIC, group=group, batch=100, start="now")
-        def note(message: Message, session: Session) -> None:
+        def note(message: Message, _session: Session) -> None:
             started[message.id] = time.monotonic()
 
         with Worker(outbox):

@@ -54,7 +54,7 @@ def interleave(arms: Mapping[str, Arm], rounds: int, warm_up: int = 1) -> dict[s
     """Run all arms ``rounds`` times, forwards and backwards in turn; the warm-up rounds are not counted."""
     results: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(-warm_up, rounds):
-        order = list(arms) if number % 2 == 0 else list(reversed(arms))
+        order = list(arms) if number % 2 == 0 else list(arms)[::-1]
         for name in order:
             value = arms[name]()
             if number >= 0:
@@ -89,7 +89,9 @@ def milliseconds(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ms"
 
 
-def compared(what: str, unit: str, ours: Sequence[float], against: str, baseline: Sequence[float], bar: float | None) -> Figure:
+def compared(
+    what: str, unit: str, ours: Sequence[float], against: str, baseline: Sequence[float], bar: float | None
+) -> Figure:
     """Return the figure of a rate that should be at least ``bar`` times that of a baseline."""
     ratio = Ratio.of(ours, baseline)
     return Figure(

@@ -37,7 +37,14 @@ def run(lab: Lab) -> Iterator[Figure]:
     for name, how in (("snapshot", "a snapshot held open"), ("writing", "a writing transaction held open")):
         yield compared(what + how, "messages", results[name], "without", results["free"], 0.95)
         yield _decay(f"{how}: last quarter of the run ÷ first", results[name], results["free"], 0.95)
-    yield compared("hand-written queue, a snapshot held open", "messages", results["hand_pinned"], "without", results["hand_free"], None)
+    yield compared(
+        "hand-written queue, a snapshot held open",
+        "messages",
+        results["hand_pinned"],
+        "without",
+        results["hand_free"],
+        None,
+    )
     what = "hand-written queue, a snapshot held open: last quarter ÷ first"
     yield _decay(what, results["hand_pinned"], results["hand_free"], None)
 

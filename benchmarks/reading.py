@@ -82,7 +82,10 @@ class Ours:
 
     def _new(self) -> Consumer:
         subscription = Subscription(
-            TOPIC, new_group(), retry_delays=self._settings.retry_delays, **self._rules  # type: ignore[arg-type]
+            TOPIC,
+            new_group(),
+            retry_delays=self._settings.retry_delays,
+            **self._rules,  # type: ignore[arg-type]
         )
         consumer = Consumer(subscription, self._settings, self._over)
         consumer.start(self._connection, self._source)
@@ -93,7 +96,11 @@ class ByHand:
     """The same reading and the same rows with psycopg; ``act`` does what the handler does, before they are written."""
 
     def __init__(
-        self, raw: psycopg.Connection[Any], queues: int, batch: int, act: Callable[[psycopg.Connection[Any], list[Row]], None]
+        self,
+        raw: psycopg.Connection[Any],
+        queues: int,
+        batch: int,
+        act: Callable[[psycopg.Connection[Any], list[Row]], None],
     ) -> None:
         self._raw, self._act = raw, act
         self._batches = _batches(raw, queues, batch)

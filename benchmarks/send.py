@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -78,11 +78,15 @@ def _measure_async(lab: Lab, outbox: Outbox, count: int, rounds: int) -> dict[st
         for name, tell in _tells(outbox, 1).items():
             engines.append(create_async_engine(lab.urls["main"]))
             work = partial(_transactions_async, engines[-1], tell, count)
-            arms[name] = partial(rate, count, lambda work=work: runner.run(work()))
+            arms[name] = partial(rate, count, partial(_run, runner, work))
         results = interleave(arms, rounds)
         for engine in engines:
             runner.run(engine.dispose())
     return results
+
+
+def _run(runner: asyncio.Runner, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    runner.run(work())
 
 
 async def _transactions_async(engine: AsyncEngine, tell: Tell, count: int) -> None:
@@ -127,6 +131,7 @@ def _traced(engine: Engine, tell: Tell, messages: int) -> tuple[int, int]:
         with session.begin():
             _business(session, tell, messages)
         raw.pgconn.untrace()
+        log.seek(0)
         kinds = [line.split("\t")[3] for line in log.read().splitlines() if line.count("\t") >= 3]
     return kinds.count("Execute") + kinds.count("Query"), kinds.count("ReadyForQuery")
 

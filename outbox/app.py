@@ -40,7 +40,7 @@ class Outbox:
     the producer group written into its half messages. ``settings`` default to `Settings.from_env`.
 
     Raises:
-        InvalidSettings: settings that contradict each other.
+        InvalidSettings: settings that contradict each other, or an engine that isn't PostgreSQL by psycopg 3.
         InvalidMessage: the group's name isn't one.
     """
 

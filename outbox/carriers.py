@@ -17,10 +17,12 @@ from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.pending import Item, Numbered
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-    Carrier = Session | AsyncSession | Connection | AsyncConnection
+    Carrier = (
+        Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
+    )
 
 _SENT = "outbox.sent"
 _sessions_hooked = False
@@ -70,13 +72,13 @@ def add(carrier: Carrier, item: Item, engine: Engine) -> None:
         InvalidMessage: ``carrier`` is neither a session nor a connection.
     """
     given: Any = carrier
-    if hasattr(given, "registry"):  # a scoped_session
+    if hasattr(given, "registry") and not isinstance(given, type):  # a scoped_session
         given = given()
     target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
     if isinstance(target, Connection):
         pending.add(target, pending.numbered(item))
         return
-    if target is None:
+    if target is None and given is not None:
         raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
     from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
 

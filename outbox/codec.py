@@ -37,11 +37,9 @@ def encode(body: Any) -> tuple[bytes, str]:
             return body.encode(), TEXT
         except UnicodeEncodeError as error:
             raise InvalidMessage(f"the body has a character that UTF-8 can't hold: {error}") from None
-    if hasattr(body, "model_dump_json"):
-        return body.model_dump_json().encode(), JSON
-    if dataclasses.is_dataclass(body) and not isinstance(body, type):
-        body = dataclasses.asdict(body)
     try:
+        if hasattr(body, "model_dump_json") and not isinstance(body, type):
+            return body.model_dump_json().encode(), JSON
         text = json.dumps(body, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode(), JSON
     except (TypeError, ValueError, RecursionError) as error:
@@ -53,7 +51,7 @@ def encode(body: Any) -> tuple[bytes, str]:
 
 def _plain(value: Any) -> Any:
     """Encode what JSON doesn't know and business data is full of."""
-    if hasattr(value, "model_dump"):
+    if hasattr(value, "model_dump") and not isinstance(value, type):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
@@ -89,7 +87,7 @@ def decode(raw: bytes, content_type: str, model: Any = None) -> Any:
         elif kind.startswith("text/"):
             value = raw.decode()
         return value if model is None else _adapter(model).validate_python(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         wanted = f" as {getattr(model, '__name__', model)}" if model is not None else ""
         raise InvalidMessage(f"the body ({content_type}) can't be read{wanted}: {error}") from error
 

@@ -76,6 +76,9 @@ class HalfNotFound(DecisionError):
         )
         self.half_id = half_id
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.half_id,)
+
 
 class AlreadyDecided(DecisionError):
     """Somebody else's decision came first; the caller's transaction must not commit.
@@ -88,6 +91,9 @@ class AlreadyDecided(DecisionError):
         super().__init__(f"half message {half_id} was already {done} (by the {decided_by})")
         self.half_id = half_id
         self.decided_by = decided_by
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.half_id, self.decided_by)
 
 
 class AlreadyCommitted(AlreadyDecided):

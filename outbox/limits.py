@@ -53,6 +53,7 @@ def check_group(group: object) -> str:
 def _check_name(what: str, name: object, longest: int) -> str:
     if not isinstance(name, str):
         raise InvalidMessage(f"{what} must be a str, not {type(name).__name__}")
+    name = _exactly(name)
     if not name:
         raise InvalidMessage(f"{what} is empty")
     if len(name) > longest:
@@ -62,12 +63,18 @@ def _check_name(what: str, name: object, longest: int) -> str:
     return name
 
 
+def _exactly(value: str) -> str:
+    """Return a plain str: the driver refuses an array of str and its subclasses, such as enum members."""
+    return value if type(value) is str else str.__str__(value)
+
+
 def check_text(what: str, value: object, longest: int) -> str | None:
     """Return a key or tag if PostgreSQL can store it and it isn't longer than ``longest`` bytes."""
     if value is None:
         return None
     if not isinstance(value, str):
         raise InvalidMessage(f"{what} must be a str, not {type(value).__name__}: {value!r}")
+    value = _exactly(value)
     size = len(_utf8(what, value))
     if size > longest:
         raise InvalidMessage(f"{what} {value[:40]!r}… has {size} bytes; at most {longest} are allowed")
@@ -76,8 +83,10 @@ def check_text(what: str, value: object, longest: int) -> str | None:
 
 def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the headers if all are text, not too many and not too long."""
-    if not headers:
+    if headers is None:
         return {}
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers must be a mapping of str to str, not {type(headers).__name__}")
     if len(headers) > MAX_HEADERS:
         raise InvalidMessage(f"{len(headers)} headers; at most {MAX_HEADERS} are allowed")
     size = 0
@@ -87,7 +96,7 @@ def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
         size += len(_utf8(f"header {name!r}", name)) + len(_utf8(f"header {name!r}", value))
     if size > MAX_HEADER_BYTES:
         raise InvalidMessage(f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
-    return dict(headers)
+    return {_exactly(name): _exactly(value) for name, value in headers.items()}
 
 
 def _utf8(what: str, value: str) -> bytes:
@@ -117,16 +126,33 @@ def check_delivery(
     if deliver_at is not None:
         if not isinstance(deliver_at, dt.datetime):
             raise InvalidMessage(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
-        if deliver_at.tzinfo is None:
-            raise InvalidMessage(f"deliver_at {deliver_at.isoformat()} has no time zone; add one, such as datetime.UTC")
-        return deliver_at, None
+        return _moment(deliver_at), None
     if delay_level is not None:
-        if not isinstance(delay_level, int) or not 1 <= delay_level <= len(DELAY_LEVELS):
+        if isinstance(delay_level, bool) or not isinstance(delay_level, int) or not 1 <= delay_level <= len(DELAY_LEVELS):
             raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(DELAY_LEVELS)}")
         return None, float(DELAY_LEVELS[delay_level - 1])
-    if delay is None:
-        return None, None
-    seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else delay
+    return None, None if delay is None else check_seconds("delay", delay)
+
+
+def check_seconds(what: str, value: object) -> float:
+    """Return a length of time in seconds if PostgreSQL can add it to a time.
+
+    Raises:
+        InvalidMessage: neither timedelta nor number, negative, or 100 years and more.
+    """
+    seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 100 * 366 * 86400:
-        raise InvalidMessage(f"delay {delay!r} must be a timedelta or seconds, not negative and under 100 years")
-    return None, float(seconds)
+        raise InvalidMessage(f"{what} {value!r} must be a timedelta or seconds, not negative and under 100 years")
+    return float(seconds)
+
+
+def _moment(given: dt.datetime) -> dt.datetime:
+    """Return the moment in UTC, as a plain datetime: the driver refuses an array of several datetime classes."""
+    offset = given.utcoffset()
+    if offset is None:
+        raise InvalidMessage(f"deliver_at {given.isoformat()} has no time zone; add one, such as datetime.UTC")
+    day, time = (given.year, given.month, given.day), (given.hour, given.minute, given.second, given.microsecond)
+    try:
+        return dt.datetime(*day, *time, tzinfo=dt.UTC) - offset
+    except OverflowError:
+        raise InvalidMessage(f"deliver_at {given.isoformat()} is out of range in UTC") from None

@@ -108,7 +108,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What a ``@transactional`` function may return to say more than the body."""
+    """What a ``@transactional`` function may return to say more than the body; the fields are those of `send`.
+
+    A given ``id`` lets the function write it into its own tables.
+    """
 
     body: Any
     key: str | None = None
@@ -116,6 +119,8 @@ class Outgoing:
     headers: Mapping[str, str] | None = None
     deliver_at: dt.datetime | None = None
     delay: dt.timedelta | float | int | None = None
+    delay_level: int | None = None
+    id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -56,6 +57,9 @@ class Settings:
     listen: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
+        if self.schema.startswith("pg_"):
+            raise InvalidSettings(f"schema {self.schema!r} is reserved: PostgreSQL keeps names that begin with pg_")
         if not _SCHEMA.fullmatch(self.schema):
             raise InvalidSettings(
                 f"schema {self.schema!r} must match {_SCHEMA.pattern}: lower case, at most 50 characters"
@@ -95,6 +99,17 @@ class Settings:
                 f"set inbox_retention to at least {self.retention + horizon:.0f}"
             )
 
+    def _check_types(self) -> None:
+        if not isinstance(self.retry_delays, list | tuple) or not all(map(_is_number, self.retry_delays)):
+            raise InvalidSettings(f"retry_delays = {self.retry_delays!r} must be a tuple of seconds")
+        # Frozen and hashable also for callers who give a list.
+        object.__setattr__(self, "retry_delays", tuple(self.retry_delays))
+        for f in fields(self):
+            value, kind = getattr(self, f.name), str(f.type)
+            fits = {"int": type(value) is int, "float": _is_number(value), "bool": type(value) is bool}
+            if not fits.get(kind, kind != "str" or isinstance(value, str)):
+                raise InvalidSettings(f"{f.name} = {value!r} must be {'a finite number' if kind == 'float' else kind}")
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Settings:
         """Return settings from variables such as ``OUTBOX_SCHEMA`` or ``OUTBOX_RETENTION`` (seconds).
@@ -113,8 +128,13 @@ class Settings:
             try:
                 values[f.name] = _read(text, hints[f.name])
             except ValueError:
-                raise InvalidSettings(f"OUTBOX_{f.name.upper()}={text!r} can't be read as {hints[f.name]}") from None
+                kind = getattr(hints[f.name], "__name__", hints[f.name])
+                raise InvalidSettings(f"OUTBOX_{f.name.upper()}={text!r} can't be read as {kind}") from None
         return cls(**{**values, **overrides})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read(text: str, kind: Any) -> Any:

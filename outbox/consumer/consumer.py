@@ -10,6 +10,7 @@ from outbox.consumer.queue import QueueConsumer, State
 from outbox.consumer.reading import read_source
 from outbox.consumer.retrying import Retrier
 from outbox.consumer.subscription import Subscription
+from outbox.errors import MessagesPruned
 from outbox.model import Counts
 from outbox.settings import Settings
 from outbox.store import inbox
@@ -69,15 +70,25 @@ class Consumer:
             )
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
-        """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more."""
+        """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.
+
+        Raises:
+            MessagesPruned: a queue is stuck by that, and there is nothing left to do in the others.
+        """
         counts = Counts()
+        pruned: MessagesPruned | None = None
         waiting = self._waiting_queues(connection, source)
         random.shuffle(waiting)
         for queue in waiting:
             consumer = self._queues.get(queue)
             if consumer is None:
                 consumer = self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
-            counts += self._drain(consumer, connection, source)
+            try:
+                counts += self._drain(consumer, connection, source)
+            except MessagesPruned as error:
+                pruned = error  # the other queues have nothing to do with it
+        if pruned is not None and not counts:
+            raise pruned
         return counts
 
     def _drain(self, consumer: QueueConsumer, connection: Connection, source: Connection) -> Counts:
@@ -112,10 +123,11 @@ class Consumer:
         return execute(connection, statement)[0]
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
-        """Retry what is due, at most ``limit`` messages. Ordered groups retry in place, so here they do nothing."""
+        """Retry what is due, at most ``limit`` messages.
+
+        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and resumed.
+        """
         counts = Counts()
-        if self.subscription.ordered:
-            return counts
         for _ in range(limit):
             if self._stopping():
                 return counts

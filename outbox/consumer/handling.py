@@ -50,10 +50,16 @@ class HandlerSession:
             return Failure("the handler rolled the session back; let it raise, or return Retry, Park or Skip instead")
         return failure_of(answer)
 
-    def finish(self) -> None:
+    def finish(self) -> Failure | None:
         """Flush, and hand what the handlers sent to the connection, to be written at its commit."""
-        if self._session is not None:
-            self._session.commit()
+        try:
+            if self._session is not None:
+                self._session.commit()
+        except Exception as error:
+            if is_lost(self._connection):
+                raise
+            return failure_from(error)
+        return None
 
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
@@ -73,3 +79,15 @@ class HandlerSession:
             else:
                 self._given = self._session = Session(self._connection, join_transaction_mode="rollback_only")
         return self._given
+
+
+def commit(connection: Connection) -> None:
+    """Commit the transaction that handlers ran in; if that fails, end it, so that the connection can be used again."""
+    transaction = connection.get_transaction()
+    assert transaction is not None  # noqa: S101
+    try:
+        transaction.commit()
+    except BaseException:
+        # SQLAlchemy leaves a transaction whose COMMIT failed on its connection, also at the end of a with block.
+        transaction.rollback()
+        raise

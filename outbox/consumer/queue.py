@@ -15,11 +15,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from sqlalchemy.exc import DBAPIError
-
-from outbox.consumer.handling import HandlerSession
+from outbox.consumer.handling import HandlerSession, commit
 from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
 from outbox.consumer.reading import Entry, read_ahead
 from outbox.consumer.subscription import Subscription
@@ -48,6 +46,10 @@ class _Failed(Exception):
 
     def __init__(self, entry: Entry, attempts: int, failure: Failure, together: int) -> None:
         self.entry, self.attempts, self.failure, self.together = entry, attempts, failure, together
+
+
+class _Known(Exception):
+    """Undo the transaction, and look again: the inbox has come to know one of the messages meanwhile."""
 
 
 class QueueConsumer:
@@ -80,8 +82,12 @@ class QueueConsumer:
                 self._one_by_one = self._subscription.batch
                 return State.WORKED, Counts(more=True)
             return self._record(connection, failed)
-        except BaseException:
-            if is_lost(connection):
+        except _Known:
+            self._ahead.clear()
+            return State.WORKED, Counts(more=True)
+        except BaseException as error:
+            # What is no Exception ends the thread or the process: a start that had no end.
+            if is_lost(connection) or not isinstance(error, Exception):
                 self.forget()
             raise
 
@@ -112,30 +118,41 @@ class QueueConsumer:
                 transaction.rollback()
                 return State.EMPTY, Counts()
             (rows,) = execute(connection, inbox.known(self._place, [entry.id for entry in candidates]))
+        known = {row[0]: row for row in rows}
+        if self._waits(candidates[0], known):
+            return State.BLOCKED, Counts()
         if self._fresh:
             self._fresh = False
             if claims:
                 self._one_by_one = self._subscription.batch
             at_commit(connection, inbox.append_offset(self._place, position, claims + 1))
             return State.WORKED, Counts(more=True)
-        if claims > self._settings.max_claims:
-            return self._park_crasher(connection, candidates[0], claims)
-        return self._consume(connection, candidates, {row[0]: row for row in rows})
+        if claims > self._settings.max_claims and self._is_to_run(candidates[0], known):
+            return self._park_crasher(connection, candidates[0], known, claims)
+        return self._consume(connection, candidates, known)
+
+    def _waits(self, entry: Entry, known: dict[object, Row]) -> bool:
+        """Tell whether the queue is ordered and its first message is to be retried later."""
+        _, status, _, wait = known.get(entry.id, (None, None, 0, 0.0))
+        return self._subscription.ordered and status == Status.FAILED and wait > 0
+
+    def _is_to_run(self, entry: Entry, known: dict[object, Row]) -> bool:
+        if entry.id in known:
+            return self._subscription.ordered and known[entry.id][1] == Status.FAILED
+        return entry.message is not None
 
     def _consume(
         self, connection: Connection, candidates: list[Entry], known: dict[object, Row]
     ) -> tuple[State, Counts]:
         todo: dict[object, Entry] = {}
         passed: list[Entry] = []
-        attempt = 1
+        attempt, known_failed = 1, False
         for entry in candidates:
-            _, status, attempts, wait = known.get(entry.id, (None, None, 0, 0.0))
+            _, status, attempts, _ = known.get(entry.id, (None, None, 0, 0.0))
             if status == Status.FAILED and self._subscription.ordered:
                 if passed:
                     break
-                if wait > 0:
-                    return State.BLOCKED, Counts()
-                attempt = attempts + 1
+                attempt, known_failed = attempts + 1, True
                 todo[entry.id] = entry
                 passed.append(entry)
                 break
@@ -145,7 +162,7 @@ class QueueConsumer:
             passed.append(entry)
         entries = list(todo.values())
         self._handle(connection, entries, attempt)
-        return self._close(connection, entries, passed, attempt)
+        return self._close(connection, entries, passed, attempt, known_failed)
 
     def _handle(self, connection: Connection, entries: list[Entry], attempt: int) -> None:
         messages = [entry.message for entry in entries if entry.message is not None]
@@ -161,15 +178,16 @@ class QueueConsumer:
                 for entry, message in zip(entries, messages, strict=True):
                     if (failure := session.handle(message)) is not None:
                         raise _Failed(entry, attempt, failure, len(entries))
-            session.finish()
+            if (failure := session.finish()) is not None:
+                raise _Failed(entries[0], attempt, failure, len(entries))
         finally:
             session.close()
 
     def _close(
-        self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int
+        self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int, known_failed: bool
     ) -> tuple[State, Counts]:
         place, last = self._place, passed[-1].position
-        if attempt > 1:
+        if known_failed:
             entry = entries[0]
             row = inbox.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
             at_commit(connection, inbox.settle(place, row))
@@ -183,27 +201,20 @@ class QueueConsumer:
         left = max(self._one_by_one - len(passed), 0)
         at_commit(connection, inbox.append_offset(place, last, 1 if left else 0))
         try:
-            transaction = connection.get_transaction()
-            assert transaction is not None  # noqa: S101
-            transaction.commit()
-        except DBAPIError as error:
-            return self._refused(connection, error, entries, attempt)
+            commit(connection)
+        except Exception as error:
+            self._refused(connection, error, entries, attempt)
         self._advance(last)
         self._one_by_one = left
         return State.WORKED, Counts(taken=len(passed), done=len(entries))
 
-    def _refused(
-        self, connection: Connection, error: DBAPIError, entries: list[Entry], attempt: int
-    ) -> tuple[State, Counts]:
-        """COMMIT failed: because of a row that came in between, a deferred constraint, or the server."""
-        if is_lost(connection):
+    def _refused(self, connection: Connection, error: Exception, entries: list[Entry], attempt: int) -> NoReturn:
+        """COMMIT failed: because of a row that came in between, a deferred constraint, a decision, or the server."""
+        if is_lost(connection) or not entries:
             raise error
-        diagnosis = getattr(error.orig, "diag", None)
+        diagnosis = getattr(getattr(error, "orig", None), "diag", None)
         if getattr(diagnosis, "constraint_name", None) == "pk_consumer_message":
-            self._ahead.clear()
-            return State.WORKED, Counts(more=True)
-        if not entries:
-            raise error
+            raise _Known from error
         raise _Failed(entries[0], attempt, failure_from(error), len(entries)) from error
 
     def _record(self, connection: Connection, failed: _Failed) -> tuple[State, Counts]:
@@ -228,7 +239,10 @@ class QueueConsumer:
                 return State.LOCKED, Counts()
             blocked = subscription.ordered and row.status == Status.FAILED
             at_commit(connection, inbox.settle(self._place, row))
-            if not blocked:
+            if blocked:
+                # This start had an end: whoever takes the queue for the next attempt begins to count anew.
+                at_commit(connection, inbox.drop_claims(self._place, position))
+            else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
                 at_commit(connection, inbox.append_offset(self._place, entry.position, 1 if self._one_by_one else 0))
         if not blocked:
@@ -240,9 +254,12 @@ class QueueConsumer:
             self._ahead.popleft()
         self._position = position
 
-    def _park_crasher(self, connection: Connection, entry: Entry, claims: int) -> tuple[State, Counts]:
+    def _park_crasher(
+        self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int
+    ) -> tuple[State, Counts]:
         error = f"started {claims - 1} times without ever finishing: the worker died each time"
-        row = inbox.Settled(entry.id, entry.position, Status.PARKED.value, 0, entry.digest(), error)
+        attempts = known[entry.id][2] if entry.id in known else 0
+        row = inbox.Settled(entry.id, entry.position, Status.PARKED.value, attempts, entry.digest(), error)
         at_commit(connection, inbox.settle(self._place, row))
         at_commit(connection, inbox.append_offset(self._place, entry.position, 1))
         self._one_by_one = max(self._one_by_one, 1)

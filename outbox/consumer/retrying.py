@@ -1,4 +1,7 @@
-"""Retry failed messages of unordered groups, one at a time.
+"""Retry failed messages, one at a time: those which their queue has left behind.
+
+An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind
+only when it is parked; what is resumed then is retried here.
 
 Two transactions each: the first counts a start and commits, so that a message which kills its worker is found
 out; the second locks the row, runs the handler and writes the result. Two workers that counted the same row
@@ -9,9 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import DBAPIError
-
-from outbox.consumer.handling import HandlerSession
+from outbox.consumer.handling import HandlerSession, commit
 from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
 from outbox.consumer.reading import Entry, read_source, to_entry
 from outbox.consumer.subscription import Subscription
@@ -43,7 +44,10 @@ class Retrier:
         """Retry the message that is due first; nothing if none is due."""
         subscription, settings = self._subscription, self._settings
         with connection.begin() as transaction:
-            (due,) = execute(connection, inbox.claim_due(settings.schema, subscription.group, subscription.topic))
+            (due,) = execute(
+                connection,
+                inbox.claim_due(settings.schema, subscription.group, subscription.topic, ordered=subscription.ordered),
+            )
             if not due:
                 transaction.rollback()
                 return Counts()
@@ -75,16 +79,15 @@ class Retrier:
             failure = session.handle([message] if self._subscription.takes_batch else message)
             if failure is not None:
                 raise _Failed(failure)
-            session.finish()
+            if (failure := session.finish()) is not None:
+                raise _Failed(failure)
         finally:
             session.close()
         row = inbox.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
         at_commit(connection, inbox.settle(place, row))
         try:
-            transaction = connection.get_transaction()
-            assert transaction is not None  # noqa: S101
-            transaction.commit()
-        except DBAPIError as error:
+            commit(connection)
+        except Exception as error:
             if is_lost(connection):
                 raise
             raise _Failed(failure_from(error)) from error

@@ -84,6 +84,8 @@ def transactional(
             headers=out.headers,
             deliver_at=out.deliver_at,
             delay=out.delay,
+            delay_level=out.delay_level,
+            id=out.id,
         )
 
     def decorate(function: Function[P, R]) -> Function[P, R]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from outbox import carriers, codec, limits, pending
 from outbox.decide import already, decide
-from outbox.errors import InvalidMessage, TransactionRequired
+from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
 from outbox.ids import uuid7
 from outbox.model import Decision, HalfMessage, Preparation, Resolution
 
@@ -39,6 +39,11 @@ class Producer:
         self._group = limits.check_group(group)
         self._sessions = sessions
         self._async_sessions = async_sessions
+        if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
+            raise InvalidSettings(
+                f"the outbox needs PostgreSQL through psycopg 3, not {engine.dialect.name} through "
+                f"{engine.dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
+            )
         carriers.hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         pending.hook(engine)
@@ -103,7 +108,11 @@ class Producer:
         if within is not None:
             carriers.add(within, pending.Intent(self.schema, half_id, resolution), self._engine)
             return None
-        with self.sessions().begin() as session:
+        if self._sessions is None:
+            raise TransactionRequired(
+                f"this Outbox is bound to an AsyncEngine; decide half message {half_id} within an AsyncSession"
+            )
+        with self._sessions.begin() as session:
             return self._decide_now(session, half_id, resolution)
 
     def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
@@ -156,8 +165,5 @@ class Producer:
 
     def _immunity(self, immunity: dt.timedelta | float | None) -> float:
         if immunity is None:
-            return self._settings.immunity
-        seconds = immunity.total_seconds() if isinstance(immunity, dt.timedelta) else float(immunity)
-        if seconds < 0:
-            raise InvalidMessage(f"immunity {immunity!r} is negative")
-        return seconds
+            return float(self._settings.immunity)
+        return limits.check_seconds("immunity", immunity)

@@ -88,7 +88,8 @@ def _half_check(metadata: MetaData) -> None:
         CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
     )
     # Table(postgresql_with=…) is of SQLAlchemy 2.1.
-    event.listen(table, "after_create", DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)"))
+    fillfactor = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", fillfactor)
     # Serves the check pass: the next due halves.
     Index(None, table.c.next_check_at, postgresql_where=table.c.parked_at.is_(None))
 

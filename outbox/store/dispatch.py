@@ -173,7 +173,8 @@ WITH batch AS MATERIALIZED (
      WHERE o.half_id = ANY (%(half_ids)s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
        FOR UPDATE OF o  -- against prune, which deletes a half together with its messages
 ), entry AS MATERIALIZED (
-    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at,
+    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key,
+           NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
       JOIN {s}.half_message h ON h.id = b.half_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -89,7 +90,7 @@ def execute(
         if isinstance(driver, psycopg.Connection):
             return _run(driver, statements, then_commit, afterwards)
     except psycopg.Error as error:
-        _raise_as_sqlalchemy(connection, error)
+        _raise_as_sqlalchemy(connection, error, statements)
     raise TypeError(
         f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
         "use a URL that begins with postgresql+psycopg://"
@@ -145,15 +146,17 @@ def _unless_committed(status: str | None, error: Exception) -> None:
     logger.debug("nudge.failed", exc_info=error)
 
 
-def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error) -> NoReturn:
+def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statements: Sequence[Statement]) -> NoReturn:
     """Raise the driver's error as SQLAlchemy does, with the values hidden: they are the caller's payload."""
     from psycopg import errors  # noqa: PLC0415
 
-    if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject):
+    missing = errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject
+    if isinstance(error, missing) and (schema := _schema_in(error.diag.message_primary or "", statements)):
         url = connection.engine.url
         raise SchemaMissing(
             f"the outbox tables are not in database {url.database!r} on {url.host or 'the local socket'}: "
             f"{error.diag.message_primary}; run: outbox db upgrade --url {url.render_as_string(hide_password=True)}"
+            f"{'' if schema == 'outbox' else f' --schema {schema}'}"
         ) from error
     dialect = connection.dialect
     disconnected = dialect.is_disconnect(cast("Any", error), connection.connection.dbapi_connection, None)
@@ -168,3 +171,9 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error) -> NoRetu
         connection_invalidated=disconnected,
         dialect=dialect,
     ) from error
+
+
+def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
+    """Return the schema of ours that a message names; the user's deferred triggers, run by COMMIT, miss others."""
+    schemas = {schema for statement in statements for schema in re.findall(r'"(\w+)"\.', statement.sql)}
+    return next((schema for schema in schemas if re.search(rf"\b{schema}\b", message)), None)

@@ -63,6 +63,18 @@ INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
 ON CONFLICT DO NOTHING
 """
 
+# The conflict's update makes a prune wait that was about to delete the row without claims.
+_DROP_CLAIMS = """
+WITH dropped AS (
+    DELETE FROM {s}.consumer_offset
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position = %(position)s
+       AND claims > 0
+)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
+VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0)
+ON CONFLICT (consumer_group, topic, queue, position, claims) DO UPDATE SET written_at = clock_timestamp()
+"""
+
 _KNOWN = """
 SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8
   FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = ANY (%s::uuid[])
@@ -90,9 +102,12 @@ _DUE = """
 UPDATE {s}.consumer_message
    SET claims = claims + 1
  WHERE consumer_group = %(group)s
-   AND message_id = (SELECT message_id FROM {s}.consumer_message
+   AND message_id = (SELECT message_id FROM {s}.consumer_message c
                       WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
                         AND next_attempt_at <= clock_timestamp()
+                        AND (NOT %(ordered)s OR position <= (
+                             SELECT max(o.position) FROM {s}.consumer_offset o
+                              WHERE o.consumer_group = c.consumer_group AND o.topic = c.topic AND o.queue = c.queue))
                       ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED)
    AND status = 'failed'
 RETURNING message_id, queue, position, attempts, claims
@@ -201,6 +216,14 @@ def append_offset(place: Place, position: int, claims: int = 0) -> Statement:
     return Statement(in_schema(_APPEND_OFFSET, place.schema), (*place.values, position, claims))
 
 
+def drop_claims(place: Place, position: int) -> Statement:
+    """Forget the starts that were counted at the offset ``position``: one of them had an end."""
+    group, topic, queue = place.values
+    return Statement(
+        in_schema(_DROP_CLAIMS, place.schema), {"group": group, "topic": topic, "queue": queue, "position": position}
+    )
+
+
 def known(place: Place, ids: Sequence[UUID]) -> Statement:
     """Read which messages the inbox knows. Rows: ``(id, status, attempts, seconds until the next attempt)``."""
     return Statement(in_schema(_KNOWN, place.schema), (place.group, list(ids)))
@@ -230,12 +253,12 @@ def settle(place: Place, row: Settled) -> Statement:
     return Statement(in_schema(_SETTLE, place.schema), values)
 
 
-def claim_due(schema: str, group: str, topic: str) -> Statement:
-    """Count a start of the failed message that is due first.
+def claim_due(schema: str, group: str, topic: str, *, ordered: bool) -> Statement:
+    """Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset.
 
     Rows: ``(id, queue, position, attempts, claims)`` or none.
     """
-    return Statement(in_schema(_DUE, schema), {"group": group, "topic": topic})
+    return Statement(in_schema(_DUE, schema), {"group": group, "topic": topic, "ordered": ordered})
 
 
 def lock_failed(schema: str, group: str, message_id: UUID) -> Statement:

@@ -31,7 +31,7 @@ class AsyncLane(Lane):
         self._engines: list[AsyncEngine] = []
         self._connections: tuple[AsyncConnection, AsyncConnection] | None = None
         self._drivers: tuple[Any, ...] = ()
-        self._running: Future[Counts] | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     def close(self) -> None:
         """Close the connections and end the loop; no pass is running."""
@@ -48,12 +48,11 @@ class AsyncLane(Lane):
         # First the connection: a handler that catches its cancellation still can't commit.
         for driver in self._drivers:
             cut(driver)
-        if self._running is not None:
-            self._running.cancel()
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
     def _act(self, act: Pass) -> Counts:
-        self._running = asyncio.run_coroutine_threadsafe(self._run(act), self._loop or self._start())
-        return self._running.result()
+        return asyncio.run_coroutine_threadsafe(self._run(act), self._loop or self._start()).result()
 
     def _start(self) -> asyncio.AbstractEventLoop:
         started: Future[asyncio.AbstractEventLoop] = Future()
@@ -71,6 +70,7 @@ class AsyncLane(Lane):
         return self._loop
 
     async def _run(self, act: Pass) -> Counts:
+        self._task = asyncio.current_task()
         try:
             connection, source = await self._open()
             raw_source = source.sync_connection

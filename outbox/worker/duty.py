@@ -112,10 +112,15 @@ class Duty:
             counts = self._attempt()
             if counts is None:
                 self._stopping.wait(self._backoff.next())
-            elif counts.more or (counts and self._eager):
+                continue
+            if counts or counts.more:
                 hot.reset()
                 hot_until = time.monotonic() + QUIET_AFTER if self._eager else 0.0
-            elif time.monotonic() < hot_until:
+            if counts.more:
+                continue
+            # A pass without ``more`` took all there was: one that follows at once would only take the processor from
+            # those whose turn it is now.
+            if time.monotonic() < hot_until:
                 self._woken.wait(hot.next())
             elif not self._woken.is_set():
                 return

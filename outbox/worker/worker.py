@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
-from queue import SimpleQueue
+from contextlib import closing, contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.worker")
 
+_LOOK_EVERY = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -117,11 +118,11 @@ class Worker:
         """
         with self._signals():
             self.start()
-            first = self._news.get()
+            first = self._hear()
             if first is None:
                 return 0
             threading.Thread(target=self.stop, name="outbox-worker-stop", daemon=True).start()
-            second = self._news.get()
+            second = self._hear()
             if second is None:
                 return 0
             for lane in self._plan.lanes if self._plan else ():
@@ -136,6 +137,13 @@ class Worker:
     def health(self) -> dict[str, Health]:
         """Return how each duty fares, by its name; empty before the start."""
         return {duty.name: duty.health for duty in self._plan.duties} if self._plan else {}
+
+    def _hear(self) -> int | None:
+        """Wait for a signal or, None, the end of `stop`."""
+        while True:
+            # Not for ever: a signal that comes just before the thread blocks does not wake it.
+            with suppress(Empty):
+                return self._news.get(timeout=_LOOK_EVERY)
 
     def _produces(self) -> bool:
         """Does this worker serve the producer's tables?"""

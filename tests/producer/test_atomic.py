@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert, text
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import scoped_session, sessionmaker
 
 from outbox import Outbox, Settings
 from tests.producer.conftest import SECOND_SCHEMA
@@ -26,7 +26,7 @@ from tests.producer.bank import (
     write,
 )
 
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def numbered(databases: Databases, kind: Kind) -> Outbox:
@@ -39,6 +39,7 @@ def both_are(engine: Engine, *numbers: int) -> None:
     assert leftovers(engine) == 0
 
 
+@each_kind
 def test_commit_keeps_both(kind: Kind, url: str, engine: Engine) -> None:
     """A committed transaction leaves its change, its half and its op, written by the producer."""
 
@@ -57,6 +58,7 @@ def test_commit_keeps_both(kind: Kind, url: str, engine: Engine) -> None:
     assert (half.resolution, half.decided_by, half.waits, half.deliver_at) == ("commit", "producer", False, None)
 
 
+@each_kind
 @pytest.mark.parametrize("end", ["rollback", "close", "invalidate"])
 def test_anything_but_commit_keeps_neither(kind: Kind, end: str, url: str, engine: Engine) -> None:
     """A transaction that is rolled back, closed or invalidated leaves nothing, and the next one isn't tainted by it."""
@@ -81,6 +83,7 @@ def test_anything_but_commit_keeps_neither(kind: Kind, end: str, url: str, engin
         both_are(engine, 2)
 
 
+@each_kind
 def test_exception_in_a_begin_block_keeps_neither(kind: Kind, url: str, engine: Engine) -> None:
     """An exception that leaves `with x.begin()` takes the message with the change."""
 
@@ -109,6 +112,7 @@ def test_exception_in_a_begin_block_keeps_neither(kind: Kind, url: str, engine: 
     both_are(engine, 2)
 
 
+@each_kind
 def test_many_transactions_on_one_carrier(kind: Kind, url: str, engine: Engine) -> None:
     """Each transaction of a reused session or connection writes what was sent in it, once, in order."""
 
@@ -124,6 +128,7 @@ def test_many_transactions_on_one_carrier(kind: Kind, url: str, engine: Engine) 
     both_are(engine, *(number for number in range(12) if number % 3 != 1))
 
 
+@each_kind
 def test_message_without_a_change(kind: Kind, url: str, engine: Engine) -> None:
     """A transaction that does nothing but send is a transaction too: it writes its message, and only in its turn."""
 
@@ -144,6 +149,7 @@ def test_message_without_a_change(kind: Kind, url: str, engine: Engine) -> None:
     assert messages(engine) == [1, 3]
 
 
+@each_kind
 def test_send_does_not_touch_the_database(kind: Kind, url: str, engine: Engine) -> None:
     """Until the commit nothing is written, not even into the transaction itself."""
 
@@ -159,6 +165,7 @@ def test_send_does_not_touch_the_database(kind: Kind, url: str, engine: Engine) 
     both_are(engine, 1)
 
 
+@each_kind
 def test_savepoint_rolled_back_takes_its_messages(kind: Kind, url: str, engine: Engine) -> None:
     """What was sent inside a savepoint vanishes with it; what was sent before and after it stays."""
 
@@ -178,6 +185,7 @@ def test_savepoint_rolled_back_takes_its_messages(kind: Kind, url: str, engine: 
     both_are(engine, 0, 1, 10, 20, 30, 31)
 
 
+@each_kind
 def test_outer_commit_takes_an_open_savepoint_along(kind: Kind, url: str, engine: Engine) -> None:
     """A savepoint that was never released belongs to the transaction that commits."""
 
@@ -198,6 +206,7 @@ def test_outer_commit_takes_an_open_savepoint_along(kind: Kind, url: str, engine
     both_are(engine, 1, 2)
 
 
+@each_kind
 def test_savepoint_closed_takes_its_messages(kind: Kind, url: str, engine: Engine) -> None:
     """Closing a savepoint's transaction object rolls it back, and its messages with it."""
 
@@ -222,6 +231,7 @@ def test_savepoint_closed_takes_its_messages(kind: Kind, url: str, engine: Engin
     both_are(engine, 1)
 
 
+@each_kind
 @pytest.mark.parametrize("failing", [True, False])
 def test_factories(kind: Kind, failing: bool, url: str, engine: Engine) -> None:
     """`sessionmaker.begin()`, scoped sessions and `engine.begin()` carry messages like any other transaction."""
@@ -266,11 +276,9 @@ def test_factories(kind: Kind, failing: bool, url: str, engine: Engine) -> None:
     both_are(engine, *(() if failing else (1, 2) if kind.endswith("Session") else (1,)))
 
 
+@pytest.mark.parametrize("kind", ["AsyncSession", "AsyncConnection"])
 def test_run_sync_hands_over_the_same_transaction(kind: Kind, url: str, engine: Engine) -> None:
     """A message sent inside `run_sync` belongs to the async transaction around it."""
-    if not kind.startswith("Async"):
-        pytest.skip("only async carriers have run_sync")
-
     async def act(databases: Databases) -> None:
         outbox = numbered(databases, kind)
         for number in (1, 2):
@@ -287,6 +295,7 @@ def test_run_sync_hands_over_the_same_transaction(kind: Kind, url: str, engine: 
     both_are(engine, 1)
 
 
+@each_kind
 def test_outboxes_of_several_schemas_share_a_transaction(kind: Kind, url: str, engine: Engine) -> None:
     """Each outbox writes into its own schema, all with the same commit."""
     async def act(databases: Databases) -> None:
@@ -303,18 +312,3 @@ def test_outboxes_of_several_schemas_share_a_transaction(kind: Kind, url: str, e
     assert messages(engine) == [1, 3]
     assert messages(engine, SECOND_SCHEMA) == [10, 30]
     assert {half.producer_group for half in halves(engine, SECOND_SCHEMA)} == {"two"}
-
-
-def test_session_object_of_another_class(kind: Kind, url: str, engine: Engine) -> None:
-    """Subclasses of the session classes are sessions, too."""
-    if kind != "Session":
-        pytest.skip("one kind is enough")
-
-    class Own(Session):
-        pass
-
-    with Own(engine) as session:
-        Outbox(engine, settings=Settings()).send(session, "t", {"number": 1})
-        session.execute(insert(change).values(number=1))
-        session.commit()
-    both_are(engine, 1)

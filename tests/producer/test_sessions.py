@@ -418,6 +418,18 @@ def test_one_statement_per_schema_however_they_alternate(engine: Engine, outbox:
     assert messages(engine, SECOND_SCHEMA) == [1, 3, 5]
 
 
+def test_session_of_an_own_class(engine: Engine, outbox: Outbox) -> None:
+    """Subclasses of the session classes are sessions, too."""
+
+    class Own(Session):
+        pass
+
+    with Own(engine) as session:
+        do(outbox, session, 1)
+        session.commit()
+    assert (accounts(engine), messages(engine)) == ({1}, [1])
+
+
 def test_business_tables_have_what_the_tests_assume(engine: Engine) -> None:
     """The mapped tables of this folder exist; else the tests above would prove nothing."""
     assert set(Base.metadata.tables) == {"account"}

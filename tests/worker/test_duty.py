@@ -56,9 +56,9 @@ def stand() -> Iterator[Stand]:
     """Duties on a clock."""
     with ExitStack() as stack:
         stand = Stand()
-        stack.callback(stand.clock.stop)
         stack.callback(stand.stopping.set)
         yield stand
+        stand.clock.stop()
 
 
 def test_no_wake_up_is_lost_while_a_duty_goes_quiet(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

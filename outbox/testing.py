@@ -1,0 +1,86 @@
+"""For the tests of services that use the outbox: run what a worker would run, here and now."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from outbox.consumer.consumer import Consumer
+from outbox.dispatch import dispatch_once, release_due_once
+from outbox.errors import InvalidHandler
+from outbox.model import Counts
+from outbox.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+    from outbox.app import Outbox
+    from outbox.consumer.subscription import Subscription
+
+
+def drain(*outboxes: Outbox) -> Counts:
+    """Dispatch what was sent and consume it, until nothing is left to do; return what the consumers did.
+
+    Messages that a handler sends are dispatched and consumed as well; failed ones are left for their retry, which is
+    due later. For outboxes on a sync engine with plain handlers.
+
+    Raises:
+        InvalidHandler: an async handler or database; run a `Worker` for these.
+    """
+    total = Counts()
+    while True:
+        for outbox in outboxes:
+            _dispatch(_engine(outbox), outbox.settings)
+        counts = Counts()
+        for outbox in outboxes:
+            for subscription in outbox.subscriptions.values():
+                counts += _consume(outbox, subscription)
+        if not counts:
+            return total
+        total += counts
+
+
+def _dispatch(engine: Engine, settings: Settings) -> None:
+    from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+
+    if migration.current(engine, settings.schema)["producer"] is None:
+        return
+    with engine.connect() as connection:
+        release_due_once(connection, settings)
+        while dispatch_once(connection, settings).more:
+            pass
+
+
+def _consume(outbox: Outbox, subscription: Subscription) -> Counts:
+    if subscription.is_async:
+        raise InvalidHandler(f"drain can't run the async handler of {subscription.topic!r}; run a Worker")
+    with ExitStack() as stack:
+        connection = source = stack.enter_context(_engine(outbox).connect())
+        if subscription.source is not None:
+            source = stack.enter_context(_source(stack, subscription.source))
+        consumer = Consumer(subscription, outbox.settings)
+        consumer.start(connection, source)
+        counts = Counts()
+        while step := consumer.consume_once(connection, source):
+            counts += step
+        return counts
+
+
+def _source(stack: ExitStack, bind: object) -> Connection:
+    from sqlalchemy import Engine, create_engine  # noqa: PLC0415
+
+    if isinstance(bind, Engine):
+        return bind.connect()
+    if not isinstance(bind, str):
+        raise InvalidHandler(f"drain can't read from {bind!r}; give the consumer a sync engine or a URL as its source")
+    engine = create_engine(bind)
+    stack.callback(engine.dispose)
+    return engine.connect()
+
+
+def _engine(outbox: Outbox) -> Engine:
+    from sqlalchemy import Engine  # noqa: PLC0415
+
+    if not isinstance(outbox.engine, Engine):
+        raise InvalidHandler("drain needs an Outbox on a sync engine; run a Worker for an AsyncEngine")
+    return outbox.engine

@@ -1,0 +1,155 @@
+"""Processes that are killed: nothing lost, nothing doubled; and a message that kills is found out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess as Process
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Settings
+from tests.conftest import wait_until
+from tests.consumer import workers
+from tests.consumer.support import Bench, make_ledger
+
+ACCOUNTS = 10
+ROUNDS = 200
+Spawn = Callable[[str, int], Process]
+
+
+@pytest.fixture
+def banks(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Bench]:
+    """A producer and a consumer in two databases, with accounts on the consumer's side."""
+    producer, consumer = new_engine(), new_engine()
+    make_ledger(consumer)
+    with consumer.begin() as connection:
+        connection.execute(text("CREATE TABLE account (key text PRIMARY KEY, balance int NOT NULL DEFAULT 0)"))
+        connection.execute(text("INSERT INTO account SELECT 'k' || n FROM generate_series(0, 9) n"))
+    with Bench(producer, consumer, settings) as bench:
+        yield bench
+
+
+@pytest.fixture
+def spawn(banks: Bench) -> Iterator[Spawn]:
+    """A function that starts a worker process, of a server that has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.consumer.workers"])
+    lifeline, held = context.Pipe(duplex=False)
+    urls = [engine.url.render_as_string(hide_password=False) for engine in (banks.producer, banks.consumer)]
+    running: list[Process] = []
+
+    def start(mode: str, seed: int) -> Process:
+        process = context.Process(target=workers.start, args=(lifeline, mode, *urls, seed), daemon=True)
+        process.start()
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        kill(process)
+        process.close()
+    held.close()
+
+
+def kill(process: Process) -> None:
+    """Kill a process by SIGKILL, and wait for its end."""
+    process.kill()
+    process.join()
+
+
+def send(bench: Bench, *bodies: Any, **options: Any) -> None:
+    """Send without dispatching: that is what the workers do."""
+    with bench.producer.begin() as connection:
+        for body in bodies:
+            bench.app.send(connection, "t", body, **{"key": "k0", **options})
+
+
+def unfinished(bench: Bench) -> int:
+    """Return how many committed messages have no final state in the inbox yet."""
+    with bench.producer.begin() as connection:
+        sent = connection.execute(text("SELECT count(*) FROM outbox.op_message")).scalar_one()
+    done = bench.rows("SELECT count(*) FROM outbox.consumer_message WHERE status <> 'failed'")[0]
+    return int(sent) - int(done)
+
+
+@pytest.mark.slow
+def test_two_hundred_kills(banks: Bench, spawn: Spawn) -> None:
+    """Over 200 SIGKILLs at random moments, with copies and failures on the way, every account is exact in the end."""
+    chance = random.Random(11)
+    crew = [spawn("money", seed) for seed in range(4)]
+    kills = 0
+    sent = 0
+    while kills < ROUNDS:
+        with banks.producer.begin() as connection:
+            for _ in range(chance.randint(5, 25)):
+                banks.app.send(connection, "t", sent, key=f"k{sent % ACCOUNTS}")
+                sent += 1
+        goal = max(unfinished(banks) - chance.randint(1, 20), 0)
+        doomed = chance.randrange(4)
+        # Kill in the middle of work: when some of what is left is done, whatever the worker is doing then.
+        wait_until(lambda goal=goal: unfinished(banks) <= goal, "the workers get on")  # type: ignore[misc]
+        for number in {doomed, (doomed + chance.randint(1, 3)) % 4}:
+            kill(crew[number])
+            assert crew[number].exitcode == -signal.SIGKILL
+            kills += 1
+            crew[number] = spawn("money", kills)
+    wait_until(lambda: unfinished(banks) == 0, "all messages are consumed or parked")
+    for worker in crew:
+        kill(worker)
+
+    states = dict(banks.rows("SELECT status, count(*) FROM outbox.consumer_message GROUP BY status"))
+    assert sum(states.values()) == sent
+    assert states["consumed"] == sent - states.get("parked", 0)
+    doubles = "SELECT body, count(*) FROM ledger GROUP BY body HAVING count(*) > 1"
+    assert banks.rows(doubles) == []
+    assert banks.rows("SELECT count(*) FROM ledger") == [states["consumed"]]
+    assert banks.rows("SELECT sum(balance) FROM account") == [states["consumed"]]
+    copies = "SELECT count(*) FROM outbox.message WHERE send_number > 1"
+    with banks.producer.begin() as connection:
+        assert connection.execute(text(copies)).scalar_one() > 0, "nothing was resent: the test has proved too little"
+
+
+def test_killed_inside_the_handler(banks: Bench, spawn: Spawn, tmp_path: Path) -> None:
+    """A process killed between its business change and the commit leaves nothing, and the next one does it once."""
+    reached = tmp_path / "reached"
+    send(banks, "money", headers={"file": str(reached)})
+    worker = spawn("hang", 0)
+    wait_until(reached.exists, "the handler has made its change")
+    kill(worker)
+    # The server notices the loss by itself; until then the queue's lock is held.
+    done = banks.declare()
+    wait_until(lambda: banks.consume(done).done, "the queue is free again")
+    assert banks.ledger() == ["money"]
+    assert banks.statuses() == [("consumed", 1)]
+
+
+@pytest.mark.parametrize("mode", ["crash", "ordered"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_message_that_kills_its_worker(banks: Bench, spawn: Spawn, mode: str, seed: int) -> None:
+    """A message that ends its process each time is parked, with the reason; all others are consumed."""
+    with banks.producer.begin() as connection:
+        banks.app.send(connection, "t", "first", key="k0")
+        bomb = banks.app.send(connection, "t", "bomb", key="k0")
+        late = banks.app.send(connection, "t", "late bomb", key="k0")
+        for n in range(5):
+            banks.app.send(connection, "t", n, key="k0")
+    deaths = 0
+    while unfinished(banks) > 0:
+        worker = spawn(mode, seed)
+        wait_until(lambda: worker.exitcode is not None or unfinished(banks) == 0, "the worker dies or is done")  # noqa: B023
+        if worker.exitcode is not None:
+            assert worker.exitcode == 137
+            deaths += 1
+            assert deaths < 20, banks.inbox()
+    assert sorted(banks.ledger()) == ["0", "1", "2", "3", "4", "first"]
+    inbox = banks.inbox()
+    for half_id in (bomb, late):
+        assert inbox[half_id].status == "parked"
+        assert "the worker died each time" in str(inbox[half_id].error)
+    assert all(row.status == "consumed" for id_, row in inbox.items() if id_ not in {bomb, late})

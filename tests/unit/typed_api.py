@@ -1,0 +1,107 @@
+"""Every public call of the producer's side as a user writes it; type-checked, never run.
+
+``assert_type`` says what comes out; a ``type: ignore`` with a code is a mistake that mypy must find.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Awaitable, Callable, Coroutine
+from decimal import Decimal
+from typing import Any, assert_type
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from outbox import INJECTED, Decision, Message, Outbox, Outgoing, Park, Retry, Settings, Skip
+
+
+def make(
+    engine: Engine,
+    async_engine: AsyncEngine,
+    sessions: sessionmaker[Session],
+    async_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    Outbox(engine)
+    Outbox(async_engine, group="orders")
+    Outbox(sessions, settings=Settings(queues=4))
+    Outbox(async_sessions, settings=Settings.from_env({}))
+    Outbox("postgresql://")  # type: ignore[arg-type]
+
+
+def send(
+    outbox: Outbox,
+    session: Session,
+    async_session: AsyncSession,
+    connection: Connection,
+    async_connection: AsyncConnection,
+    scoped: scoped_session[Session],
+    async_scoped: async_scoped_session[AsyncSession],
+) -> None:
+    assert_type(outbox.send(session, "t", {"a": 1}), UUID)
+    outbox.send(async_session, "t", "text", key="k", tag="g", headers={"h": "v"})
+    outbox.send(connection, "t", b"bytes", deliver_at=dt.datetime.now(dt.UTC))
+    outbox.send(async_connection, "t", {}, delay=dt.timedelta(hours=1), id=UUID(int=1))
+    outbox.send(session, "t", {}, delay=5)
+    outbox.send(session, "t", {}, delay_level=3)
+    outbox.send(scoped, "t", {})
+    outbox.send(async_scoped, "t", {})
+    outbox.send(session, "t")  # type: ignore[call-arg]
+    outbox.send("session", "t", {})  # type: ignore[arg-type]
+    outbox.send(session, 1, {})  # type: ignore[arg-type]
+    outbox.send(session, "t", {}, key=1)  # type: ignore[arg-type]
+
+
+def decide(outbox: Outbox, session: Session, half_id: UUID) -> None:
+    assert_type(outbox.prepare(session, "t", {}, immunity=60), UUID)
+    assert_type(outbox.commit(half_id), Decision | None)
+    outbox.commit(half_id, session)
+    assert_type(outbox.rollback(half_id), Decision | None)
+    outbox.rollback(half_id, within=session)
+    outbox.commit("id")  # type: ignore[arg-type]
+
+
+def decorate(outbox: Outbox) -> None:
+    @outbox.transactional(topic="t", key=lambda body: str(body["id"]))
+    def place(order: int, price: Decimal, session: Session = INJECTED) -> dict[str, int]:
+        return {"id": order}
+
+    assert_type(place(1, Decimal(1)), dict[str, int])
+    place("1", Decimal(1))  # type: ignore[arg-type]
+    place(1)  # type: ignore[call-arg]
+    with_session: Callable[[int, Decimal, Session], dict[str, int]] = place
+    with_session(1, Decimal(1), Session())
+
+    @outbox.transactional(topic="t")
+    async def place_later(order: int, *, session: AsyncSession = INJECTED) -> Outgoing | None:
+        return Outgoing({"id": order}, key=str(order), delay=5) if order else None
+
+    coroutine: Coroutine[Any, Any, Outgoing | None] = place_later(1)
+    awaitable: Awaitable[int] = place_later(1)  # type: ignore[assignment]
+    del coroutine, awaitable
+
+    @outbox.two_phase(topic="t", body=lambda order: {"id": order}, rollback_on=(ValueError,))
+    def pay(order: int, session: Session = INJECTED) -> bool:
+        return True
+
+    assert_type(pay(1), bool)
+
+    @outbox.two_phase(topic="t", fenced=False, immunity=dt.timedelta(minutes=1))
+    async def charge(card: str) -> str:
+        return card
+
+    assert_type(charge, Callable[[str], Coroutine[Any, Any, str]])  # type: ignore[assert-type]
+
+
+def consume(outbox: Outbox) -> None:
+    @outbox.consumer("t", group="g")
+    def handle(message: Message, session: Session) -> Retry | Park | Skip | None:
+        return Skip() if message.body else None
+
+    @outbox.consumer("t", group="h", takes_batch=True, batch=10)
+    async def handle_all(messages: list[Message], session: AsyncSession) -> None: ...
+
+    assert_type(handle(Message.__new__(Message), Session()), Retry | Park | Skip | None)
+    del handle_all
