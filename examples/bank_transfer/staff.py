@@ -38,7 +38,8 @@ class Employee:
         self._ends = module == "teller"
         self.refusals: set[Refusal] = set()
         self.last_words: deque[str] = deque(maxlen=30)
-        self._command = [sys.executable, "-m", f"{__package__}.{module}", *arguments]
+        # -P: the folder we were started in may hold another copy of the package.
+        self._command = [sys.executable, "-P", "-m", f"{__package__}.{module}", *arguments]
         self._environment = {**os.environ, **environment, "PYTHONPATH": _python_path()}
         self._allowed = 0
         self.start()

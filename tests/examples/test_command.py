@@ -31,8 +31,11 @@ def test_the_command_prints_tables_and_verdict() -> None:
 
 
 def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(tmp_path: Path) -> None:
-    """One JSON object; the package is found wherever the demo was started."""
-    command = [*COMMAND, "--transfers", "20", "--kills", "1", "--json"]
+    """One JSON object; the package is found wherever the demo was started, also beside another copy of it."""
+    for decoy in ("outbox", "examples"):
+        (tmp_path / decoy).mkdir()
+        (tmp_path / decoy / "__init__.py").write_text("raise ImportError('the wrong copy')")
+    command = [sys.executable, "-P", *COMMAND[1:], "--transfers", "20", "--kills", "1", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
