@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-    Carrier = (
-        Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
-    )
+    Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
 
 _SENT = "outbox.sent"
 _sessions_hooked = False
@@ -130,7 +128,7 @@ def _sent_of(session: Session) -> _Sent:
     return sent
 
 
-def _on_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
     sent = _sent_of(session)
     if connection.engine not in sent.connections:
         sent.connections[connection.engine] = connection, pending.savepoints(connection)

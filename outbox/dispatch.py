@@ -51,8 +51,11 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
     while a backlog is left over from a cut.
     """
     with connection.begin() as transaction:
-        taken, cursors = execute(
-            connection, try_lock(dispatch_lock(settings.schema)), store.newest_cursor(settings.schema)
+        _, taken, cursors = execute(
+            connection,
+            store.plan_by_index(),
+            try_lock(dispatch_lock(settings.schema)),
+            store.newest_cursor(settings.schema),
         )
         # The cursor was read in a statement of its own, after the lock: what the last holder wrote is seen.
         if not taken[0][0]:
@@ -67,9 +70,7 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
             transaction.rollback()
             return NOTHING
         place = _placement(settings, limit)
-        _, ((ops, messages, scheduled, _),) = execute(
-            connection, store.plan_by_index(), store.dispatch_batch(place, cursor)
-        )
+        (((ops, messages, scheduled, _),),) = execute(connection, store.dispatch_batch(place, cursor))
     cut = cursor.until_sequence is not None or ops == place.limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)

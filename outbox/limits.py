@@ -128,7 +128,11 @@ def check_delivery(
             raise InvalidMessage(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
         return _moment(deliver_at), None
     if delay_level is not None:
-        if isinstance(delay_level, bool) or not isinstance(delay_level, int) or not 1 <= delay_level <= len(DELAY_LEVELS):
+        if (
+            isinstance(delay_level, bool)
+            or not isinstance(delay_level, int)
+            or not 1 <= delay_level <= len(DELAY_LEVELS)
+        ):
             raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(DELAY_LEVELS)}")
         return None, float(DELAY_LEVELS[delay_level - 1])
     return None, None if delay is None else check_seconds("delay", delay)

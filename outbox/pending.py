@@ -30,6 +30,7 @@ from outbox.store import wakeup
 from outbox.store.execute import Statement, execute, is_autocommit, is_lost
 from outbox.store.halves import write_halves
 
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """A half message to write; prepared, if it comes with a preparation, else committed with the transaction."""
@@ -203,10 +204,11 @@ def _write(connection: Connection, pending: Pending, *, then_commit: bool) -> No
         ordered += source(connection)
     if not ordered:
         return
-    refuse_autocommit(connection)
     items = [item for _, item in sorted(ordered, key=lambda entry: entry[0])]
     writes = [item for item in items if isinstance(item, Write)]
     intents = [item for item in items if isinstance(item, Intent)]
+    if writes or intents:
+        refuse_autocommit(connection)
     by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
     for write in writes:
         by_schema.setdefault(write.schema, []).append((write.half, write.preparation))

@@ -57,7 +57,7 @@ class Consumer:
             if known[0][0]:
                 transaction.rollback()
                 return
-            rows = read_source(connection, source, inbox.heads(schema, subscription.topic)) or [(0, 0, 1)]
+            rows = read_source(source, inbox.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
             execute(
                 connection,
                 *(
@@ -76,51 +76,61 @@ class Consumer:
             MessagesPruned: a queue is stuck by that, and there is nothing left to do in the others.
         """
         counts = Counts()
+        if self._stopping():
+            return counts
         pruned: MessagesPruned | None = None
         waiting = self._waiting_queues(connection, source)
         random.shuffle(waiting)
-        for queue in waiting:
-            consumer = self._queues.get(queue)
-            if consumer is None:
-                consumer = self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
+        ahead = self._read_ahead(source, waiting)
+        for queue, position, last in waiting:
+            consumer = self._queues[queue]
             try:
-                counts += self._drain(consumer, connection, source)
+                if queue in ahead:
+                    consumer.read(ahead[queue], position)
+                counts += self._drain(consumer, last, connection, source)
             except MessagesPruned as error:
                 pruned = error  # the other queues have nothing to do with it
         if pruned is not None and not counts:
             raise pruned
         return counts
 
-    def _drain(self, consumer: QueueConsumer, connection: Connection, source: Connection) -> Counts:
+    def _drain(self, consumer: QueueConsumer, last: int, connection: Connection, source: Connection) -> Counts:
         counts = Counts()
         for _ in range(STEPS_PER_QUEUE):
             if self._stopping():
                 return counts
             state, step = consumer.step(connection, source)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
-            if state is not State.WORKED:
+            if state is not State.WORKED or consumer.position >= last:
                 return counts
         return counts + Counts(more=True)
 
-    def _waiting_queues(self, connection: Connection, source: Connection) -> list[int]:
-        """Return the queues whose last position is ahead of the group's offset."""
+    def _waiting_queues(self, connection: Connection, source: Connection) -> list[tuple[int, int, int]]:
+        """Return (queue, offset, last position) of the queues whose last position is ahead of the group's offset."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
         heads = inbox.heads(schema, topic)
-        with connection.begin():
-            if source is connection and self._queues:
-                rows, offsets = execute(connection, heads, inbox.offsets(schema, group, topic, sorted(self._queues)))
-            else:
-                rows, offsets = read_source(connection, source, heads), []
-            unread = [row for row in rows if row[0] not in dict(offsets)]
-            if unread:
-                offsets += self._offsets(connection, unread)
+        if source is connection and self._queues:
+            rows, offsets = read_source(source, heads, inbox.offsets(schema, group, topic, sorted(self._queues)))
+        else:
+            (rows,), offsets = read_source(source, heads), []
+        unread = [row[0] for row in rows if row[0] not in dict(offsets)]
+        if unread:
+            offsets += read_source(connection, inbox.offsets(schema, group, topic, unread))[0]
+        for queue, _, _ in rows:
+            if queue not in self._queues:
+                self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
         position: dict[int, int] = dict(offsets)
-        return [queue for queue, last, _ in rows if last > position[queue]]
+        return [(queue, position[queue], last) for queue, last, _ in rows if last > position[queue]]
 
-    def _offsets(self, connection: Connection, rows: list[Row]) -> list[Row]:
-        group, topic = self.subscription.group, self.subscription.topic
-        statement = inbox.offsets(self._settings.schema, group, topic, [row[0] for row in rows])
-        return execute(connection, statement)[0]
+    def _read_ahead(self, source: Connection, waiting: list[tuple[int, int, int]]) -> dict[int, list[Row]]:
+        """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""
+        missing = [
+            (queue, position)
+            for queue, position, _ in waiting
+            if not (self._queues[queue].has_read_ahead and self._queues[queue].position == position)
+        ]
+        statements = [self._queues[queue].next_messages(position) for queue, position in missing]
+        return dict(zip((queue for queue, _ in missing), read_source(source, *statements), strict=True))
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry what is due, at most ``limit`` messages.

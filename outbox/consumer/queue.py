@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from outbox.consumer.handling import HandlerSession, commit
 from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
-from outbox.consumer.reading import Entry, read_ahead
+from outbox.consumer.reading import Entry, next_messages, read_source, to_entries
 from outbox.consumer.subscription import Subscription
 from outbox.model import Counts, Status
 from outbox.pending import at_commit
 from outbox.settings import Settings
 from outbox.store import inbox
-from outbox.store.execute import Row, execute, is_lost, lock_key
+from outbox.store.execute import Row, Statement, execute, is_lost, lock_key
 from outbox.store.halves import try_lock
 
 if TYPE_CHECKING:
@@ -64,6 +64,29 @@ class QueueConsumer:
         self._position = -1
         self._fresh = True
         self._one_by_one = 0
+
+    @property
+    def position(self) -> int:
+        """The offset after which this worker would go on; -1 if it doesn't know."""
+        return self._position
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Are there messages which are read and not yet consumed?"""
+        return bool(self._ahead)
+
+    def next_messages(self, position: int) -> Statement:
+        """Return the statement that reads ahead from a position; its rows are for `read`."""
+        return next_messages(self._subscription, self._settings, self._place.queue, position)
+
+    def read(self, rows: list[Row], position: int) -> None:
+        """Take what was read ahead after a position. It is used if the group's offset is there at the next step.
+
+        Raises:
+            MessagesPruned: the next message is gone, and the subscription says to stop then.
+        """
+        self._ahead = deque(to_entries(rows, self._subscription, self._place.queue, position))
+        self._position = position
 
     def forget(self) -> None:
         """Drop what was read ahead, and claim again at the next step: the connection was lost."""
@@ -109,10 +132,8 @@ class QueueConsumer:
             return State.LOCKED, Counts()
         position, claims = offsets[0] if offsets else (0, 0)
         if position != self._position or not candidates:
-            self._ahead = deque(
-                read_ahead(connection, source, self._subscription, self._settings, self._place.queue, position)
-            )
-            self._position = position
+            (messages,) = read_source(source, self.next_messages(position))
+            self.read(messages, position)
             candidates = list(islice(self._ahead, size))
             if not candidates:
                 transaction.rollback()

@@ -13,7 +13,7 @@ from outbox.errors import MessagesPruned
 from outbox.model import Message
 from outbox.settings import Settings
 from outbox.store import inbox
-from outbox.store.execute import Row, Statement, execute
+from outbox.store.execute import Row, Statement, execute, is_autocommit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -36,31 +36,21 @@ class Entry:
         return hashlib.sha256(raw).digest()[:DIGEST_BYTES]
 
 
-def read_source(connection: Connection, source: Connection, statement: Statement) -> list[Row]:
-    """Read from the producer's database: in the running transaction where it is the same, else in its own."""
-    if source is connection:
-        return execute(connection, statement)[0]
+def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
+    """Read from the producer's database: in the running transaction if there is one on it, else in none or its own."""
+    if not statements:
+        return []
+    if source.in_transaction() or is_autocommit(source):
+        return execute(source, *statements)
     with source.begin():
-        return execute(source, statement)[0]
+        return execute(source, *statements)
 
 
-def read_ahead(
-    connection: Connection,
-    source: Connection,
-    subscription: Subscription,
-    settings: Settings,
-    queue: int,
-    position: int,
-) -> list[Entry]:
-    """Read the messages after ``position``.
-
-    Raises:
-        MessagesPruned: the next message is gone, and the subscription says to stop then.
-    """
-    topic = subscription.topic
-    statement = inbox.messages_after(
+def next_messages(subscription: Subscription, settings: Settings, queue: int, position: int) -> Statement:
+    """Return the statement that reads the messages of a queue after ``position``."""
+    return inbox.messages_after(
         settings.schema,
-        topic,
+        subscription.topic,
         queue,
         position,
         max(settings.read_ahead, subscription.batch),
@@ -68,7 +58,16 @@ def read_ahead(
         None if subscription.tags is None else sorted(subscription.tags),
         None if subscription.keys is None else [like(pattern) for pattern in subscription.keys],
     )
-    entries = [to_entry(row, topic, queue, subscription) for row in read_source(connection, source, statement)]
+
+
+def to_entries(rows: list[Row], subscription: Subscription, queue: int, position: int) -> list[Entry]:
+    """Return what `next_messages` has read.
+
+    Raises:
+        MessagesPruned: the next message is gone, and the subscription says to stop then.
+    """
+    topic = subscription.topic
+    entries = [to_entry(row, topic, queue, subscription) for row in rows]
     if entries and entries[0].position != position + 1 and subscription.on_pruned == "stop":
         raise MessagesPruned(
             f"group {subscription.group!r} fell behind: of topic {topic!r}, queue {queue}, the messages "

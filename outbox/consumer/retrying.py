@@ -62,7 +62,7 @@ class Retrier:
                 if not execute(connection, inbox.lock_failed(settings.schema, subscription.group, message_id))[0]:
                     return Counts(more=True)
                 # The row lock is held: nobody else runs this message until this transaction ends.
-                rows = read_source(connection, source, inbox.message_by_id(settings.schema, message_id))
+                (rows,) = read_source(source, inbox.message_by_id(settings.schema, message_id))
                 if not rows:
                     raise _Failed(Failure("the producer has pruned this message: nothing to retry", Status.PARKED))
                 entry = to_entry(rows[0], subscription.topic, queue, subscription)

@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -65,6 +66,14 @@ class _SessionParameter:
         session = self.signature.bind_partial(*args, **kwargs).arguments.get(self.name)
         return None if session is INJECTED else session
 
+    def fill(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], session: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with the session in its place, wherever the function has it."""
+        bound = self.signature.bind_partial(*args, **kwargs)
+        bound.arguments[self.name] = session
+        return bound.args, bound.kwargs
+
 
 def transactional(
     producer: Producer, *, topic: str, key: KeyOf | None, tag: str | None
@@ -99,7 +108,8 @@ def transactional(
                 send(session, result)
                 return result
             async with producer.async_sessions().begin() as session:
-                result = await call(*args, **{**kwargs, parameter.name: session})
+                args, kwargs = parameter.fill(args, kwargs, session)
+                result = await call(*args, **kwargs)
                 send(session, result)
             return result
 
@@ -111,13 +121,43 @@ def transactional(
                 send(session, result)
                 return result
             with producer.sessions().begin() as session:
-                result = call(*args, **{**kwargs, parameter.name: session})
+                args, kwargs = parameter.fill(args, kwargs, session)
+                result = call(*args, **kwargs)
                 send(session, result)
             return result
 
         return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
 
     return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageOf:
+    """Makes body and key of a ``@two_phase`` function's message from the arguments of a call."""
+
+    name: str
+    signature: inspect.Signature
+    parameter: _SessionParameter | None
+    body: Callable[..., Any] | None
+    key: KeyOf | None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.parameter:
+            self._refuse_session(self.parameter, args, kwargs)
+            args, kwargs = self.parameter.fill(args, kwargs, None)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if self.parameter:
+            del bound.arguments[self.parameter.name]
+        body = dict(bound.arguments) if self.body is None else self.body(**bound.arguments)
+        return {"body": body, "key": self.key(body) if self.key else None}
+
+    def _refuse_session(self, parameter: _SessionParameter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if parameter.given(args, kwargs) is not None:
+            raise InvalidHandler(
+                f"@two_phase: {self.name} was given a session; it must own its transaction, since the "
+                "half message has to be committed before it begins. Use outbox.prepare() to join a transaction"
+            )
 
 
 def two_phase(
@@ -134,76 +174,58 @@ def two_phase(
     """Make ``@outbox.two_phase``; see `Outbox.two_phase`."""
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
-        signature = inspect.signature(function)
         parameter = _SessionParameter(function, "two_phase") if fenced else None
-
-        def message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            arguments = {
-                name: value for name, value in bound.arguments.items() if not parameter or name != parameter.name
-            }
-            content = arguments if body is None else body(**arguments)
-            return {
-                "topic": topic,
-                "body": content,
-                "key": key(content) if key else None,
-                "tag": tag,
-                "immunity": immunity,
-                "fenced": fenced,
-            }
-
-        def refuse_session(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if parameter and parameter.given(args, kwargs) is not None:
-                raise InvalidHandler(
-                    f"@two_phase: {function.__qualname__} was given a session; it must own its transaction, since the "
-                    "half message has to be committed before it begins. Use outbox.prepare() to join a transaction"
-                )
+        message = _MessageOf(function.__qualname__, inspect.signature(function), parameter, body, key)
+        options: dict[str, Any] = {"topic": topic, "tag": tag, "immunity": immunity, "fenced": fenced}
 
         @functools.wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             call = cast("Callable[..., Coroutine[Any, Any, Any]]", function)
-            refuse_session(args, kwargs)
+            content = message(args, kwargs)
             async with producer.async_sessions().begin() as session:
-                half_id = producer.prepare(session, **message(args, kwargs))
+                half_id = producer.prepare(session, **content, **options)
             try:
-                if not parameter:
-                    result = await call(*args, **kwargs)
+                if parameter:
                     async with producer.async_sessions().begin() as session:
-                        await session.run_sync(producer.commit_now, half_id)
+                        await session.run_sync(_take_fence, producer.schema, half_id)
+                        args, kwargs = parameter.fill(args, kwargs, session)
+                        result = await call(*args, **kwargs)
+                        producer.commit_within(session, half_id)
                     return result
-                async with producer.async_sessions().begin() as session:
-                    await session.run_sync(_take_fence, producer.schema, half_id)
-                    result = await call(*args, **{**kwargs, parameter.name: session})
-                    producer.commit_within(session, half_id)
-                return result
+                result = await call(*args, **kwargs)
             except rollback_on as error:
                 with _noting(error, half_id):
                     async with producer.async_sessions().begin() as session:
                         await session.run_sync(producer.rollback_now, half_id)
                 raise
+            # The effect is out there: a decision that fails from here on must never become a rollback.
+            async with producer.async_sessions().begin() as session:
+                await session.run_sync(producer.commit_now, half_id)
+            return result
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             call = cast("Callable[..., Any]", function)
-            refuse_session(args, kwargs)
+            content = message(args, kwargs)
             with producer.sessions().begin() as session:
-                half_id = producer.prepare(session, **message(args, kwargs))
+                half_id = producer.prepare(session, **content, **options)
             try:
-                if not parameter:
-                    result = call(*args, **kwargs)
+                if parameter:
                     with producer.sessions().begin() as session:
-                        producer.commit_now(session, half_id)
+                        _take_fence(session, producer.schema, half_id)
+                        args, kwargs = parameter.fill(args, kwargs, session)
+                        result = call(*args, **kwargs)
+                        producer.commit_within(session, half_id)
                     return result
-                with producer.sessions().begin() as session:
-                    _take_fence(session, producer.schema, half_id)
-                    result = call(*args, **{**kwargs, parameter.name: session})
-                    producer.commit_within(session, half_id)
-                return result
+                result = call(*args, **kwargs)
             except rollback_on as error:
                 with _noting(error, half_id), producer.sessions().begin() as session:
                     producer.rollback_now(session, half_id)
                 raise
+            # The effect is out there: a decision that fails from here on must never become a rollback.
+            with producer.sessions().begin() as session:
+                producer.commit_now(session, half_id)
+            return result
 
         return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
 

@@ -114,7 +114,7 @@ _PLACE = """, new_topic AS (
            CASE WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
       FROM entry WHERE deliver_at IS NULL OR deliver_at <= statement_timestamp()
-), head AS (
+), head AS MATERIALIZED (
     SELECT topic, queue,
            coalesce((SELECT max(position) FROM {s}.message m
                       WHERE m.topic = q.topic AND m.queue = q.queue), 0) AS position

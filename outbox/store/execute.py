@@ -31,6 +31,9 @@ class Statement:
     values: Sequence[Any] | Mapping[str, Any] = ()
 
 
+_BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
+
+
 @cache
 def in_schema(template: str, schema: str) -> str:
     """Return the SQL with ``{s}`` replaced by the (checked) name of the schema."""
@@ -52,8 +55,13 @@ def driver_of(connection: Connection) -> Any:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Tell whether the driver commits each statement by itself."""
-    return bool(getattr(driver_of(connection), "autocommit", False))
+    """Tell whether the driver would commit the next statement by itself."""
+    driver = driver_of(connection)
+    return bool(getattr(driver, "autocommit", False)) and not _in_transaction(driver)
+
+
+def _in_transaction(driver: Any) -> bool:
+    return bool(driver.info.transaction_status)  # 0 is PQTRANS_IDLE
 
 
 def is_lost(connection: Connection) -> bool:
@@ -74,6 +82,9 @@ def execute(
     in binary format. ``afterwards`` follows the COMMIT in a transaction of its own; it may fail, which is nobody's
     business.
 
+    Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
+    first round trip; the driver would take one of its own for it.
+
     Raises:
         sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
         SchemaMissing: a table of ours isn't there.
@@ -82,13 +93,16 @@ def execute(
 
     proxied = connection.connection
     driver = driver_of(connection)
+    begun = connection.in_transaction() and is_autocommit(connection)
+    if begun:
+        statements = (_BEGIN, *statements)
     try:
         if isinstance(driver, psycopg.AsyncConnection):
             adapted = cast("Any", proxied.dbapi_connection)
             rows = adapted.run_async(lambda raw: _run_async(raw, statements, then_commit, afterwards))
-            return cast("list[list[Row]]", rows)
+            return cast("list[list[Row]]", rows)[begun:]
         if isinstance(driver, psycopg.Connection):
-            return _run(driver, statements, then_commit, afterwards)
+            return _run(driver, statements, then_commit, afterwards)[begun:]
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
     raise TypeError(
@@ -134,7 +148,7 @@ async def _run_async(
                 await commit.execute("COMMIT")
             if afterwards:
                 await raw.execute(afterwards.sql, afterwards.values)
-    except Exception as error:  # noqa: BLE001 - raised again unless the transaction is committed
+    except Exception as error:
         _unless_committed(commit.statusmessage, error)
     return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 

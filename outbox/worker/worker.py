@@ -37,10 +37,7 @@ class Worker:
     each further database that is a ``source`` of subscriptions: one for each of their consuming threads, one for
     probes, one that listens. They don't count in the engine's pool.
 
-    A worker is used once: after `stop`, make another one.
-
-    Raises:
-        InvalidSettings: a role that doesn't exist.
+    A worker is used once. Raises `InvalidSettings` for a role that doesn't exist.
     """
 
     def __init__(self, outbox: Outbox, *, roles: Collection[str] | None = None) -> None:

@@ -22,9 +22,7 @@ DUE = "UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WH
 def make_ledger(engine: Engine) -> None:
     """Create the table into which handlers write: it takes the same message twice, so that a test can see it."""
     with engine.begin() as connection:
-        connection.execute(
-            text("CREATE TABLE ledger (n serial PRIMARY KEY, message_id uuid, body text, attempt int)")
-        )
+        connection.execute(text("CREATE TABLE ledger (n serial PRIMARY KEY, message_id uuid, body text, attempt int)"))
 
 
 def record(message: Message, session: Session) -> None:
@@ -126,7 +124,9 @@ class Bench:
 
     def inbox(self, group: str = "g") -> dict[UUID, InboxRow]:
         """Return the inbox of a group."""
-        sql = "SELECT message_id, status, attempts, last_error FROM outbox.consumer_message WHERE consumer_group = :group"
+        sql = (
+            "SELECT message_id, status, attempts, last_error FROM outbox.consumer_message WHERE consumer_group = :group"
+        )
         return {row[0]: InboxRow(*row[1:]) for row in self.rows(sql, group=group)}
 
     def statuses(self, group: str = "g") -> list[tuple[str, int]]:

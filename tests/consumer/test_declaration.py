@@ -54,7 +54,7 @@ def test_options_that_cannot_work(app: Outbox, options: dict[str, Any], error: s
 @pytest.mark.parametrize("bad", ["not callable", lambda: None, lambda message: None, lambda a, b, c: None])
 def test_handlers_that_cannot_be_called(app: Outbox, bad: Any) -> None:
     """A handler that doesn't take (message, session) is refused."""
-    with pytest.raises(InvalidHandler, match="topic|consumer of 't'"):
+    with pytest.raises(InvalidHandler, match="consumer of 't'"):
         app.consumer("t", group="g")(bad)
 
 

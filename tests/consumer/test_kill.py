@@ -82,7 +82,7 @@ def unfinished(bench: Bench) -> int:
 @pytest.mark.slow
 def test_two_hundred_kills(banks: Bench, spawn: Spawn) -> None:
     """Over 200 SIGKILLs at random moments, with copies and failures on the way, every account is exact in the end."""
-    chance = random.Random(11)
+    chance = random.Random(11)  # noqa: S311
     crew = [spawn("money", seed) for seed in range(CREW)]
     kills = 0
     sent = 0

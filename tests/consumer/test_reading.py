@@ -6,7 +6,9 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
+from sqlalchemy.orm import Session
 
+from outbox import Message
 from outbox.errors import MessagesPruned
 from outbox.store import inbox
 from outbox.store.execute import execute
@@ -102,8 +104,6 @@ def test_messages_that_were_pruned_unread(bench: Bench, a: int, b: int) -> None:
     consumer = bench.declare(settings=replace(bench.settings, read_ahead=2))
     bench.send(1, 2, 3, 4, 5)
     if a > 1:
-        with bench.connection.begin():
-            pass
         consumer._stopping = lambda: len(bench.ledger()) >= 2
         bench.consume(consumer)
         consumer._stopping = lambda: False
@@ -179,7 +179,12 @@ def test_read_ahead_when_another_worker_moves_on(bench: Bench) -> None:
 def test_a_stop_between_two_transactions(bench: Bench) -> None:
     """A worker that is told to stop ends its pass after the transaction it is in, and charges no attempt."""
     seen: list[int] = []
-    consumer = bench.declare(lambda m, s: (seen.append(m.body), record(m, s)))
+
+    def handler(message: Message, session: Session) -> None:
+        seen.append(message.body)
+        record(message, session)
+
+    consumer = bench.declare(handler)
     consumer._stopping = lambda: len(seen) >= 2
     bench.send(1, 2, 3)
     bench.consume(consumer)

@@ -33,7 +33,7 @@ class Patient:
 
 
 def test_retries_follow_the_table(bench: Bench) -> None:
-    """After attempt n comes delay n of RocketMQ's table, give or take the jitter; after 1 + 16 attempts it is parked."""
+    """After attempt n comes delay n of RocketMQ's table, give or take the jitter; after 1 + 16 it is parked."""
     patient = Patient(1)
     consumer = bench.declare(patient)
     (half_id,) = bench.send(1)
@@ -168,9 +168,10 @@ def test_resume(bench: Bench) -> None:
             bench.sink.resume("g", half_id, actor="me", reason="test")
     with pytest.raises(NotParked):
         bench.sink.resume("nobody", uuid4(), actor="me", reason="test")
-    assert bench.rows("SELECT actor, reason, target FROM outbox.audit WHERE action = 'resume'") == [
-        ("me", "fixed it", f"g/{parked}")
-    ] * 2
+    assert (
+        bench.rows("SELECT actor, reason, target FROM outbox.audit WHERE action = 'resume'")
+        == [("me", "fixed it", f"g/{parked}")] * 2
+    )
 
 
 def test_an_ordered_queue_waits_for_its_first_message(bench: Bench) -> None:

@@ -39,7 +39,7 @@ def messages(connection: Connection, topic: str = "t") -> list[Sent]:
               WHERE m.topic = :topic ORDER BY m.queue, m.position"""
     with connection.begin():
         rows = connection.execute(text(sql), {"topic": topic}).all()
-    return [Sent(*row[:6], codec.decode(row[6], row[7])) for row in rows]
+    return [Sent(row[0], row[1], row[2], row[3], row[4], row[5], codec.decode(row[6], row[7])) for row in rows]
 
 
 def dispatch_all(connection: Connection, settings: Settings, limit: int | None = None) -> Counts:
@@ -107,9 +107,16 @@ def run(connection: Connection, sql: str, **values: Any) -> None:
 def scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
     """Run a statement of a dispatch pass, undo it, and return the plan's nodes that read a table."""
     with connection.begin() as transaction:
-        explain = Statement(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement.sql}", statement.values)
-        _, ((plan,),) = execute(connection, store.plan_by_index(), explain)
+        execute(connection, store.plan_by_index())
+        found = table_scans(connection, statement)
         transaction.rollback()
+    return found
+
+
+def table_scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
+    """Run a statement in the open transaction, and return the plan's nodes that read a table."""
+    explain = Statement(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement.sql}", statement.values)
+    (((plan,),),) = execute(connection, explain)
     found, todo = [], [plan[0]["Plan"]]
     while todo:
         node = todo.pop()

@@ -83,7 +83,9 @@ def test_recall_before_due(app: Outbox, connection: Connection, settings: Settin
     run(connection, DUE)
     assert not release_due_once(connection, settings)
     assert messages(connection) == []
-    assert scalar(connection, "SELECT recalled_by FROM outbox.scheduled_message WHERE half_id = :id", id=half_id) == "me"
+    assert (
+        scalar(connection, "SELECT recalled_by FROM outbox.scheduled_message WHERE half_id = :id", id=half_id) == "me"
+    )
     assert scalar(connection, "SELECT target FROM outbox.audit WHERE action = 'recall'") == str(half_id)
 
 
@@ -172,7 +174,13 @@ def test_resend_appends_under_the_same_id(app: Outbox, connection: Connection, s
     assert app.resend([], actor="me", reason="test") == 0
     found = messages(connection)
     assert_dense(found)
-    assert [(message.id, message.send_number) for message in found] == [(one, 1), (two, 1), (one, 2), (two, 2), (one, 3)]
+    assert [(message.id, message.send_number) for message in found] == [
+        (one, 1),
+        (two, 1),
+        (one, 2),
+        (two, 2),
+        (one, 3),
+    ]
     assert dispatch_once(connection, settings).done == 2
     audited = "SELECT count(*) FROM outbox.audit WHERE action = 'resend' AND target = :id"
     assert scalar(connection, audited, id=str(one)) == 2

@@ -102,7 +102,7 @@ def test_a_transaction_writes_before_and_after_a_batch(
 def test_savepoints_have_no_xid_of_their_own(
     app: Outbox, engine: Engine, connection: Connection, settings: Settings
 ) -> None:
-    """What was written inside a savepoint is found by its transaction, and vanishes if the savepoint was rolled back."""
+    """What was written inside a savepoint is found by its transaction, and vanishes if the savepoint rolled back."""
     with engine.connect() as writer:
         writer.begin()
         with writer.begin_nested():

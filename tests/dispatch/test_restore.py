@@ -49,7 +49,7 @@ def move(spare_server: embedded.Server, engine: Engine) -> Iterator[Callable[[],
         dump = subprocess.run([pg_dump(), "--dbname", source], capture_output=True, check=True)
         spare_server.create_database("restored")
         target = spare_server.url("restored", driver="postgresql")
-        psql = [pg_dump().with_name("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "--dbname", target]
+        psql: list[str | Path] = [pg_dump().with_name("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "--dbname", target]
         subprocess.run(psql, input=dump.stdout, check=True, capture_output=True, env={**os.environ, "PGOPTIONS": ""})
         made.append(create_engine(spare_server.url("restored")))
         return made[-1]
@@ -77,7 +77,7 @@ def next_xid(connection: Connection) -> int:
 def test_restore_into_a_cluster_with_lower_xids(
     app: Outbox, engine: Engine, settings: Settings, move: Callable[[], Engine], limit: int
 ) -> None:
-    """Dispatched, undispatched, cut, scheduled, recalled: each is after the restore what it was before, exactly once."""
+    """Dispatched, undispatched, cut, scheduled, recalled: each is after the restore what it was before, once."""
     with engine.connect() as connection:
         burn_xids(engine, 2000)
         send(app, *range(10), key="k0")

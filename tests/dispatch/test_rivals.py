@@ -23,7 +23,9 @@ from tests.dispatch.support import (
     send,
 )
 
-KILL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
+KILL = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
+)
 
 
 def test_the_second_dispatcher_returns_with_nothing(

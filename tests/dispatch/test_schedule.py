@@ -50,7 +50,7 @@ class Interpreter:
             writer.connection.begin()
         getattr(self, f"_{what}")(writer, key)
 
-    def _xid(self, writer: Writer, key: str) -> None:
+    def _xid(self, writer: Writer, _: str) -> None:
         writer.connection.execute(text("SELECT pg_current_xact_id()"))
 
     def _send(self, writer: Writer, key: str) -> None:
@@ -63,29 +63,29 @@ class Interpreter:
         self.app.send(writer.connection, "t", self.count, key=key)
         writer.sends.append((key, self.count))
 
-    def _flush(self, writer: Writer, key: str) -> None:
+    def _flush(self, writer: Writer, _: str) -> None:
         # Only what is in no savepoint: the framework itself never writes earlier than at the commit.
         if not writer.savepoints:
             flush(writer.connection)
 
-    def _savepoint(self, writer: Writer, key: str) -> None:
+    def _savepoint(self, writer: Writer, _: str) -> None:
         writer.savepoints.append((writer.connection.begin_nested(), len(writer.sends), set(writer.locks)))
 
-    def _undo(self, writer: Writer, key: str) -> None:
+    def _undo(self, writer: Writer, _: str) -> None:
         if writer.savepoints:
             savepoint, length, locks = writer.savepoints.pop()
             savepoint.rollback()
             del writer.sends[length:]
             writer.locks = locks
 
-    def _release(self, writer: Writer, key: str) -> None:
+    def _release(self, writer: Writer, _: str) -> None:
         if writer.savepoints:
             writer.savepoints.pop()[0].commit()
 
-    def _commit(self, writer: Writer, key: str) -> None:
+    def _commit(self, writer: Writer, _: str) -> None:
         self._end(writer, commit=True)
 
-    def _rollback(self, writer: Writer, key: str) -> None:
+    def _rollback(self, writer: Writer, _: str) -> None:
         self._end(writer, commit=False)
 
     def _end(self, writer: Writer, *, commit: bool) -> None:
@@ -121,7 +121,7 @@ STEPS = strategies.lists(
         strategies.sampled_from([f"k{n}" for n in range(KEYS)]),
         strategies.integers(1, 5),
     ),
-    min_size=5,
+    min_size=25,
     max_size=90,
 )
 

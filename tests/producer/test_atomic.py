@@ -10,7 +10,6 @@ from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from outbox import Outbox, Settings
-from tests.producer.conftest import SECOND_SCHEMA
 from tests.producer.bank import (
     KINDS,
     Databases,
@@ -25,15 +24,18 @@ from tests.producer.bank import (
     settle,
     write,
 )
+from tests.producer.conftest import SECOND_SCHEMA
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def numbered(databases: Databases, kind: Kind) -> Outbox:
+    """Make the outbox of this kind of transaction."""
     return Outbox(databases.engine_for(kind), settings=Settings())
 
 
 def both_are(engine: Engine, *numbers: int) -> None:
+    """Make sure that exactly these numbers are in the business table and, in order, in messages."""
     assert messages(engine) == list(numbers)
     assert changes(engine) == set(numbers)
     assert leftovers(engine) == 0
@@ -279,6 +281,7 @@ def test_factories(kind: Kind, failing: bool, url: str, engine: Engine) -> None:
 @pytest.mark.parametrize("kind", ["AsyncSession", "AsyncConnection"])
 def test_run_sync_hands_over_the_same_transaction(kind: Kind, url: str, engine: Engine) -> None:
     """A message sent inside `run_sync` belongs to the async transaction around it."""
+
     async def act(databases: Databases) -> None:
         outbox = numbered(databases, kind)
         for number in (1, 2):
@@ -298,9 +301,13 @@ def test_run_sync_hands_over_the_same_transaction(kind: Kind, url: str, engine: 
 @each_kind
 def test_outboxes_of_several_schemas_share_a_transaction(kind: Kind, url: str, engine: Engine) -> None:
     """Each outbox writes into its own schema, all with the same commit."""
+
     async def act(databases: Databases) -> None:
         bind = databases.engine_for(kind)
-        first, second = Outbox(bind, settings=Settings()), Outbox(bind, group="two", settings=Settings(schema=SECOND_SCHEMA))
+        first, second = (
+            Outbox(bind, settings=Settings()),
+            Outbox(bind, group="two", settings=Settings(schema=SECOND_SCHEMA)),
+        )
         async with opened(kind, databases) as carrier:
             for number in (1, 2, 3):
                 await write(carrier, number)

@@ -58,6 +58,7 @@ def deferred(engine: Engine) -> Iterator[Engine]:
 
 
 def nothing_hangs(engine: Engine) -> None:
+    """Make sure that no transaction is left open and no op stands alone."""
     assert idle_in_transaction(engine) == 0
     assert leftovers(engine) == 0
 
@@ -201,6 +202,7 @@ def test_serialization_failure(engine: Engine) -> None:
 
 
 def one_connection(engine: Engine) -> Engine:
+    """Make an engine whose pool has one connection."""
     return create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=5)
 
 

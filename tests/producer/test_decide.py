@@ -347,6 +347,7 @@ def race(
             return result
 
     with ThreadPoolExecutor(1) as pool, engine.connect() as connection:
+        connection.begin()
         first(connection)
         future = pool.submit(rival)
         begun.wait(30)
@@ -485,6 +486,7 @@ def test_async_commit_race(url: str, engine: Engine, outbox: Outbox) -> None:
                 bound.commit(half_id, session)
 
         with engine.connect() as rival:
+            rival.begin()
             decide(rival, "outbox", half_id, Resolution.ROLLBACK, "operator")
             task = asyncio.create_task(late())
             while not (pids and waits_for_a_lock(engine, pids[0])):
@@ -503,6 +505,7 @@ def test_lock_timeout_while_waiting(engine: Engine, outbox: Outbox) -> None:
     """A decider that waits too long, by its own lock_timeout, fails as SQLAlchemy's error and leaves no decision."""
     half_id = prepared(engine, outbox)
     with engine.connect() as first:
+        first.begin()
         decide(first, "outbox", half_id, Resolution.COMMIT)
         with engine.connect() as second:
             second.execute(text("SET LOCAL lock_timeout = '50ms'"))

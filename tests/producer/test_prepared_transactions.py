@@ -27,16 +27,18 @@ def nothing_stays_prepared(engine: Engine) -> Iterator[None]:
 
 
 def prepared(connection: Connection) -> list[str]:
+    """Return the transactions that are prepared in this database."""
     return list(connection.scalars(text("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")))
 
 
 def work(session: Session, outbox: Outbox, number: int) -> None:
+    """Make a change and send its message."""
     session.execute(insert(change).values(number=number))
     outbox.send(session, "t", {"number": number})
 
 
 def test_session_commits_in_two_phases(engine: Engine, outbox: Outbox) -> None:
-    """A session with `twophase=True` has its messages in the prepared transaction, and they appear with COMMIT PREPARED."""
+    """A session with `twophase=True` has its messages in the prepared transaction; COMMIT PREPARED shows them."""
     between = []
 
     def before_second_phase(connection: Connection, xid: str, is_prepared: bool) -> None:

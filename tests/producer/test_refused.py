@@ -183,7 +183,7 @@ def test_closed_connection(engine: Engine, outbox: Outbox) -> None:
 )
 def test_bind_that_is_none(bind: Any) -> None:
     """An Outbox is made on an engine or a session factory with an engine, and says so."""
-    with pytest.raises(TransactionRequired, match="[eE]ngine"):
+    with pytest.raises(TransactionRequired, match=r"[eE]ngine"):
         Outbox(bind, settings=Settings())
 
 
@@ -206,7 +206,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "tag with NUL": ({"tag": "\0"}, "tag has a NUL"),
     "header that isn't text": ({"headers": {"a": 1}}, "header 'a' must be text, not int: 1"),
     "headers that aren't a mapping": ({"headers": ["a"]}, "headers must be a mapping .*not list"),
-    "naive datetime": ({"deliver_at": __import__("datetime").datetime(2030, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+    "naive datetime": ({"deliver_at": __import__("datetime").datetime(2030, 1, 1)}, "has no time zone"),
     "negative delay": ({"delay": -1}, "delay -1 must be"),
     "unknown level": ({"delay_level": 19}, "delay_level 19 is unknown; levels are 1 to 18"),
     "id that is text": ({"id": str(uuid.uuid4())}, "id must be a UUID, not str"),

@@ -38,10 +38,12 @@ def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def reset() -> None:
+    """Forget the statements so far."""
     Wire.statements = []
 
 
 def ours() -> list[str]:
+    """Return the statements that write half messages."""
     return [statement for statement in Wire.statements if "half_message" in statement]
 
 

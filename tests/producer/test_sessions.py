@@ -16,6 +16,7 @@ from tests.producer.conftest import SECOND_SCHEMA
 
 
 def send(outbox: Outbox, carrier: Any, number: int) -> None:
+    """Send a message about a number."""
     outbox.send(carrier, "t", {"number": number})
 
 
@@ -76,7 +77,7 @@ def test_flush_that_fails_in_a_savepoint(engine: Engine, outbox: Outbox) -> None
 def test_hooks_may_send(name: str, nested: bool, engine: Engine, outbox: Outbox) -> None:
     """A session hook that runs inside the commit sends with that commit, also as the only one that sends."""
     with Session(engine) as session:
-        sent = []
+        sent: list[int] = []
 
         def hook(*_: Any) -> None:
             if not sent:
@@ -117,7 +118,7 @@ def test_message_of_a_hook_vanishes_with_the_commit(name: str, engine: Engine, o
 
 
 def test_hook_sends_though_nothing_is_flushed(engine: Engine, outbox: Outbox) -> None:
-    """A flush hook that fires for an object without a net change sends in a transaction that runs no other statement."""
+    """A flush hook for an object without a net change sends in a transaction that runs no other statement."""
     with Session(engine, expire_on_commit=False) as session:
         account = Account(id=1, owner="one")
         session.add(account)
@@ -158,7 +159,9 @@ def outer(engine: Engine) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only", "conditional_savepoint"])
-def test_joined_session_writes_with_the_outer_commit(mode: Any, engine: Engine, outbox: Outbox, outer: Connection) -> None:
+def test_joined_session_writes_with_the_outer_commit(
+    mode: Any, engine: Engine, outbox: Outbox, outer: Connection
+) -> None:
     """The commits of a joined session write nothing yet; the outer commit writes all, in order."""
     for number in (1, 2, 3):
         with Session(outer, join_transaction_mode=mode) as session:
@@ -305,7 +308,9 @@ def test_another_engine_on_the_same_database(engine: Engine, url: str, outbox: O
 def test_engine_with_options(engine: Engine, outbox: Outbox) -> None:
     """An engine derived by `execution_options` shares its parent's events: nothing is written twice or forgotten."""
     for number in (1, 2, 3):
-        derived = engine.execution_options(isolation_level=["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"][number - 1])
+        derived = engine.execution_options(
+            isolation_level=["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"][number - 1]
+        )
         with Session(derived) as session:
             do(outbox, session, number)
             with session.begin_nested() as savepoint:

@@ -220,7 +220,9 @@ def test_unreadable(raw: bytes, content_type: str, model: Any) -> None:
     assert model is None or model.__name__ in str(error.value)
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.x+json"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.x+json"]
+)
 def test_json_by_any_of_its_names(content_type: str) -> None:
     """JSON is recognised with parameters, in capitals and as a suffix."""
     assert decode(b'{"a":1}', content_type) == {"a": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from itertools import pairwise
 from uuid import RFC_4122, UUID
 
 import pytest
@@ -16,6 +17,7 @@ from outbox.ids import uuid7, uuid7_at
 
 
 def milliseconds(id_: UUID) -> int:
+    """Return the time in an id."""
     return id_.int >> 80
 
 
@@ -31,9 +33,9 @@ def test_order_within_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred thousand ids of one millisecond strictly increase and stay in it."""
     monkeypatch.setattr(ids, "_last_ms", 0)
     now = time.time_ns()
-    monkeypatch.setattr(ids.time, "time_ns", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     made = [uuid7() for _ in range(100_000)]
-    assert all(a < b for a, b in zip(made, made[1:], strict=False))
+    assert all(a < b for a, b in pairwise(made))
     assert {milliseconds(id_) for id_ in made} == {now // 1_000_000}
     assert {(id_.version, id_.variant) for id_ in made} == {(7, RFC_4122)}
 
@@ -49,9 +51,9 @@ def test_order_when_the_clock_jumps(steps: list[int]) -> None:
         patch.setattr(ids, "_counter", ids._counter)
         for step in steps:
             moment += step
-            patch.setattr(ids.time, "time_ns", lambda: moment)  # noqa: B023
+            patch.setattr(time, "time_ns", lambda: moment)  # noqa: B023
             made.append(uuid7())
-    assert all(a < b for a, b in zip(made, made[1:], strict=False))
+    assert all(a < b for a, b in pairwise(made))
 
 
 def test_threads_share_the_order() -> None:
@@ -68,18 +70,18 @@ def test_threads_share_the_order() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(a < b for mine in made for a, b in zip(mine, mine[1:], strict=False))
+    assert all(a < b for mine in made for a, b in pairwise(mine))
     assert len({id_ for mine in made for id_ in mine}) == 8 * 3000
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_children_make_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children forked in one millisecond, even with the lock taken, repeat neither each other's ids nor the parent's."""
+    """Children forked in one millisecond, even with the lock taken, repeat nobody's ids."""
     now = time.time_ns() + 10**12
     monkeypatch.setattr(ids, "_last_ms", ids._last_ms)
     monkeypatch.setattr(ids, "_counter", ids._counter)
-    monkeypatch.setattr(ids.time, "time_ns", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     uuid7()
     readers = []
     with ids._lock:

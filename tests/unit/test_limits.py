@@ -78,7 +78,7 @@ def test_groups() -> None:
     """A group has at most 120 characters of the same set; system names are only for topics."""
     assert limits.check_group("a" * 120) == "a" * 120
     assert limits.check_group("%RETRY%") == "%RETRY%"
-    with pytest.raises(InvalidMessage, match="group 'aaaa.*has 121 characters; at most 120"):
+    with pytest.raises(InvalidMessage, match=r"group 'aaaa.*has 121 characters; at most 120"):
         limits.check_group("a" * 121)
 
 
@@ -110,13 +110,19 @@ def test_keys_refused(value: Any, said: str) -> None:
 @pytest.mark.parametrize("given_name", [Topic.ORDERS, Old.ORDERS])
 def test_enum_members_are_names(given_name: str) -> None:
     """A member of a str enum counts as its value, and as nothing but a plain str for the driver."""
-    for checked in (limits.check_topic(given_name), limits.check_group(given_name), limits.check_text("key", given_name, 9)):
+    for checked in (
+        limits.check_topic(given_name),
+        limits.check_group(given_name),
+        limits.check_text("key", given_name, 9),
+    ):
         assert checked == "orders"
         assert type(checked) is str
     assert {type(part) for item in limits.check_headers({given_name: given_name}).items() for part in item} == {str}
 
 
-@pytest.mark.parametrize("headers", [None, {}, {"a": "b"}, {"": ""}, MappingProxyType({"ä": "€"}), {"x" * 8192: "y" * 8192}])
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"a": "b"}, {"": ""}, MappingProxyType({"ä": "€"}), {"x" * 8192: "y" * 8192}]
+)
 def test_headers(headers: Any) -> None:
     """Any mapping of text to text will do, up to 16 KiB."""
     assert limits.check_headers(headers) == dict(headers or {})
@@ -163,6 +169,12 @@ def test_delivery() -> None:
 
 
 class NoOffset(dt.tzinfo):
+    def tzname(self, _: dt.datetime | None) -> None:
+        return None
+
+    def dst(self, _: dt.datetime | None) -> None:
+        return None
+
     def utcoffset(self, _: dt.datetime | None) -> None:
         return None
 

@@ -82,11 +82,7 @@ def test_errors_of_decisions_survive_a_pickle() -> None:
 @pytest.mark.parametrize("heavy", ["sqlalchemy.orm", "psycopg", "alembic", "apscheduler", "typer", "pydantic"])
 def test_import_is_light(heavy: str) -> None:
     """Importing `outbox`, and naming all of its public names, imports none of the heavy libraries."""
-    code = (
-        "import sys, outbox\n"
-        "for name in outbox.__all__: getattr(outbox, name)\n"
-        f"sys.exit({heavy!r} in sys.modules)"
-    )
+    code = f"import sys, outbox\nfor name in outbox.__all__: getattr(outbox, name)\nsys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -105,9 +105,11 @@ def test_value_out_of_range(values: dict[str, Any], said: str) -> None:
 
 
 def test_inbox_must_outlive_what_can_come_again() -> None:
-    """The inbox may not forget a message before the producer and all retries are done with it; the error says by how much."""
+    """The inbox may not forget a message that can still come again; the error says by how much."""
     Settings(retention=100, retry_delays=(10, 20), retry_jitter=0, inbox_retention=130)
-    with pytest.raises(InvalidSettings, match=r"inbox_retention = 129 s is shorter than retention \(100 s\).*at least 130"):
+    with pytest.raises(
+        InvalidSettings, match=r"inbox_retention = 129 s is shorter than retention \(100 s\).*at least 130"
+    ):
         Settings(retention=100, retry_delays=(10, 20), retry_jitter=0, inbox_retention=129)
     with pytest.raises(InvalidSettings, match="would forget messages"):
         Settings(retention=100, retry_delays=(10, 20), retry_jitter=0.5, inbox_retention=130)

@@ -24,6 +24,7 @@ def make(
     sessions: sessionmaker[Session],
     async_sessions: async_sessionmaker[AsyncSession],
 ) -> None:
+    """Outboxes of everything they can be bound to."""
     Outbox(engine)
     Outbox(async_engine, group="orders")
     Outbox(sessions, settings=Settings(queues=4))
@@ -40,6 +41,7 @@ def send(
     scoped: scoped_session[Session],
     async_scoped: async_scoped_session[AsyncSession],
 ) -> None:
+    """Sending with every carrier and option."""
     assert_type(outbox.send(session, "t", {"a": 1}), UUID)
     outbox.send(async_session, "t", "text", key="k", tag="g", headers={"h": "v"})
     outbox.send(connection, "t", b"bytes", deliver_at=dt.datetime.now(dt.UTC))
@@ -55,6 +57,7 @@ def send(
 
 
 def decide(outbox: Outbox, session: Session, half_id: UUID) -> None:
+    """Preparing and deciding."""
     assert_type(outbox.prepare(session, "t", {}, immunity=60), UUID)
     assert_type(outbox.commit(half_id), Decision | None)
     outbox.commit(half_id, session)
@@ -64,6 +67,8 @@ def decide(outbox: Outbox, session: Session, half_id: UUID) -> None:
 
 
 def decorate(outbox: Outbox) -> None:
+    """Decorators keep the types of what they decorate."""
+
     @outbox.transactional(topic="t", key=lambda body: str(body["id"]))
     def place(order: int, price: Decimal, session: Session = INJECTED) -> dict[str, int]:
         return {"id": order}
@@ -96,6 +101,8 @@ def decorate(outbox: Outbox) -> None:
 
 
 def consume(outbox: Outbox) -> None:
+    """Handlers, sync and async."""
+
     @outbox.consumer("t", group="g")
     def handle(message: Message, session: Session) -> Retry | Park | Skip | None:
         return Skip() if message.body else None
