@@ -123,7 +123,8 @@ def _wire(lab: Lab, outbox: Outbox) -> Figure:
 
 def _traced(engine: Engine, tell: Tell, messages: int) -> tuple[int, int]:
     """Return how many statements one transaction sent, and how often it waited for the server."""
-    _transactions(engine, tell, messages, 10)  # until the driver has prepared its statements
+    # Until the driver has prepared its statements, one for each size of the integers in them.
+    _transactions(engine, tell, messages, 100)
     with tempfile.NamedTemporaryFile("r") as log, Session(engine) as session:
         raw: Any = session.connection().connection.driver_connection
         session.rollback()

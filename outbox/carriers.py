@@ -38,7 +38,8 @@ class _Sent:
     """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
 
     ``connections`` holds each connection with the savepoints that were open when the session began to use it,
-    ``chosen`` the connection for an Outbox whose own engine the session doesn't use.
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
+    COMMIT: the flush before it may be the first to use that engine.
     """
 
     entries: list[_Entry] = field(default_factory=list)
@@ -139,30 +140,22 @@ def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -
 def _before_commit(session: Session) -> None:
     sent = _sent_of(session)
     sent.committing = True
-    if sent.entries and any(entry.engine not in sent.connections for entry in sent.entries):
-        if _place(session, sent):
-            # The flush of this commit may be the first to use the Outbox's engine; then the message belongs there.
-            session.flush()
-    else:
-        for entry in sent.entries:
-            pending.refuse_autocommit(sent.connections[entry.engine][0])
+    _place(session, sent)
 
 
-def _place(session: Session, sent: _Sent) -> bool:
-    """Make sure that each entry has a connection; return whether any isn't on its Outbox's own engine."""
-    foreign = False
-    for engine in {entry.engine for entry in sent.entries} - sent.connections.keys():
+def _place(session: Session, sent: _Sent) -> None:
+    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
+    for engine in {entry.engine for entry in sent.entries}:
+        if engine in sent.connections:
+            pending.refuse_autocommit(sent.connections[engine][0])
+            continue
         try:
             connection = session.connection()
         except UnboundExecutionError:
             connection = session.connection(bind_arguments={"bind": engine})
         pending.refuse_autocommit(connection)
         sent.chosen[engine] = connection
-        # No event has told of a connection that the session had before it was listened to.
-        sent.connections.setdefault(connection.engine, (connection, pending.savepoints(connection)))
         pending.attach(connection, sent.take)
-        foreign = foreign or connection.engine is not engine
-    return foreign
 
 
 def _after_commit(session: Session) -> None:

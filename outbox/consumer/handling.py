@@ -24,6 +24,7 @@ class HandlerSession:
     def __init__(self, connection: Connection, subscription: Subscription) -> None:
         self._connection = connection
         self._subscription = subscription
+        self._is_async = subscription.is_async
         self._given: Any = None
         self._session: Session | None = None
 
@@ -36,7 +37,7 @@ class HandlerSession:
         transaction = self._connection.get_transaction()
         try:
             answer = self._subscription.handler(argument, self._open())
-            if self._subscription.is_async:
+            if self._is_async:
                 from sqlalchemy.util import await_only  # noqa: PLC0415
 
                 answer = await_only(answer)
@@ -70,7 +71,7 @@ class HandlerSession:
         if self._given is None:
             from sqlalchemy.orm import Session  # noqa: PLC0415
 
-            if self._subscription.is_async:
+            if self._is_async:
                 from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
 
                 self._given = AsyncSession(join_transaction_mode="rollback_only", expire_on_commit=False)

@@ -97,12 +97,14 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
        AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
 )"""
 
-# From entries to messages; the same for a dispatch, a release and a resend. ``sequence`` orders a batch's entries,
+# From entries to messages; the same for a dispatch, a release and a resend. The end of a queue is looked up once, at its
+# first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
+# ``sequence`` orders a batch's entries,
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn.
 _PLACE = """, new_topic AS (
     INSERT INTO {s}.topic AS t (name, queues)
-    SELECT DISTINCT topic, %(queues)s::int FROM entry
-     WHERE NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = entry.topic)
+    SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
+     WHERE NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = e.topic)
     -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
     ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
 ), scheduled AS (
@@ -114,16 +116,14 @@ _PLACE = """, new_topic AS (
            CASE WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
       FROM entry WHERE deliver_at IS NULL OR deliver_at <= statement_timestamp()
-), head AS MATERIALIZED (
-    SELECT topic, queue,
-           coalesce((SELECT max(position) FROM {s}.message m
-                      WHERE m.topic = q.topic AND m.queue = q.queue), 0) AS position
-      FROM (SELECT DISTINCT topic, queue FROM placed) q
+), numbered AS (
+    SELECT topic, queue, half_id, send_number, number,
+           CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {s}.message m
+                                                WHERE m.topic = n.topic AND m.queue = n.queue), 0) END AS ended
+      FROM (SELECT *, row_number() OVER (PARTITION BY topic, queue ORDER BY sequence) AS number FROM placed) n
 ), dispatched AS (
     INSERT INTO {s}.message (topic, queue, position, half_id, send_number)
-    SELECT topic, queue, head.position + row_number() OVER (PARTITION BY topic, queue ORDER BY sequence),
-           half_id, send_number
-      FROM placed JOIN head USING (topic, queue)
+    SELECT topic, queue, max(ended) OVER (PARTITION BY topic, queue) + number, half_id, send_number FROM numbered
     RETURNING topic
 ), told AS MATERIALIZED (
     SELECT pg_notify(%(channel)s, topic) FROM (SELECT DISTINCT topic FROM dispatched) d WHERE %(notify)s

@@ -23,8 +23,8 @@ INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'comm
 
 _SEND = f"""
 WITH given AS (
-    SELECT * FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-                         %s::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
+    SELECT * FROM unnest(%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
     WITH ORDINALITY AS g (id, producer_group, topic, key, tag, headers, content_type,
                           body, deliver_at, delay, fenced, immunity, number)
 ), half AS (

@@ -147,8 +147,8 @@ def test_a_bulk_load_is_read_by_index(
         for table in sorted(TABLES - {"dispatch_cursor"}):
             connection.execute(text(f"ALTER TABLE outbox.{table} SET (autovacuum_enabled = false)"))
             connection.execute(text(f"ANALYZE outbox.{table}"))
-    for n in range(10):
-        send(app, *range(1000), key=f"k{n}")
+    for n in range(100):
+        send(app, *range(100), key=f"k{n % 10}")
     if cut:
         assert dispatch_once(connection, settings, limit=1000).more
     nodes = scans(connection, next_batch(connection, settings, 1000))

@@ -93,6 +93,7 @@ def test_connection_commits_without_preparing(engine: Engine, outbox: Outbox) ->
         connection.execute(insert(change).values(number=1))
         outbox.send(connection, "t", {"number": 1})
         transaction.commit()
+        assert messages(engine) == [1]
         outbox.send(connection, "t", {"number": 2})
         connection.commit()
     assert (changes(engine), messages(engine)) == ({1}, [1, 2])
