@@ -97,8 +97,8 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
        AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
 )"""
 
-# From entries to messages; the same for a dispatch, a release and a resend. The end of a queue is looked up once, at its
-# first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
+# From entries to messages; the same for a dispatch, a release and a resend. The end of a queue is looked up once, at
+# its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
 # ``sequence`` orders a batch's entries,
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn.
 _PLACE = """, new_topic AS (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import Connection
 
-Row = tuple[Any, ...]
+    from outbox.store.roundtrip import RoundTrip
 
-logger = logging.getLogger("outbox.store")
+Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +28,6 @@ class Statement:
 
     sql: str
     values: Sequence[Any] | Mapping[str, Any] = ()
-
-
-_BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 
 
 @cache
@@ -91,73 +87,61 @@ def execute(
     """
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
-    proxied = connection.connection
     driver = driver_of(connection)
-    begun = connection.in_transaction() and is_autocommit(connection)
-    if begun:
-        statements = (_BEGIN, *statements)
+    if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        raise TypeError(
+            f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
+            "use a URL that begins with postgresql+psycopg://"
+        )
+    from outbox.store.roundtrip import BEGIN, COMMIT, RoundTrip  # noqa: PLC0415 - imports the driver
+
+    pairs = [(statement.sql, statement.values) for statement in statements]
+    idle = not _in_transaction(driver)
+    begins = idle and driver.autocommit and connection.in_transaction()
+    if begins:
+        pairs.insert(0, (BEGIN, ()))
+    if then_commit:
+        pairs.append((COMMIT, ()))
+    last = [(afterwards.sql, afterwards.values)] if afterwards else []
+    trip = RoundTrip(driver, pairs + last)
+    # Once on each connection the driver takes its own way: to begin as it was told to, or to prepare what is new to it.
+    drivers_way = not trip.ready or (idle and not driver.autocommit)
+    if drivers_way:
+        trip = RoundTrip(driver, last)
+    before = pairs if drivers_way else []
     try:
         if isinstance(driver, psycopg.AsyncConnection):
-            adapted = cast("Any", proxied.dbapi_connection)
-            rows = adapted.run_async(lambda raw: _run_async(raw, statements, then_commit, afterwards))
-            return cast("list[list[Row]]", rows)[begun:]
-        if isinstance(driver, psycopg.Connection):
-            return _run(driver, statements, then_commit, afterwards)[begun:]
+            adapted = cast("Any", connection.connection.dbapi_connection)
+            rows = adapted.run_async(lambda raw: _run_async(raw, before, trip))
+        else:
+            rows = _run(driver, before, trip)
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
-    raise TypeError(
-        f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
-        "use a URL that begins with postgresql+psycopg://"
-    )
+    return cast("list[list[Row]]", rows[int(begins) : int(begins) + len(statements)])
 
 
-def _run(
-    raw: psycopg.Connection[Any], statements: Sequence[Statement], then_commit: bool, afterwards: Statement | None
-) -> list[list[Row]]:
-    if len(statements) == 1 and not then_commit:
-        cursor = raw.execute(statements[0].sql, statements[0].values, binary=True)
-        return [_rows(cursor)]
-    commit = raw.cursor()
-    try:
-        with raw.pipeline():
-            cursors = [raw.execute(s.sql, s.values, binary=True) for s in statements]
-            if then_commit:
-                commit.execute("COMMIT")
-            if afterwards:
-                raw.execute(afterwards.sql, afterwards.values)
-    except Exception as error:
-        _unless_committed(commit.statusmessage, error)
-    return [_rows(cursor) for cursor in cursors]
+def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip) -> list[list[Row]]:
+    rows: list[list[Row]] = []
+    for sql, values in before:
+        cursor = raw.cursor(binary=True)
+        cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+        rows.append(cursor.fetchall() if cursor.description else [])
+    if trip.statements:
+        with raw.lock:
+            rows += raw.wait(trip.run(committed=bool(before)))
+    return rows
 
 
-def _rows(cursor: psycopg.Cursor[Any]) -> list[Row]:
-    return cursor.fetchall() if cursor.description else []
-
-
-async def _run_async(
-    raw: psycopg.AsyncConnection[Any],
-    statements: Sequence[Statement],
-    then_commit: bool,
-    afterwards: Statement | None,
-) -> list[list[Row]]:
-    commit = raw.cursor()
-    try:
-        async with raw.pipeline():
-            cursors = [await raw.execute(s.sql, s.values, binary=True) for s in statements]
-            if then_commit:
-                await commit.execute("COMMIT")
-            if afterwards:
-                await raw.execute(afterwards.sql, afterwards.values)
-    except Exception as error:
-        _unless_committed(commit.statusmessage, error)
-    return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
-
-
-def _unless_committed(status: str | None, error: Exception) -> None:
-    """Raise the error, unless it came after the COMMIT: the transaction is done, and nothing may say otherwise."""
-    if status != "COMMIT":
-        raise error
-    logger.debug("nudge.failed", exc_info=error)
+async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip) -> list[list[Row]]:
+    rows: list[list[Row]] = []
+    for sql, values in before:
+        cursor = raw.cursor(binary=True)
+        await cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+        rows.append(await cursor.fetchall() if cursor.description else [])
+    if trip.statements:
+        async with raw.lock:
+            rows += await raw.wait(trip.run(committed=bool(before)))
+    return rows
 
 
 def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statements: Sequence[Statement]) -> NoReturn:
