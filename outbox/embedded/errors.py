@@ -7,5 +7,5 @@ class EmbeddedError(Exception):
     """The embedded PostgreSQL can't do what was asked; the message ends with the tail of its log, if any."""
 
 
-class PostgresNotFound(EmbeddedError):  # noqa: N818 - names a state, like the package's other errors
+class PostgresNotFound(EmbeddedError):
     """There are no PostgreSQL binaries on this machine."""

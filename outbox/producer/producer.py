@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from uuid import UUID
 
 from outbox import carriers, codec, limits, pending
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
     from outbox.carriers import Carrier
     from outbox.settings import Settings
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a message beside its topic and body; see `Outbox.send`."""
+
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str] | None
+    deliver_at: dt.datetime | None
+    delay: dt.timedelta | float | int | None
+    delay_level: int | None
+    id: UUID | None
 
 
 class Producer:
@@ -60,23 +72,9 @@ class Producer:
             raise TransactionRequired("this Outbox is bound to a sync Engine; decorate a plain 'def' function")
         return self._async_sessions
 
-    def send(
-        self,
-        carrier: Carrier,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        deliver_at: dt.datetime | None = None,
-        delay: dt.timedelta | float | int | None = None,
-        delay_level: int | None = None,
-        id: UUID | None = None,  # noqa: A002
-    ) -> UUID:
+    def send(self, carrier: Carrier, topic: str, body: Any, **options: Unpack[Options]) -> UUID:
         """See `Outbox.send`."""
-        delivery = limits.check_delivery(deliver_at, delay, delay_level)
-        half = self._half(id, topic, body, key, tag, headers, delivery)
+        half = self._half(topic, body, **options)
         carriers.add(carrier, pending.Write(self.schema, half, nudge=self._settings.listen), self._engine)
         return half.id
 
@@ -86,19 +84,12 @@ class Producer:
         topic: str,
         body: Any,
         *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        deliver_at: dt.datetime | None = None,
-        delay: dt.timedelta | float | int | None = None,
-        delay_level: int | None = None,
         immunity: dt.timedelta | float | None = None,
-        id: UUID | None = None,  # noqa: A002
         fenced: bool = False,
+        **options: Unpack[Options],
     ) -> UUID:
         """See `Outbox.prepare`."""
-        delivery = limits.check_delivery(deliver_at, delay, delay_level)
-        half = self._half(id, topic, body, key, tag, headers, delivery)
+        half = self._half(topic, body, **options)
         preparation = Preparation(fenced, self._immunity(immunity))
         carriers.add(carrier, pending.Write(self.schema, half, preparation), self._engine)
         return half.id
@@ -135,14 +126,18 @@ class Producer:
 
     def _half(
         self,
-        id: UUID | None,  # noqa: A002
         topic: str,
         body: Any,
-        key: str | None,
-        tag: str | None,
-        headers: Mapping[str, str] | None,
-        delivery: tuple[dt.datetime | None, float | None],
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        deliver_at: dt.datetime | None = None,
+        delay: dt.timedelta | float | int | None = None,
+        delay_level: int | None = None,
+        id: UUID | None = None,  # noqa: A002
     ) -> HalfMessage:
+        delivery = limits.check_delivery(deliver_at, delay, delay_level)
         if id is not None and not isinstance(id, UUID):
             raise InvalidMessage(f"id must be a UUID, not {type(id).__name__}: {id!r}")
         raw, content_type = codec.encode(body)
