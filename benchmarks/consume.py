@@ -21,9 +21,7 @@ def run(lab: Lab) -> Iterator[Figure]:
     seconds, rounds = lab.scale(10, 3) / 10, lab.scale(9, 3)
     lab.say("consume: filling")
     fill.messages(lab.engine("main"), TOPIC, lab.scale(100_000, 20_000), settings)
-    with lab.engine("main").connect() as one, lab.engine("other").connect() as two, lab.psycopg("main") as raw:
-        one.commit()
-        two.commit()
+    with lab.worker_connection("main") as one, lab.worker_connection("other") as two, lab.psycopg("main") as raw:
         lab.say("consume: no-op handler")
         near = Ours(one, one, settings, _nothing, BATCH)
         far = Ours(two, one, settings, _nothing, BATCH)

@@ -65,7 +65,7 @@ def run(lab: Lab) -> Iterator[Figure]:
     handmade.create(engine)
     queue.execute(_COPY_TABLE)
     queue.commit()
-    with engine.connect() as connection:
+    with lab.worker_connection("main") as connection:
         yield from _backlog(lab, engine, connection, queue, settings)
         lab.say("dispatch: filling")
         while _dispatched(connection) < lab.scale(1_000_000, 20_000):

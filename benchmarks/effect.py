@@ -43,8 +43,7 @@ def run(lab: Lab) -> Iterator[Figure]:
     bank.open_bank(engine)
     lab.say("effect: filling")
     fill.messages(engine, TOPIC, lab.scale(50_000, 10_000), settings)
-    with engine.connect() as connection, lab.psycopg("main") as raw:
-        connection.commit()
+    with lab.worker_connection("main") as connection, lab.psycopg("main") as raw:
         yield from _single(lab, connection, raw, settings)
         what = "batch=100, handler called for each message"
         ours = Ours(connection, connection, settings, _credit, 100)

@@ -12,6 +12,8 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from benchmarks.measure import Figure
+from outbox.store.execute import driver_of
+from outbox.worker.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class Lab:
     def engine(self, name: str) -> Engine:
         """Return a new engine on a database."""
         return create_engine(self.urls[name])
+
+    def worker_connection(self, name: str) -> Connection:
+        """Return a connection as the worker opens it."""
+        return Database(self.engine(name)).connect()
 
     def psycopg(self, name: str) -> psycopg.Connection[tuple[object, ...]]:
         """Return a bare connection of the driver to a database."""
@@ -65,4 +71,4 @@ def measure(name: str, lab: Lab) -> tuple[list[Figure], float]:
 
 def backend_pid(connection: Connection) -> int:
     """Return the process of the server behind a connection."""
-    return int(connection.connection.driver_connection.info.backend_pid)  # type: ignore[union-attr]
+    return int(driver_of(connection).info.backend_pid)  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Arm, Figure, Ratio, compared, interleave, per_second, rate
 from benchmarks.reading import TOPIC, Ours
 from outbox import Outbox, Settings
+from outbox.worker.database import Database
 
 _TRANSACTIONS, _TOGETHER = 20, 100
 _MESSAGES = _TRANSACTIONS * _TOGETHER
@@ -63,14 +64,15 @@ def held_open(engine: Engine, *, writing: bool) -> Iterator[None]:
 def _ours(engine: Engine, open_: ExitStack) -> Arm:
     outbox = Outbox(engine, settings=Settings())
     connection = open_.enter_context(engine.connect())
-    consumer = Ours(connection, connection, outbox.settings, lambda _message, _session: None, _CLAIM)
+    worker = open_.enter_context(Database(engine).connect())
+    consumer = Ours(worker, worker, outbox.settings, lambda _message, _session: None, _CLAIM)
 
     def chunk() -> float:
         for _ in range(_TRANSACTIONS):
             with connection.begin():
                 for order in [bank.new_order() for _ in range(_TOGETHER)]:
                     outbox.send(connection, TOPIC, order, key=order["receiver"])
-        fill.dispatch_all(connection, outbox.settings)
+        fill.dispatch_all(worker, outbox.settings)
         consumer.all()
         return 0.0
 
