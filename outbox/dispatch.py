@@ -57,9 +57,9 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
             try_lock(dispatch_lock(settings.schema)),
             store.newest_cursor(settings.schema),
         )
-        # The cursor was read in a statement of its own, after the lock: what the last holder wrote is seen.
+        # The cursor was read in a statement of its own, after the lock: what the last holder wrote is seen. Passes that
+        # find nothing commit, since psycopg throws its prepared statements away with each rollback.
         if not taken[0][0]:
-            transaction.rollback()
             return NOTHING
         if not cursors or (cursor := store.to_cursor(cursors[0])).restored:
             if not _rebase(connection, settings.schema):
@@ -67,7 +67,6 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
                 return NOTHING
             return Counts(taken=1, more=True)
         if not cursor.pending:
-            transaction.rollback()
             return NOTHING
         place = _placement(settings, limit)
         (((ops, messages, scheduled, _),),) = execute(connection, store.dispatch_batch(place, cursor))
@@ -90,14 +89,12 @@ def _rebase(connection: Connection, schema: str) -> bool:
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
     """Turn due scheduled messages into messages, in one transaction on ``connection``."""
     place = _placement(settings, limit)
-    with connection.begin() as transaction:
+    with connection.begin():
         ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
         if not taken[0]:
-            transaction.rollback()
             return NOTHING
         _, ((due, messages, _, _),) = execute(connection, store.plan_by_index(), store.release_due(place))
         if not due:
-            transaction.rollback()
             return NOTHING
     return Counts(taken=due, done=messages, more=due == place.limit)
 

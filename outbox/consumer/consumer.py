@@ -47,7 +47,7 @@ class Consumer:
         Queues (and topics) that come later are read from their first message.
         """
         subscription, schema = self.subscription, self._settings.schema
-        with connection.begin() as transaction:
+        with connection.begin():
             # Two workers of a new group must not start it at two different positions.
             _, known = execute(
                 connection,
@@ -55,7 +55,6 @@ class Consumer:
                 inbox.group_is_known(schema, subscription.group, subscription.topic),
             )
             if known[0][0]:
-                transaction.rollback()
                 return
             rows = read_source(source, inbox.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
             execute(

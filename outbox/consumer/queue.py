@@ -115,8 +115,6 @@ class QueueConsumer:
             raise
 
     def _step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
-        transaction = connection.get_transaction()
-        assert transaction is not None  # noqa: S101 - step() began it
         size = 1 if self._one_by_one else self._subscription.batch
         candidates = list(islice(self._ahead, size))
         locked, offsets, rows = execute(
@@ -126,7 +124,6 @@ class QueueConsumer:
             inbox.known(self._place, [entry.id for entry in candidates]),
         )
         if not locked[0][0]:
-            transaction.rollback()
             self._ahead.clear()
             self._position = -1
             return State.LOCKED, Counts()
@@ -136,7 +133,6 @@ class QueueConsumer:
             self.read(messages, position)
             candidates = list(islice(self._ahead, size))
             if not candidates:
-                transaction.rollback()
                 return State.EMPTY, Counts()
             (rows,) = execute(connection, inbox.known(self._place, [entry.id for entry in candidates]))
         known = {row[0]: row for row in rows}
@@ -250,12 +246,11 @@ class QueueConsumer:
             failed.failure,
             self._settings.retry_jitter,
         )
-        with connection.begin() as transaction:
+        with connection.begin():
             locked, offsets = execute(connection, try_lock(self._lock), inbox.offset(self._place))
             position = offsets[0][0] if offsets else 0
             if not locked[0][0] or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
-                transaction.rollback()
                 self._ahead.clear()
                 return State.LOCKED, Counts()
             blocked = subscription.ordered and row.status == Status.FAILED

@@ -43,13 +43,12 @@ class Retrier:
     def next(self, connection: Connection, source: Connection) -> Counts:
         """Retry the message that is due first; nothing if none is due."""
         subscription, settings = self._subscription, self._settings
-        with connection.begin() as transaction:
+        with connection.begin():
             (due,) = execute(
                 connection,
                 inbox.claim_due(settings.schema, subscription.group, subscription.topic, ordered=subscription.ordered),
             )
             if not due:
-                transaction.rollback()
                 return Counts()
         message_id, queue, position, attempts, claims = due[0]
         place = inbox.Place(settings.schema, subscription.group, subscription.topic, queue)
