@@ -71,4 +71,4 @@ def measure(name: str, lab: Lab) -> tuple[list[Figure], float]:
 
 def backend_pid(connection: Connection) -> int:
     """Return the process of the server behind a connection."""
-    return int(driver_of(connection).info.backend_pid)  # type: ignore[union-attr]
+    return int(driver_of(connection).info.backend_pid)
