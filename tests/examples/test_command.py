@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from tests.conftest import wait_until
@@ -109,9 +110,12 @@ def _alive(pids: set[int]) -> set[int]:
 
 def _processes() -> dict[int, _Process]:
     """Return all processes by their ids; a zombie is no process any more."""
-    listing = subprocess.run(["ps", "-axwwo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(maxsplit=3) for line in listing.stdout.splitlines())
-    return {int(pid): _Process(int(parent), *args) for pid, parent, state, *args in rows if state[0] != "Z"}
+    running = (process.info for process in psutil.process_iter(["pid", "ppid", "status", "cmdline"]))
+    return {
+        info["pid"]: _Process(info["ppid"], " ".join(info["cmdline"] or ()))
+        for info in running
+        if info["status"] != psutil.STATUS_ZOMBIE
+    }
 
 
 class _Process(NamedTuple):
