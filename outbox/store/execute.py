@@ -103,13 +103,13 @@ def execute(
     if then_commit:
         pairs.append((COMMIT, ()))
     last = [(afterwards.sql, afterwards.values)] if afterwards else []
-    trip = RoundTrip(driver, pairs + last)
-    # Once on each connection the driver takes its own way: to begin as it was told to, or to prepare what is new to it.
-    drivers_way = not trip.ready or (idle and not driver.autocommit)
-    if drivers_way:
-        trip = RoundTrip(driver, last)
-    before = pairs if drivers_way else []
     try:
+        trip = RoundTrip(driver, pairs + last)
+        # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it.
+        drivers_way = not trip.ready or (idle and not driver.autocommit)
+        if drivers_way:
+            trip = RoundTrip(driver, last)
+        before = pairs if drivers_way else []
         if isinstance(driver, psycopg.AsyncConnection):
             adapted = cast("Any", connection.connection.dbapi_connection)
             rows = adapted.run_async(lambda raw: _run_async(raw, before, trip))

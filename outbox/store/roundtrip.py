@@ -83,10 +83,13 @@ class RoundTrip:
         self.ready = True
         if connection.prepare_threshold is not None:
             names = connection._prepared._names
+            committed = False
             for (sql, _), sending in zip(statements, self._sent, strict=True):
+                committed = committed or sql == COMMIT
                 if sql not in self.UNPREPARED:
                     sending.name = names.get((sending.query.sql, tuple(sending.transformer.types or ())))
-                    self.ready = self.ready and sending.name is not None
+                    # What follows the COMMIT is rare and goes unprepared.
+                    self.ready = self.ready and (committed or sending.name is not None)
 
     def run(self, *, committed: bool = False) -> PQGen[list[list[Row]]]:
         """Send all, wait for all, and return the rows of each.
