@@ -7,20 +7,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
-from outbox import dispatch
-from outbox.consumer import resume as resuming
+from outbox.check.checker import Checker
 from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.errors import InvalidHandler, TransactionRequired
-from outbox.limits import check_topic
+from outbox.limits import check_seconds, check_topic
 from outbox.model import Decision, Resolution
+from outbox.operations import Operations
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
 from outbox.settings import Settings
-from outbox.store.dispatch import declare_topic, topic_queues
-from outbox.store.execute import execute
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
@@ -33,7 +31,7 @@ H = TypeVar("H", bound=Handler)
 T = TypeVar("T")
 
 
-class Outbox:
+class Outbox(Operations):
     """Send, prepare, decide and consume messages next to the business data of one database.
 
     ``bind`` is the database: an engine, or the session factory that the application uses anyway. ``group`` is
@@ -48,8 +46,9 @@ class Outbox:
         self.settings = settings or Settings.from_env()
         self.group = group
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
+        self.checkers: dict[str, Checker] = {}
         self.engine, sync_engine, sessions, async_sessions = _factories(bind)
-        self._producer = Producer(sync_engine, self.settings, group, sessions, async_sessions)
+        self._producer = Producer(sync_engine, self.settings, group, sessions, async_sessions, self._immunity_of)
 
     def __repr__(self) -> str:
         return f"Outbox({self.url!r}, group={self.group!r}, subscriptions={sorted(self.subscriptions)})"
@@ -177,7 +176,8 @@ class Outbox:
         key: Callable[[Any], str | None] | None = None,
         tag: str | None = None,
         body: Callable[..., Any] | None = None,
-        fenced: bool = True,
+        check: Callable[..., Any] | None = None,
+        fenced: bool | None = None,
         immunity: dt.timedelta | float | None = None,
         rollback_on: tuple[type[BaseException], ...] = (),
     ) -> Callable[[F], F]:
@@ -187,26 +187,81 @@ class Outbox:
         the original exception reaches the caller in every case. ``body`` gets the function's arguments by name
         (default: the arguments themselves as a dict), ``key`` gets the body.
 
-        ``fenced``: the business change is made in this database with the session that the function is given; the
-        commit is written in the same transaction, which fails if a check has rolled the half back meanwhile.
-        ``fenced=False``: the outcome lies elsewhere (a payment provider, another database); the function takes no
-        session, and a crash before its decision leaves an orphan that only a checker or an operator can decide.
+        ``fenced`` (the default without ``check``): the business change is made in this database with the session that
+        the function is given; the commit is written in the same transaction, which fails if a check has rolled the half
+        back meanwhile. ``fenced=False``: the outcome lies elsewhere (a payment provider, another database); the
+        function takes no session, and a crash before its decision leaves an orphan that only a checker or an operator
+        can decide. ``check`` registers the `checker` of the topic.
 
         Raises:
-            InvalidHandler: a fenced function has no parameter for its session.
+            InvalidHandler: a fenced function has no parameter for its session, or is given a ``check``; or the topic
+                has another checker already.
             InvalidMessage: the topic isn't a name.
         """
+        if fenced and check is not None:
+            raise InvalidHandler(
+                f"@two_phase of topic {topic!r}: a fenced function needs no check, its fence tells whether it "
+                "committed; leave out check, or say fenced=False"
+            )
+        if check is not None and (topic not in self.checkers or self.checkers[topic].function is not check):
+            self.checker(topic)(check)
         decorator: Any = decorators.two_phase(
             self._producer,
             topic=check_topic(topic),
             key=key,
             tag=tag,
             body=body,
-            fenced=fenced,
+            fenced=check is None if fenced is None else fenced,
             immunity=immunity,
             rollback_on=rollback_on,
         )
         return decorator  # type: ignore[no-any-return]
+
+    def checker(
+        self,
+        topic: str,
+        *,
+        model: Any = None,
+        immunity: dt.timedelta | float | None = None,
+        interval: dt.timedelta | float | None = None,
+        max_checks: int | None = None,
+        timeout: dt.timedelta | float | None = None,
+    ) -> Callable[[F], F]:
+        """Register who is asked whether the local transaction of an undecided half of ``topic`` committed.
+
+        ``checker(orphan)`` or ``checker(orphan, session)``, sync or async, answers a `Resolution`. An exception, a
+        time-out, None or anything else means UNKNOWN: it is asked again after ``interval``, and the half is parked
+        after ``max_checks`` questions. What it writes with the session commits together with the verdict, or not at
+        all. Without a session no transaction is open while it runs: the form for one that asks another service.
+
+        Durations are timedeltas or seconds and default to the settings; ``immunity`` is for halves of the topic that
+        name none of their own. Fenced halves need no checker.
+
+        Raises:
+            InvalidHandler: the topic has a checker already, the function can't be called so, or a rule can't work.
+            InvalidMessage: the topic isn't a name, or a duration isn't one.
+        """
+        durations = {
+            name: None if value is None else check_seconds(name, value)
+            for name, value in (("immunity", immunity), ("interval", interval), ("timeout", timeout))
+        }
+
+        def register(function: F) -> F:
+            if (earlier := self.checkers.get(topic)) is not None:
+                raise InvalidHandler(
+                    f"topic {topic!r} has a checker already: "
+                    f"{getattr(earlier.function, '__qualname__', earlier.function)}; one answers for all its halves"
+                )
+            self.checkers[topic] = Checker.declare(
+                self.settings, topic, function, max_checks=max_checks, model=model, **durations
+            )
+            return function
+
+        return register
+
+    def _immunity_of(self, topic: str) -> float:
+        checker = self.checkers.get(topic)
+        return self.settings.immunity if checker is None else checker.immunity
 
     # --- consumer ----------------------------------------------------------------------------------------
 
@@ -267,69 +322,6 @@ class Outbox:
             return handler
 
         return register
-
-    # --- acts of operators and deployments, each in a transaction of its own -------------------------------
-
-    def declare_topic(self, name: str, queues: int) -> None:
-        """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
-
-        More queues move keys to other queues: what a key sent before and after is not ordered across the change.
-        """
-        check_topic(name)
-        if not 1 <= queues <= 4096:
-            raise InvalidHandler(f"topic {name!r}: queues = {queues} must be between 1 and 4096")
-
-        def declare(connection: Connection) -> int:
-            _, ((now,),) = execute(
-                connection,
-                declare_topic(self.settings.schema, name, queues),
-                topic_queues(self.settings.schema, name),
-            )
-            if now > queues:
-                raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
-            return int(now)
-
-        self._own_transaction(declare)
-
-    def resend(self, half_ids: Sequence[UUID], *, actor: str, reason: str) -> int:
-        """Append dispatched messages once more under their ids; return how many. Inboxes that know them do nothing."""
-        return self._own_transaction(
-            lambda connection: dispatch.resend(connection, self.settings, half_ids, actor=actor, reason=reason)
-        )
-
-    def recall(self, half_id: UUID, *, actor: str, reason: str = "") -> None:
-        """Take back a scheduled message before it is due.
-
-        Raises:
-            HalfNotFound: no half message has this id.
-            RecallRefused: it is out already, was never scheduled, isn't committed, or was recalled before.
-        """
-        self._own_transaction(
-            lambda connection: dispatch.recall(connection, self.settings, half_id, actor=actor, reason=reason)
-        )
-
-    def resume(self, group: str, message_id: UUID, *, actor: str, reason: str) -> None:
-        """Give a parked message back to its group, with all its attempts.
-
-        Raises:
-            NotParked: the message isn't parked in this group.
-        """
-        self._own_transaction(
-            lambda connection: resuming.resume(
-                connection, self.settings.schema, group, message_id, actor=actor, reason=reason
-            )
-        )
-
-    def _own_transaction(self, act: Callable[[Connection], T]) -> T:
-        from sqlalchemy import Engine  # noqa: PLC0415
-
-        if not isinstance(self.engine, Engine):
-            raise TransactionRequired(
-                "this Outbox is bound to an AsyncEngine; for acts outside of a transaction make one on a sync engine: "
-                "Outbox(create_engine(url))"
-            )
-        with self.engine.begin() as connection:
-            return act(connection)
 
 
 def _factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:

@@ -7,15 +7,18 @@
     ├── InvalidSettings (also ValueError)   settings that contradict each other
     ├── InvalidHandler (also ValueError)    a declaration that can't work: topic declared twice, bad policy
     ├── TransactionRequired                 no transaction that could carry the message
+    ├── OutboxBusy                          the topic has more waiting than the limit that was set; try again later
     ├── SchemaError
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
     │   └── SchemaBusy                      they can't be changed now: somebody holds a lock on them
     ├── DecisionError
     │   ├── HalfNotFound                    no half message has this id
+    │   ├── DecisionRefused                 an operator's decision that would tell of a change which was never made
     │   └── AlreadyDecided
     │       ├── AlreadyCommitted
     │       └── AlreadyRolledBack
+    ├── CheckRefused                        the half can't be checked: no checker for its topic, or it's being asked
     ├── RecallRefused                       the message is out already, or was never scheduled
     ├── NotParked                           resume was asked for a message that isn't parked
     └── MessagesPruned                      a group fell behind what the producer still keeps
@@ -44,6 +47,27 @@ class InvalidHandler(OutboxError, ValueError):
 
 class TransactionRequired(OutboxError):
     """There is no transaction which business change and message could share."""
+
+
+class OutboxBusy(OutboxError):
+    """The system can't keep up with a topic: nothing was written, try again later (RocketMQ: SYSTEM_BUSY).
+
+    ``waiting`` are ``what`` ("undecided halves", "undispatched messages") of the topic, at least ``limit``.
+    """
+
+    def __init__(self, topic: str, what: str, waiting: int, limit: int, setting: str) -> None:
+        super().__init__(
+            f"topic {topic!r} has {waiting} {what}, the limit is {limit} (setting {setting}): "
+            "nothing was written; try again later, and see that a worker is running"
+        )
+        self.topic = topic
+        self.what = what
+        self.waiting = waiting
+        self.limit = limit
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.topic, self.what, self.waiting, self.limit, self.setting)
 
 
 class SchemaError(OutboxError):
@@ -102,6 +126,14 @@ class AlreadyCommitted(AlreadyDecided):
 
 class AlreadyRolledBack(AlreadyDecided):
     """The half message was rolled back before."""
+
+
+class DecisionRefused(DecisionError):
+    """An operator's decision was refused: it would tell the consumers of a change that was never committed."""
+
+
+class CheckRefused(OutboxError):
+    """A half message can't be checked now: nobody could answer, or somebody is being asked already."""
 
 
 class RecallRefused(OutboxError):

@@ -73,6 +73,49 @@ class Decision:
     first: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An undecided half message past its immunity time, as a checker receives it.
+
+    ``age`` is the time since it was written, ``checks`` how often its topic's checker was asked, this time included;
+    ``born_at`` and ``age`` are by the clock of the producer's database.
+    """
+
+    id: UUID
+    topic: str
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str]
+    content_type: str
+    raw: bytes
+    born_at: dt.datetime
+    age: dt.timedelta
+    checks: int
+    model: Any = None
+
+    @property
+    def body(self) -> Any:
+        """The body, decoded by its content type; as ``model`` where the checker declared one.
+
+        Raises:
+            InvalidMessage: the bytes don't fit the content type or the model.
+        """
+        return codec.decode(self.raw, self.content_type, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one check: the resolution, and why it is UNKNOWN where something went wrong.
+
+    ``seconds`` is how long the answer took; ``decided_by`` tells who had decided the half before the answer came.
+    """
+
+    resolution: Resolution
+    error: str | None = None
+    seconds: float = 0.0
+    decided_by: str | None = None
+
+
 @dataclass(slots=True)
 class Message:
     """A message as a handler receives it.
@@ -153,7 +196,8 @@ class Counts:
     """What one pass did; truthy when it did anything at all.
 
     ``taken``: rows the pass worked on. ``done``: of these, with the result the pass is there for
-    (dispatched, consumed, released, deleted). ``failed`` and ``parked``: consumer side only.
+    (dispatched, consumed, released, decided, deleted). ``failed``: messages to be retried, or halves whose check
+    gave no verdict. ``parked``: messages or halves set aside for a human.
     ``more``: the pass stopped at its limit and should be called again at once.
     """
 

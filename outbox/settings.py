@@ -16,6 +16,7 @@ RETRY_DELAYS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,49}", re.ASCII)
 _HOUR = 3600.0
+_INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,16 @@ class Settings:
     must outlive the former by the retry horizon, or a message could be delivered again to an inbox that
     has forgotten it. ``max_claims`` is how often a message may be started without ever finishing (the
     process died) before it is parked.
+
+    Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is
+    left alone, ``check_interval`` (transactionCheckInterval) the pause between two checks, ``max_checks``
+    (transactionCheckMax) how often a checker is asked before the half is parked, ``check_time_limit``
+    (MAX_PROCESS_TIME_LIMIT) how long a pass begins new checks, ``checks_in_flight`` (the check's thread pool) how many
+    checkers run at once in a worker. ``check_timeout`` is how long a checker may take, ``check_batch`` how many fences
+    are tried in one transaction.
+
+    ``max_undecided`` and ``max_undispatched`` make producers of a topic fail with `OutboxBusy` while so many of its
+    halves wait for a decision, or so many of its committed ops for dispatch; 0 is no limit.
 
     Raises:
         InvalidSettings: a value out of range, or two that contradict each other.
@@ -38,6 +49,15 @@ class Settings:
     read_ahead_bytes: int = 16 * 1024 * 1024
 
     immunity: float = 6.0
+    check_interval: float = 30.0
+    max_checks: int = 15
+    check_timeout: float = 10.0
+    check_time_limit: float = 60.0
+    checks_in_flight: int = 5
+    check_batch: int = 200
+
+    max_undecided: int = 0
+    max_undispatched: int = 0
 
     retry_delays: tuple[float, ...] = field(default=RETRY_DELAYS)
     retry_jitter: float = 0.1
@@ -79,16 +99,29 @@ class Settings:
             "release_interval",
             "prune_interval",
             "reconnect_cap",
+            "check_interval",
+            "max_checks",
+            "check_timeout",
+            "check_time_limit",
+            "checks_in_flight",
+            "check_batch",
         ):
             if not getattr(self, name) > 0:
                 raise InvalidSettings(f"{name} = {getattr(self, name)!r} must be greater than 0")
-        for name in ("immunity", "drain_timeout"):
+        for name in ("immunity", "drain_timeout", "max_undecided", "max_undispatched"):
             if getattr(self, name) < 0:
                 raise InvalidSettings(f"{name} = {getattr(self, name)!r} must not be negative")
         if self.queues > 4096:
             raise InvalidSettings(f"queues = {self.queues} is more than 4096")
         if not 0 <= self.retry_jitter < 1:
             raise InvalidSettings(f"retry_jitter = {self.retry_jitter!r} must be in [0, 1)")
+        if self.max_checks > _INT:
+            raise InvalidSettings(f"max_checks = {self.max_checks} is more than {_INT}")
+        if self.check_timeout > self.check_time_limit:
+            raise InvalidSettings(
+                f"check_timeout = {self.check_timeout!r} s is longer than a pass may take (check_time_limit = "
+                f"{self.check_time_limit!r} s); set check_time_limit to at least {self.check_timeout!r}"
+            )
         if any(delay < 0 for delay in self.retry_delays):
             raise InvalidSettings(f"retry_delays has a negative delay: {self.retry_delays!r}")
         horizon = sum(self.retry_delays) * (1 + self.retry_jitter)

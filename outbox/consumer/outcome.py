@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
-import traceback
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -14,8 +13,8 @@ from outbox.consumer.subscription import Subscription
 from outbox.errors import InvalidMessage
 from outbox.model import Counts, Park, Retry, Skip, Status
 from outbox.store.inbox import Settled
+from outbox.text import error_text, storable
 
-_ERROR_CHARS = 4000
 _MAX_DELAY = 100 * 366 * 86400.0
 
 
@@ -37,32 +36,25 @@ def failure_of(answer: Any) -> Failure | None:
         case Retry(after=after, reason=reason):
             return _retry(after, reason)
         case Park(reason=reason):
-            return Failure(_storable(reason), Status.PARKED)
+            return Failure(storable(reason), Status.PARKED)
         case Skip(reason=reason):
-            return Failure(_storable(reason), Status.CONSUMED)
+            return Failure(storable(reason), Status.CONSUMED)
     return None
 
 
 def _retry(after: Any, reason: Any) -> Failure:
     seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
     if seconds is None:
-        return Failure(_storable(reason))
+        return Failure(storable(reason))
     if not isinstance(seconds, int | float) or math.isnan(seconds):
         return Failure(f"the handler returned Retry(after={after!r}); give a timedelta or seconds, or None")
-    return Failure(_storable(reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY))
+    return Failure(storable(reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY))
 
 
 def failure_from(error: Exception) -> Failure:
     """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
     status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
-    summary = _storable("".join(traceback.format_exception_only(error)).strip())
-    text = _storable("".join(traceback.format_exception(error)))
-    return Failure(f"{summary[: _ERROR_CHARS // 4]}\n\n{text[-_ERROR_CHARS:]}", status)
-
-
-def _storable(value: Any) -> str:
-    """Return a text that PostgreSQL takes: a failure that can't be written down would hold up its queue for ever."""
-    return str(value).replace("\0", "").encode("utf-8", "backslashreplace").decode()
+    return Failure(error_text(error), status)
 
 
 def settle(

@@ -17,10 +17,11 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
-from outbox.consumer.handling import HandlerSession, commit
+from outbox.consumer.handling import HandlerSession
 from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
 from outbox.consumer.reading import Entry, next_messages, read_source, to_entries
 from outbox.consumer.subscription import Subscription
+from outbox.joined import commit
 from outbox.model import Counts, Status
 from outbox.pending import at_commit
 from outbox.settings import Settings

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.consumer.handling import HandlerSession, commit
+from outbox.consumer.handling import HandlerSession
 from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
 from outbox.consumer.reading import Entry, read_source, to_entry
 from outbox.consumer.subscription import Subscription
+from outbox.joined import commit
 from outbox.model import Counts, Status
 from outbox.pending import at_commit
 from outbox.settings import Settings

@@ -19,8 +19,8 @@ from uuid import UUID
 from outbox.decide import already
 from outbox.errors import InvalidHandler
 from outbox.model import Decision, Outgoing, Resolution
-from outbox.store.execute import execute, lock_key
-from outbox.store.halves import op, take_lock
+from outbox.store.execute import execute
+from outbox.store.halves import fence_key, op, take_lock
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -230,11 +230,6 @@ def two_phase(
         return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
 
     return decorate
-
-
-def fence_key(schema: str, half_id: UUID) -> int:
-    """Return the advisory lock that a fenced business transaction holds from its first statement to its end."""
-    return lock_key("half", schema, half_id)
 
 
 def _take_fence(session: Session, schema: str, half_id: UUID) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from uuid import UUID
 
@@ -44,6 +44,7 @@ class Producer:
         group: str,
         sessions: sessionmaker[Session] | None,
         async_sessions: async_sessionmaker[AsyncSession] | None,
+        immunity_of: Callable[[str], float],
     ) -> None:
         self.schema = settings.schema
         self._engine = engine
@@ -51,6 +52,7 @@ class Producer:
         self._group = limits.check_group(group)
         self._sessions = sessions
         self._async_sessions = async_sessions
+        self._immunity_of = immunity_of
         if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
             raise InvalidSettings(
                 f"the outbox needs PostgreSQL through psycopg 3, not {engine.dialect.name} through "
@@ -90,7 +92,7 @@ class Producer:
     ) -> UUID:
         """See `Outbox.prepare`."""
         half = self._half(topic, body, **options)
-        preparation = Preparation(fenced, self._immunity(immunity))
+        preparation = Preparation(fenced, self._immunity(half.topic, immunity))
         carriers.add(carrier, pending.Write(self.schema, half, preparation), self._engine)
         return half.id
 
@@ -158,7 +160,7 @@ class Producer:
             *delivery,
         )
 
-    def _immunity(self, immunity: dt.timedelta | float | None) -> float:
+    def _immunity(self, topic: str, immunity: dt.timedelta | float | None) -> float:
         if immunity is None:
-            return float(self._settings.immunity)
+            return float(self._immunity_of(topic))
         return limits.check_seconds("immunity", immunity)

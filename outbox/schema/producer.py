@@ -12,6 +12,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     Identity,
     Index,
     Integer,
@@ -40,6 +41,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
     metadata = MetaData(schema=schema, naming_convention=NAMING)
     _half_message(metadata)
     _half_check(metadata)
+    _check_history(metadata)
     _op_message(metadata)
     _message(metadata)
     _scheduled_message(metadata)
@@ -83,6 +85,7 @@ def _half_check(metadata: MetaData) -> None:
         Column("checked_at", _TIME),
         Column("parked_at", _TIME),
         Column("reason", Text),
+        Column("topic", CText, nullable=False),
         CheckConstraint("check_times >= 0", name="check_times"),
         CheckConstraint("last_answer IN ('commit', 'rollback', 'unknown')", name="last_answer"),
         CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
@@ -90,8 +93,28 @@ def _half_check(metadata: MetaData) -> None:
     # Table(postgresql_with=…) is of SQLAlchemy 2.1.
     fillfactor = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
     event.listen(table, "after_create", fillfactor)
-    # Serves the check pass: the next due halves.
-    Index(None, table.c.next_check_at, postgresql_where=table.c.parked_at.is_(None))
+    # Serves the check pass, which asks topic by topic: halves of a topic without a checker cost the others nothing.
+    Index(None, table.c.topic, table.c.next_check_at, postgresql_where=table.c.parked_at.is_(None))
+    # Serves the check pass: fenced halves need no checker, whatever their topic.
+    Index(None, table.c.next_check_at, postgresql_where=table.c.fenced & table.c.parked_at.is_(None))
+
+
+def _check_history(metadata: MetaData) -> None:
+    # One row a check, written when the question is put: without an answer, the worker died or was cut off over it.
+    Table(
+        "check_history",
+        metadata,
+        Column("half_id", Uuid, primary_key=True),
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("asked", Text, nullable=False),
+        Column("asked_at", _TIME, nullable=False, server_default=_NOW),
+        Column("worker", Text, nullable=False),
+        Column("answer", Text),
+        Column("seconds", Double),
+        Column("error", Text),
+        CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
+        CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
+    )
 
 
 def _op_message(metadata: MetaData) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from outbox.model import HalfMessage, Preparation, Resolution
-from outbox.store.execute import Statement, in_schema
+from outbox.store.execute import Statement, in_schema, lock_key
 
 _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
 
@@ -33,20 +33,23 @@ WITH given AS (
            coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
       FROM given ORDER BY number
 ), unchecked AS (
-    INSERT INTO {{s}}.half_check (half_id, fenced, next_check_at)
-    SELECT id, fenced, clock_timestamp() + make_interval(secs => immunity) FROM given WHERE fenced IS NOT NULL
+    INSERT INTO {{s}}.half_check (half_id, topic, fenced, next_check_at)
+    SELECT id, topic, fenced, clock_timestamp() + make_interval(secs => immunity) FROM given WHERE fenced IS NOT NULL
 )
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
 SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 """
 
-# The insert decides every race: it waits for a rival that is under way, and the loser gets no row.
+# The insert decides every race: it waits for a rival that is under way, and the loser gets no row. Whoever decides
+# locks the half's check first, as the check pass does: in the other order the two would deadlock.
 _DECIDE = """
 WITH half AS (
-    SELECT id FROM {s}.half_message WHERE id = %s
+    SELECT id FROM {s}.half_message WHERE id = %(id)s
+), locked AS MATERIALIZED (
+    SELECT half_id FROM {s}.half_check WHERE half_id = %(id)s FOR UPDATE
 ), decided AS (
     INSERT INTO {s}.op_message (half_id, resolution, decided_by)
-    SELECT id, %s, %s FROM half
+    SELECT id, %(resolution)s, %(decided_by)s FROM half CROSS JOIN (SELECT count(*) FROM locked) l
     ON CONFLICT (half_id) DO NOTHING
     RETURNING half_id, decided_at
 ), unchecked AS (
@@ -90,12 +93,19 @@ def _json(headers: Mapping[str, str]) -> str | None:
 
 def decide(schema: str, half_id: UUID, resolution: Resolution, decided_by: str) -> Statement:
     """Write the op of a half unless it has one. Rows: ``(halves found, decided_at or None)``."""
-    return Statement(in_schema(_DECIDE, schema), (half_id, resolution.value, decided_by))
+    return Statement(
+        in_schema(_DECIDE, schema), {"id": half_id, "resolution": resolution.value, "decided_by": decided_by}
+    )
 
 
 def op(schema: str, half_id: UUID) -> Statement:
     """Read the op of a half. Rows: ``(resolution, decided_by, decided_at)``."""
     return Statement(in_schema(_OP, schema), (half_id,))
+
+
+def fence_key(schema: str, half_id: UUID) -> int:
+    """Return the advisory lock that a fenced business transaction holds from its first statement to its end."""
+    return lock_key("half", schema, half_id)
 
 
 def take_lock(key: int) -> Statement:

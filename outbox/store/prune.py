@@ -33,6 +33,8 @@ WITH old AS MATERIALIZED (
     SELECT half_id FROM {s}.op_message WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED
 ), messages AS (
     DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
+), checks AS (
+    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
 ), scheduled AS (
     DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
 ), ops AS (

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
+from outbox.check.asking import Asker, Room
+from outbox.check.check_pass import check_once
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.dispatch import dispatch_once, release_due_once
@@ -23,9 +25,9 @@ from outbox.worker.passes import on_producer, prune_group, send_notification, st
 if TYPE_CHECKING:
     from outbox.app import Outbox
 
-#: What a worker may be told to do. The first three serve the producer's tables, ``prune`` those of both sides.
-ROLES = ("dispatch", "release", "prune", "consume", "retry")
-PRODUCER_ROLES = frozenset({"dispatch", "release", "prune"})
+#: What a worker may be told to do. The first four serve the producer's tables, ``prune`` those of both sides.
+ROLES = ("dispatch", "release", "check", "prune", "consume", "retry")
+PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune"})
 _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 
 #: The longest wait (seconds) of a duty that notifications wake.
@@ -49,6 +51,11 @@ def check_roles(roles: Collection[str] | None) -> frozenset[str]:
     return frozenset(given)
 
 
+def rooms(database: Database, stopping: threading.Event) -> Callable[[bool], Room]:
+    """Return what opens a connection for checkers, given whether they are async."""
+    return lambda is_async: (AsyncLane if is_async else SyncLane)(database, None, stopping)
+
+
 class Plan:
     """Duties, lanes and listeners of one worker; nothing is connected yet."""
 
@@ -59,6 +66,7 @@ class Plan:
         self.listeners: dict[Database, Listener] = {}
         self.parts: dict[Database, set[str]] = {}
         self.starts: list[Callable[[], object]] = []
+        self.ends: list[Callable[[], object]] = []
         self._roles = roles
         self._stopping = stopping
         self._own = Database(outbox.engine)
@@ -68,12 +76,12 @@ class Plan:
         self._dispatch = SyncLane(self._own, None, stopping)
         self._sources: dict[str, Database] = {self._own.address: self._own}
         if producing:
-            self._plan_producer()
+            self._plan_producer(outbox)
         if roles & _CONSUMER_ROLES:
             for subscription in outbox.subscriptions.values():
                 self._plan_subscription(subscription)
 
-    def _plan_producer(self) -> None:
+    def _plan_producer(self, outbox: Outbox) -> None:
         settings = self.settings
         self.parts.setdefault(self._own, set()).add("producer")
         told = partial(self._wake_consumers, self._own, None)
@@ -86,10 +94,23 @@ class Plan:
         if "release" in self._roles:
             act = on_producer(release_due_once, settings)
             self._add("release", self._dispatch, act, lambda: settings.release_interval, after=told)
+        if "check" in self._roles:
+            self._plan_check(outbox)
         if "prune" in self._roles:
             upkeep = self._upkeep_of(self._own)
             act = on_producer(partial(prune_producer_once, stopping=upkeep.ending), settings)
             self._add("prune", upkeep, act, lambda: settings.prune_interval, eager=False)
+
+    def _plan_check(self, outbox: Outbox) -> None:
+        # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
+        lane = SyncLane(self._own, None, self._stopping)
+        self.lanes.append(lane)
+        asker = Asker(rooms(self._own, self._stopping), self.settings.checks_in_flight)
+        self.ends.append(asker.end)
+        one_pass = partial(check_once, checkers=outbox.checkers, asker=asker, stopping=lane.ending)
+        act = on_producer(one_pass, self.settings)
+        wait = lambda: self.settings.check_interval  # noqa: E731 - as of the other duties
+        self._add("check", lane, act, wait, after=partial(self._wake, self._own, OPS), eager=False)
 
     def _plan_subscription(self, subscription: Subscription) -> None:
         settings, name = self.settings, f"{subscription.topic} of {subscription.group}"

@@ -29,12 +29,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Worker:
     """Runs the background duties of an `Outbox`, each as often as its work comes in.
 
-    ``roles`` limits it to some of ``dispatch``, ``release``, ``prune``, ``consume`` and ``retry``; by default it does
-    all that its database has tables and handlers for. As many workers as one likes may run at once.
+    ``roles`` limits it to some of ``dispatch``, ``release``, ``check``, ``prune``, ``consume`` and ``retry``; by
+    default it does all that its database has tables and handlers for. As many workers as one likes may run at once.
 
     Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
-    subscriptions), and at most three: dispatch and release share one, prune and probes share one, one listens. For
-    each further database that is a ``source`` of subscriptions: one for each of their consuming threads, one for
+    subscriptions), and at most four: dispatch and release share one, prune and probes share one, one checks, one
+    listens; and one for each checker that is being asked (``checks_in_flight`` at most). For each further database that
+    is a ``source`` of subscriptions: one for each of their consuming threads, one for
     probes, one that listens. They don't count in the engine's pool.
 
     A worker is used once. Raises `InvalidSettings` for a role that doesn't exist.
@@ -146,7 +147,7 @@ class Worker:
         """Does this worker serve the producer's tables?"""
         if not self._roles & PRODUCER_ROLES:
             return False
-        if self._roles & {"dispatch", "release"} and not self._all:
+        if self._roles & {"dispatch", "release", "check"} and not self._all:
             return True
         if not self._outbox.subscriptions:
             return True
@@ -182,8 +183,8 @@ class Worker:
                 ", ".join(late),
                 extra={"event": "worker.cut_off", "duties": late},
             )
-        for lane in plan.lanes:
-            lane.end()
+        for end in (*plan.ends, *(lane.end for lane in plan.lanes)):
+            end()
         logger.info("worker stopped", extra={"event": "worker.stopped", "drained": not late})
         return not late
 

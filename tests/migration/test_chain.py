@@ -16,7 +16,9 @@ from outbox.errors import InvalidSettings, SchemaMissing
 from outbox.schema import common_tables, consumer_tables, producer_tables
 
 NOTHING = {"common": None, "producer": None, "consumer": None}
-ALL = {"common": "common_0001", "producer": "producer_0001", "consumer": "consumer_0001"}
+#: The revisions of each branch, the oldest first.
+CHAIN = {"common": ["common_0001"], "producer": ["producer_0001", "producer_0002"], "consumer": ["consumer_0001"]}
+ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
 COMMON, PRODUCER, CONSUMER = (
     {table.name for table in tables().tables.values()} for tables in (common_tables, producer_tables, consumer_tables)
 )
@@ -42,7 +44,7 @@ def fill(connection: Connection, schema: str = "outbox") -> None:
 def test_both_parts_together(url: str, engine: Engine) -> None:
     """Both parts are installed by default, once; a second upgrade does nothing."""
     assert migration.current(url) == NOTHING
-    assert migration.upgrade(url) == ["common_0001", "producer_0001", "consumer_0001"]
+    assert migration.upgrade(url) == [*CHAIN["common"], *CHAIN["producer"], *CHAIN["consumer"]]
     assert migration.upgrade(url) == []
     assert migration.current(url) == ALL
     assert tables(engine) == COMMON | PRODUCER | CONSUMER
@@ -52,21 +54,21 @@ def test_both_parts_together(url: str, engine: Engine) -> None:
 def test_parts_apart(url: str, engine: Engine, first: str, second: str) -> None:
     """Each part can be installed alone, the other added later, and each removed without the other."""
     own = {"producer": PRODUCER, "consumer": CONSUMER}
-    assert migration.upgrade(url, [first]) == ["common_0001", f"{first}_0001"]
+    assert migration.upgrade(url, [first]) == [*CHAIN["common"], *CHAIN[first]]
     assert tables(engine) == COMMON | own[first]
     assert migration.current(url) == {**ALL, second: None}
     assert migration.check(url) == []
 
-    assert migration.upgrade(url, [second]) == [f"{second}_0001"]
+    assert migration.upgrade(url, [second]) == CHAIN[second]
     assert migration.current(url) == ALL
     assert migration.check(url) == []
 
-    assert migration.downgrade(url, [first]) == [f"{first}_0001"]
+    assert migration.downgrade(url, [first]) == CHAIN[first][::-1]
     assert tables(engine) == COMMON | own[second]
     assert migration.current(url) == {**ALL, first: None}
     assert migration.check(url) == []
 
-    assert migration.downgrade(url, [second]) == [f"{second}_0001", "common_0001"]
+    assert migration.downgrade(url, [second]) == [*CHAIN[second][::-1], *CHAIN["common"]]
     assert migration.current(url) == NOTHING
     assert inspect(engine).get_table_names(schema="outbox") == []
 
@@ -76,7 +78,7 @@ def test_down_and_up_with_data(url: str, engine: Engine) -> None:
     migration.upgrade(url)
     with engine.begin() as connection:
         fill(connection)
-    assert migration.downgrade(url, ["producer"]) == ["producer_0001"]
+    assert migration.downgrade(url, ["producer"]) == CHAIN["producer"][::-1]
     with engine.begin() as connection:
         assert connection.scalar(text("SELECT count(*) FROM outbox.consumer_offset")) == 1
         assert connection.scalar(text("SELECT count(*) FROM outbox.audit")) == 1
@@ -89,6 +91,29 @@ def test_down_and_up_with_data(url: str, engine: Engine) -> None:
     assert migration.downgrade(url) == []
     migration.upgrade(url)
     assert migration.check(url) == []
+
+
+def test_from_the_first_producer_revision(url: str, engine: Engine) -> None:
+    """Undecided halves that wait for their check keep it: its topic is filled in from the half."""
+    migration.upgrade(url, ["producer"])
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE outbox.check_history"))
+        connection.execute(text("ALTER TABLE outbox.half_check DROP COLUMN topic"))
+        connection.execute(text("DROP INDEX outbox.ix_half_check_next_check_at"))
+        connection.execute(text("CREATE INDEX ix_half_check_next_check_at ON outbox.half_check (next_check_at)"))
+        connection.execute(text("UPDATE outbox.outbox_version SET version_num = 'producer_0001' "
+                                "WHERE version_num = 'producer_0002'"))  # fmt: skip
+        connection.execute(
+            text(
+                "WITH h AS (INSERT INTO outbox.half_message (id, producer_group, topic, content_type, body) "
+                "VALUES (gen_random_uuid(), 'g', 'orders', 'text/plain', '') RETURNING id) "
+                "INSERT INTO outbox.half_check (half_id, fenced, next_check_at) SELECT id, false, now() FROM h"
+            )
+        )
+    assert migration.upgrade(url, ["producer"]) == ["producer_0002"]
+    assert migration.check(url) == []
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT topic FROM outbox.half_check")) == "orders"
 
 
 def test_schema_of_another_name(url: str, engine: Engine) -> None:
@@ -242,7 +267,7 @@ def test_check_compares_with_metadata(url: str) -> None:
             "DROP INDEX outbox.ix_half_check_next_check_at; "
             "CREATE INDEX ix_half_check_next_check_at ON outbox.half_check (next_check_at)",
             "this code expects 'CREATE INDEX ix_half_check_next_check_at ON half_check USING btree (next_check_at) "
-            "WHERE parked_at IS NULL'",
+            "WHERE fenced AND parked_at IS NULL'",
         ),
         (
             "ALTER TABLE outbox.message DROP CONSTRAINT ck_message_position; "
@@ -250,8 +275,8 @@ def test_check_compares_with_metadata(url: str) -> None:
             "constraint ck_message_position of message is 'CHECK (\"position\" >= 0)'",
         ),
         ("DROP SEQUENCE outbox.op_sequence CASCADE", "sequence op_sequence is missing"),
-        ("UPDATE outbox.outbox_version SET version_num = 'producer_0002' WHERE version_num = 'producer_0001'",
-         "producer is at revision producer_0002, this code has producer_0001"),
+        ("UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num = 'producer_0002'",
+         "producer is at revision producer_0099, this code has producer_0002"),
     ],
 )  # fmt: skip
 def test_check_finds(url: str, engine: Engine, change: str, difference: str) -> None:

@@ -40,7 +40,11 @@ def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:
         processes = [start(url) for _ in range(3)]
         wait_for(lambda: connection.scalar(text(WAITING)) == 3, "three waiting upgrades")
     output = [process.communicate(timeout=60) for process in processes]
-    assert sorted(out for out, _ in output) == ["['common_0001', 'producer_0001', 'consumer_0001']\n", "[]\n", "[]\n"]
+    assert sorted(out for out, _ in output) == [
+        "['common_0001', 'producer_0001', 'producer_0002', 'consumer_0001']\n",
+        "[]\n",
+        "[]\n",
+    ]
     assert [err for _, err in output] == ["", "", ""]
     assert migration.check(url) == []
 

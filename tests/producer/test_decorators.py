@@ -30,7 +30,7 @@ from outbox import (
     TransactionRequired,
 )
 from outbox.decide import decide
-from outbox.producer.decorators import fence_key
+from outbox.store.halves import fence_key
 from tests.producer.bank import Account, accounts, change, changes, halves, idle_in_transaction, messages, op_of
 
 

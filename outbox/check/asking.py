@@ -1,0 +1,156 @@
+"""Ask checkers, several at a time, and give up those that take too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+from outbox.check.interview import Interview, unanswered
+from outbox.model import Answer, Counts
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+Act = Callable[["Connection", "Connection"], Counts]
+
+
+class Room(Protocol):
+    """Where an interview takes place: a connection of its own (the worker's lanes are rooms)."""
+
+    def run(self, act: Act) -> Counts:
+        """Run an act on the room's connection, given twice; may refuse silently when everything is to end."""
+
+    def end(self) -> None:
+        """Close the connection, or cut it off under an act that runs on: what that did is rolled back."""
+
+
+class EngineRoom:
+    """A room on an engine, for sync checkers; its connection goes back to the pool after each act."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(self, act: Act) -> Counts:
+        """Run an act on a connection of the pool."""
+        with self._engine.connect() as connection:
+            return act(connection, connection)
+
+    def end(self) -> None:
+        """Do nothing: an act that runs on keeps its connection until it ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """An interview under way."""
+
+    interview: Interview
+    room: Room
+    deadline: float
+    ended: bool = False
+
+
+class Asker:
+    """Holds interviews in threads of their own, at most ``in_flight`` at a time. Used by one thread.
+
+    A thread can't be ended from outside. A checker that doesn't answer in time is given up: it loses its connection, so
+    that a late answer can't be recorded, and its thread is left behind. While ``in_flight`` threads of a topic are
+    left behind, the topic rests, and the others go on.
+    """
+
+    def __init__(self, open_room: Callable[[bool], Room], in_flight: int) -> None:
+        self._open_room = open_room
+        self._in_flight = in_flight
+        self._idle: dict[bool, list[Room]] = {False: [], True: []}
+        self._running: dict[Interview, _Running] = {}
+        self._ended: SimpleQueue[tuple[Interview, BaseException | None]] = SimpleQueue()
+        self._left_behind: Counter[str] = Counter()
+        self._guard = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """How many interviews may begin now."""
+        return self._in_flight - len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Is an interview under way, or ended and not looked at?"""
+        return bool(self._running)
+
+    def rests(self, topic: str) -> bool:
+        """Tell whether too many of a topic's checkers hang."""
+        with self._guard:
+            return self._left_behind[topic] >= self._in_flight
+
+    def begin(self, interview: Interview) -> None:
+        """Begin an interview in a thread of its own."""
+        idle = self._idle[interview.checker.is_async]
+        room = idle.pop() if idle else self._open_room(interview.checker.is_async)
+        running = _Running(interview, room, time.monotonic() + interview.checker.timeout)
+        self._running[interview] = running
+        name = f"outbox-check-{interview.checker.topic}"
+        threading.Thread(target=self._hold, args=(running,), name=name, daemon=True).start()
+
+    def next_ended(self, *, wait: bool) -> tuple[Interview, Answer | None] | None:
+        """Return an interview that has ended or was given up, with its answer if it could not record one itself.
+
+        None: none is running, or, unless it may ``wait``, none has ended so far.
+        """
+        while self._running:
+            soonest = min(self._running.values(), key=lambda running: running.deadline)
+            left = soonest.deadline - time.monotonic()
+            if left <= 0:
+                return soonest.interview, self._give_up(soonest)
+            try:
+                interview, error = self._ended.get(timeout=left) if wait else self._ended.get_nowait()
+            except Empty:
+                if wait:
+                    continue
+                return None
+            if (running := self._running.pop(interview, None)) is None:
+                continue  # it ended in the moment in which it was given up
+            self._idle[interview.checker.is_async].append(running.room)
+            if error is None or interview.answer is not None:
+                return interview, None
+            seconds = interview.checker.timeout - (running.deadline - time.monotonic())
+            return interview, unanswered(error, seconds)
+        return None
+
+    def rest(self) -> None:
+        """Close the connections that nobody uses, but for one."""
+        for rooms in self._idle.values():
+            while len(rooms) > 1:
+                rooms.pop().end()
+
+    def end(self) -> None:
+        """Close all connections, also under interviews that run on."""
+        for rooms in self._idle.values():
+            while rooms:
+                rooms.pop().end()
+        for running in list(self._running.values()):
+            running.room.end()
+
+    def _hold(self, running: _Running) -> None:
+        error: BaseException | None = None
+        try:
+            running.room.run(running.interview.hold)
+        except BaseException as raised:  # a checker may raise whatever it likes; it is recorded as its answer
+            error = raised
+        with self._guard:
+            running.ended = True
+            if running.interview.given_up:
+                self._left_behind[running.interview.checker.topic] -= 1
+                return
+        self._ended.put((running.interview, error))
+
+    def _give_up(self, running: _Running) -> Answer:
+        del self._running[running.interview]
+        with self._guard:
+            running.interview.given_up = True
+            self._left_behind[running.interview.checker.topic] += not running.ended
+        running.room.end()
+        return unanswered(None, running.interview.checker.timeout)

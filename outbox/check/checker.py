@@ -1,0 +1,98 @@
+"""What a checker declares: whom to ask about the undecided halves of a topic, and by which rules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from outbox.errors import InvalidHandler
+from outbox.limits import check_topic
+from outbox.settings import Settings
+
+_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """The checker of a topic (RocketMQ: ``TransactionListener.checkLocalTransaction``); durations in seconds.
+
+    ``function`` takes the `Orphan`, and a session if it has a second parameter. ``immunity`` is for halves of this
+    topic that name none of their own; ``interval``, ``max_checks`` and ``timeout`` are as in `Settings`. ``model`` is
+    the type that bodies are read as.
+
+    Raises:
+        InvalidHandler: a function that can't be called so, or a rule that can't work.
+    """
+
+    topic: str
+    function: Callable[..., Any]
+    immunity: float
+    interval: float
+    max_checks: int
+    timeout: float
+    model: Any = None
+    takes_session: bool = False
+
+    @classmethod
+    def declare(
+        cls,
+        settings: Settings,
+        topic: str,
+        function: Callable[..., Any],
+        *,
+        immunity: float | None,
+        interval: float | None,
+        max_checks: int | None,
+        timeout: float | None,
+        model: Any,
+    ) -> Checker:
+        """Return a checker; what it doesn't say is as the settings have it."""
+        checker = cls(
+            check_topic(topic),
+            function,
+            settings.immunity if immunity is None else immunity,
+            settings.check_interval if interval is None else interval,
+            settings.max_checks if max_checks is None else max_checks,
+            settings.check_timeout if timeout is None else timeout,
+            model,
+            _takes_session(topic, function),
+        )
+        if checker.timeout > settings.check_time_limit:
+            raise InvalidHandler(
+                f"checker of {topic!r}: timeout = {checker.timeout!r} s is longer than a pass may take "
+                f"(check_time_limit = {settings.check_time_limit!r} s)"
+            )
+        return checker
+
+    def __post_init__(self) -> None:
+        what = f"checker of {self.topic!r}"
+        for name in ("interval", "timeout"):
+            if not getattr(self, name) > 0:
+                raise InvalidHandler(f"{what}: {name} = {getattr(self, name)!r} must be greater than 0 (seconds)")
+        if type(self.max_checks) is not int or not 0 < self.max_checks <= _INT:
+            raise InvalidHandler(f"{what}: max_checks = {self.max_checks!r} must be an int between 1 and {_INT}")
+
+    @property
+    def is_async(self) -> bool:
+        """Is the function a coroutine function?"""
+        call = getattr(type(self.function), "__call__", None)  # noqa: B004 - an object may be the checker
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+
+def _takes_session(topic: str, function: Callable[..., Any]) -> bool:
+    what = f"checker of {topic!r}"
+    if not callable(function):
+        raise InvalidHandler(f"{what}: {function!r} is not callable")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin without a signature
+        return False
+    for arguments in (("orphan", "session"), ("orphan",)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise InvalidHandler(f"{what}: {function!r} must take (orphan) or (orphan, session)")

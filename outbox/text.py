@@ -1,0 +1,24 @@
+"""Texts that the database takes: an error that can't be written down would hold up its row for ever."""
+
+from __future__ import annotations
+
+import traceback
+
+_SUMMARY_CHARS = 1000
+_TRACE_CHARS = 4000
+
+
+def storable(value: object) -> str:
+    """Return the value as a text without what PostgreSQL refuses."""
+    return str(value).replace("\0", "").encode("utf-8", "backslashreplace").decode()
+
+
+def summary_of(error: BaseException) -> str:
+    """Return an exception's type and message, cut to a length that is fit to be shown."""
+    return storable("".join(traceback.format_exception_only(error)).strip())[:_SUMMARY_CHARS]
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's summary, an empty line, and the end of its traceback."""
+    text = storable("".join(traceback.format_exception(error)))
+    return f"{summary_of(error)}\n\n{text[-_TRACE_CHARS:]}"
