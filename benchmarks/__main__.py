@@ -12,7 +12,7 @@ from benchmarks.lab import Lab, load, measure
 from benchmarks.measure import Figure
 from outbox import embedded, migration
 
-NAMES = ("send", "dispatch", "consume", "effect", "latency", "pinned", "imports")
+NAMES = ("send", "dispatch", "consume", "effect", "latency", "pinned", "check", "imports")
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
 _SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}

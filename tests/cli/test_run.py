@@ -65,7 +65,7 @@ def test_roles_that_are_none(cli: Cli, here: Path) -> None:
     """A role that doesn't exist: 78, with those which do."""
     result = cli("run", "--app", "cli_shop:outbox", "--roles", "dispatch,cook")
     assert result.code == Code.CONFIG
-    assert "dispatch, release, prune, consume, retry" in result.err.splitlines()[-1]
+    assert "dispatch, release, check, prune, consume, retry" in result.err.splitlines()[-1]
 
 
 def test_unmigrated(cli: Cli, here: Path, empty_url: str) -> None:
