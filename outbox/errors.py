@@ -104,6 +104,10 @@ class HalfNotFound(DecisionError):
         return type(self), (self.half_id,)
 
 
+class DecisionRefused(DecisionError):
+    """An operator's decision was refused: it would tell the consumers of a change that was never committed."""
+
+
 class AlreadyDecided(DecisionError):
     """Somebody else's decision came first; the caller's transaction must not commit.
 
@@ -126,10 +130,6 @@ class AlreadyCommitted(AlreadyDecided):
 
 class AlreadyRolledBack(AlreadyDecided):
     """The half message was rolled back before."""
-
-
-class DecisionRefused(DecisionError):
-    """An operator's decision was refused: it would tell the consumers of a change that was never committed."""
 
 
 class CheckRefused(OutboxError):
