@@ -205,7 +205,7 @@ def test_a_database_without_tables_is_refused(server: embedded.ServerLike) -> No
 
 
 def test_connections(bench: Bench) -> None:
-    """One connection for each consuming thread and three more, none idle in a transaction, none taken from the pool."""
+    """One connection for each consuming thread and four more, none idle in a transaction, none taken from the pool."""
     bench.outbox.consumer("paid", group="mail", threads=2)(bench.handle)
     bench.outbox.consumer("paid", group="audit")(bench.handle)
     worker = bench.work()
@@ -213,7 +213,7 @@ def test_connections(bench: Bench) -> None:
     wait_until(lambda: len(bench.effects()) >= 2 * len(ids), "all messages are handled")
     wait_until(lambda: all(health.last_success for health in worker.health().values()), "all duties have run")
     bench.engine.dispose()  # the application's own
-    wait_until(lambda: bench.rows(f"SELECT count(*) {OTHERS}") == [2 + 1 + 3], "six connections are open")
+    wait_until(lambda: bench.rows(f"SELECT count(*) {OTHERS}") == [2 + 1 + 4], "seven connections are open")
     wait_until(lambda: bench.rows(f"SELECT DISTINCT state {OTHERS}") == ["idle"], "none is in a transaction")
     assert bench.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert worker.stop()
