@@ -5,11 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from outbox.check.asking import Asker, EngineRoom, Room
+from outbox.check.check_pass import check_once
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
 from outbox.model import Counts
 from outbox.settings import Settings
+from outbox.store.check import hurry
+from outbox.store.execute import execute
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -38,6 +42,32 @@ def drain(*outboxes: Outbox) -> Counts:
         if not counts:
             return total
         total += counts
+
+
+def check(outbox: Outbox) -> Counts:
+    """Check all undecided halves now, however young, and return what came of it.
+
+    Fences are tried and checkers asked, as a worker does once the immunity time is over. For an outbox on a sync engine
+    with plain checkers. A function that runs meanwhile is left alone, a parked half too.
+
+    Raises:
+        InvalidHandler: an async checker or database; run a `Worker` for these.
+    """
+    engine = _engine(outbox)
+
+    def room(is_async: bool) -> Room:
+        if is_async:
+            raise InvalidHandler("check can't ask an async checker; run a Worker")
+        return EngineRoom(engine)
+
+    asker = Asker(room, outbox.settings.checks_in_flight)
+    try:
+        with engine.connect() as connection:
+            with connection.begin():
+                execute(connection, hurry(outbox.settings.schema))
+            return check_once(connection, outbox.settings, outbox.checkers, asker)
+    finally:
+        asker.end()
 
 
 def _dispatch(engine: Engine, settings: Settings) -> None:

@@ -69,6 +69,7 @@ class Asker:
         self._running: dict[Interview, _Running] = {}
         self._ended: SimpleQueue[tuple[Interview, BaseException | None]] = SimpleQueue()
         self._left_behind: Counter[str] = Counter()
+        self._unasked: set[str] = set()
         self._guard = threading.Lock()
 
     @property
@@ -85,6 +86,11 @@ class Asker:
         """Tell whether too many of a topic's checkers hang."""
         with self._guard:
             return self._left_behind[topic] >= self._in_flight
+
+    def newly_unasked(self, topics: set[str]) -> list[str]:
+        """Remember the topics that nobody can be asked about; return those that the last pass didn't have."""
+        new, self._unasked = sorted(topics - self._unasked), topics
+        return new
 
     def begin(self, interview: Interview) -> None:
         """Begin an interview in a thread of its own."""

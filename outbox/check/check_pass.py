@@ -60,7 +60,7 @@ def check_once(
     due = [topic for topic, is_due in topics if is_due]
     run = _Pass(connection, settings, checkers, asker, stopping, fences=bool(fenced))
     run.topics.extend(topic for topic in due if topic in checkers)
-    for topic in sorted(set(due).difference(checkers)):
+    for topic in asker.newly_unasked(set(due).difference(checkers)):
         logger.warning(
             "halves of topic %r wait for a check, and no checker is registered for it on this worker",
             topic,

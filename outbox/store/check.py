@@ -141,6 +141,8 @@ SELECT h.topic, o.resolution, o.decided_by, o.decided_at, c.half_id IS NOT NULL,
  WHERE h.id = %s
 """
 
+_HURRY = "UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL"
+
 _RESET = """
 UPDATE {s}.half_check
    SET check_times = 0, next_check_at = clock_timestamp(), parked_at = NULL, reason = NULL
@@ -254,6 +256,11 @@ def unasked(schema: str, half_id: UUID, claim: int, history_id: int) -> Statemen
 def limit_checker(seconds: float, lock_seconds: float) -> Statement:
     """For this transaction, let no statement take longer, and none wait longer for a lock."""
     return Statement(_LIMITS, (f"{max(int(seconds * 1000), 1)}ms", f"{max(int(lock_seconds * 1000), 1)}ms"))
+
+
+def hurry(schema: str) -> Statement:
+    """Set the next check of all undecided halves to now, but for those that are parked."""
+    return Statement(in_schema(_HURRY, schema))
 
 
 def state(schema: str, half_id: UUID) -> Statement:
