@@ -1,4 +1,7 @@
-"""What operators and deployments do with an `Outbox`: each act in a transaction of its own."""
+"""What operators and deployments do with an `Outbox`: each act in a transaction of its own.
+
+The acts are imported when they are done: services, which only send and consume, don't pay for them at their start.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from outbox import dispatch
-from outbox.check import operator as checking
-from outbox.check.asking import Asker, EngineRoom
-from outbox.check.checker import Checker
-from outbox.consumer import resume as resuming
 from outbox.errors import CheckRefused, InvalidHandler, TransactionRequired
 from outbox.limits import check_topic
 from outbox.model import Answer, Decision, Resolution
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.check.asking import Room
+    from outbox.check.checker import Checker
 
 T = TypeVar("T")
 
@@ -57,6 +56,8 @@ class Operations:
 
     def resend(self, half_ids: Sequence[UUID], *, actor: str, reason: str) -> int:
         """Append dispatched messages once more under their ids; return how many. Inboxes that know them do nothing."""
+        from outbox import dispatch  # noqa: PLC0415
+
         return self._own_transaction(
             lambda connection: dispatch.resend(connection, self.settings, half_ids, actor=actor, reason=reason)
         )
@@ -68,6 +69,8 @@ class Operations:
             HalfNotFound: no half message has this id.
             RecallRefused: it is out already, was never scheduled, isn't committed, or was recalled before.
         """
+        from outbox import dispatch  # noqa: PLC0415
+
         self._own_transaction(
             lambda connection: dispatch.recall(connection, self.settings, half_id, actor=actor, reason=reason)
         )
@@ -78,6 +81,8 @@ class Operations:
         Raises:
             NotParked: the message isn't parked in this group.
         """
+        from outbox.consumer import resume as resuming  # noqa: PLC0415
+
         self._own_transaction(
             lambda connection: resuming.resume(
                 connection, self.settings.schema, group, message_id, actor=actor, reason=reason
@@ -95,6 +100,8 @@ class Operations:
                 isn't.
             HalfNotFound: no half message has this id.
         """
+        from outbox.check import operator as checking  # noqa: PLC0415
+
         return self._own_transaction(
             lambda connection: checking.resolve(
                 connection, self.settings, half_id, resolution, actor=actor, reason=reason, force=force
@@ -107,6 +114,8 @@ class Operations:
         Raises:
             AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
         """
+        from outbox.check import operator as checking  # noqa: PLC0415
+
         self._own_transaction(
             lambda connection: checking.reset(connection, self.settings, half_id, actor=actor, reason=reason)
         )
@@ -117,6 +126,8 @@ class Operations:
         Raises:
             AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
         """
+        from outbox.check import operator as checking  # noqa: PLC0415
+
         self._own_transaction(
             lambda connection: checking.request_check(connection, self.settings, half_id, actor=actor, reason=reason)
         )
@@ -133,6 +144,9 @@ class Operations:
             AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
             CheckRefused: no checker is registered for its topic, or it is being asked at this moment.
         """
+        from outbox.check import operator as checking  # noqa: PLC0415
+        from outbox.check.asking import Asker, EngineRoom  # noqa: PLC0415
+
         engine = self._sync_engine()
 
         def room(is_async: bool) -> Room:

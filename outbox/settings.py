@@ -16,7 +16,7 @@ RETRY_DELAYS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,49}", re.ASCII)
 _HOUR = 3600.0
-_INT = 2**31 - 1
+_INT, _SMALLINT = 2**31 - 1, 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,9 @@ class Settings:
             raise InvalidSettings(f"queues = {self.queues} is more than 4096")
         if not 0 <= self.retry_jitter < 1:
             raise InvalidSettings(f"retry_jitter = {self.retry_jitter!r} must be in [0, 1)")
-        if self.max_checks > _INT:
-            raise InvalidSettings(f"max_checks = {self.max_checks} is more than {_INT}")
+        for name, most in (("max_checks", _INT), ("max_claims", _SMALLINT)):
+            if getattr(self, name) > most:
+                raise InvalidSettings(f"{name} = {getattr(self, name)} is more than {most}")
         if self.check_timeout > self.check_time_limit:
             raise InvalidSettings(
                 f"check_timeout = {self.check_timeout!r} s is longer than a pass may take (check_time_limit = "
