@@ -16,7 +16,22 @@ RETRY_DELAYS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,49}", re.ASCII)
 _HOUR = 3600.0
-_INT, _SMALLINT = 2**31 - 1, 2**15 - 1
+
+_POSITIVE = (
+    *("queues", "max_body_bytes", "read_ahead", "read_ahead_bytes", "max_claims", "dispatch_batch", "prune_batch"),
+    *("retention", "inbox_retention", "idle_wait", "retry_interval", "release_interval", "prune_interval"),
+    *("reconnect_cap", "check_interval", "max_checks", "check_timeout", "check_time_limit", "checks_in_flight"),
+    "check_batch",
+)
+_NOT_NEGATIVE = ("immunity", "drain_timeout", "max_undecided", "max_undispatched")
+#: What the columns hold; and threads, connections and locks that no set-up has more of.
+_AT_MOST = {
+    "queues": 4096,
+    "max_checks": 2**31 - 1,
+    "max_claims": 2**15 - 1,
+    "checks_in_flight": 1000,
+    "check_batch": 1000,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,53 +93,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_ranges()
         if self.schema.startswith("pg_"):
             raise InvalidSettings(f"schema {self.schema!r} is reserved: PostgreSQL keeps names that begin with pg_")
         if not _SCHEMA.fullmatch(self.schema):
             raise InvalidSettings(
                 f"schema {self.schema!r} must match {_SCHEMA.pattern}: lower case, at most 50 characters"
             )
-        for name in (
-            "queues",
-            "max_body_bytes",
-            "read_ahead",
-            "read_ahead_bytes",
-            "max_claims",
-            "dispatch_batch",
-            "prune_batch",
-            "retention",
-            "inbox_retention",
-            "idle_wait",
-            "retry_interval",
-            "release_interval",
-            "prune_interval",
-            "reconnect_cap",
-            "check_interval",
-            "max_checks",
-            "check_timeout",
-            "check_time_limit",
-            "checks_in_flight",
-            "check_batch",
-        ):
-            if not getattr(self, name) > 0:
-                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must be greater than 0")
-        for name in ("immunity", "drain_timeout", "max_undecided", "max_undispatched"):
-            if getattr(self, name) < 0:
-                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must not be negative")
-        if self.queues > 4096:
-            raise InvalidSettings(f"queues = {self.queues} is more than 4096")
-        if not 0 <= self.retry_jitter < 1:
-            raise InvalidSettings(f"retry_jitter = {self.retry_jitter!r} must be in [0, 1)")
-        for name, most in (("max_checks", _INT), ("max_claims", _SMALLINT)):
-            if getattr(self, name) > most:
-                raise InvalidSettings(f"{name} = {getattr(self, name)} is more than {most}")
         if self.check_timeout > self.check_time_limit:
             raise InvalidSettings(
                 f"check_timeout = {self.check_timeout!r} s is longer than a pass may take (check_time_limit = "
                 f"{self.check_time_limit!r} s); set check_time_limit to at least {self.check_timeout!r}"
             )
-        if any(delay < 0 for delay in self.retry_delays):
-            raise InvalidSettings(f"retry_delays has a negative delay: {self.retry_delays!r}")
         horizon = sum(self.retry_delays) * (1 + self.retry_jitter)
         if self.inbox_retention < self.retention + horizon:
             raise InvalidSettings(
@@ -132,6 +112,21 @@ class Settings:
                 f"plus all retries ({horizon:.0f} s): the inbox would forget messages that can still come again; "
                 f"set inbox_retention to at least {self.retention + horizon:.0f}"
             )
+
+    def _check_ranges(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must be greater than 0")
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must not be negative")
+        for name, most in _AT_MOST.items():
+            if getattr(self, name) > most:
+                raise InvalidSettings(f"{name} = {getattr(self, name)} is more than {most}")
+        if not 0 <= self.retry_jitter < 1:
+            raise InvalidSettings(f"retry_jitter = {self.retry_jitter!r} must be in [0, 1)")
+        if any(delay < 0 for delay in self.retry_delays):
+            raise InvalidSettings(f"retry_delays has a negative delay: {self.retry_delays!r}")
 
     def _check_types(self) -> None:
         if not isinstance(self.retry_delays, list | tuple) or not all(map(_is_number, self.retry_delays)):
