@@ -84,6 +84,7 @@ class Outbox(Operations):
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
+            OutboxBusy: (at commit at the latest) the topic has reached ``max_undispatched`` of the settings.
             SchemaMissing: (at commit) the database has no outbox tables.
         """
         return self._producer.send(
@@ -118,7 +119,7 @@ class Outbox(Operations):
 
         For an outcome that isn't known at the local commit. Decide with `commit` or `rollback`; an orphan is left
         alone for ``immunity`` (timedelta or seconds) before its first check. ``delay`` counts from the writing of
-        the half. Arguments and errors otherwise as of `send`.
+        the half. Arguments and errors otherwise as of `send`; `OutboxBusy` also at ``max_undecided``.
         """
         return self._producer.prepare(
             carrier,
@@ -184,8 +185,9 @@ class Outbox(Operations):
         """Decorate a service function: prepare a half message, run the function, decide by its outcome.
 
         Returned: commit. Raised one of ``rollback_on``: rollback. Any other exception: unknown, left to the check;
-        the original exception reaches the caller in every case. ``body`` gets the function's arguments by name
-        (default: the arguments themselves as a dict), ``key`` gets the body.
+        the original exception reaches the caller in every case. If the topic is full, the prepare raises `OutboxBusy`,
+        and the function isn't run. ``body`` gets the function's arguments by name (default: the arguments themselves as
+        a dict), ``key`` gets the body.
 
         ``fenced`` (the default without ``check``): the business change is made in this database with the session that
         the function is given; the commit is written in the same transaction, which fails if a check has rolled the half

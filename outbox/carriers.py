@@ -14,7 +14,7 @@ from sqlalchemy.exc import UnboundExecutionError
 
 from outbox import pending
 from outbox.errors import InvalidMessage, TransactionRequired
-from outbox.pending import Item, Numbered
+from outbox.pending import Item, Numbered, Write
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -69,12 +69,15 @@ def add(carrier: Carrier, item: Item, engine: Engine) -> None:
     Raises:
         TransactionRequired: no transaction that could take it.
         InvalidMessage: ``carrier`` is neither a session nor a connection.
+        OutboxBusy: the topic is known to be full.
     """
     given: Any = carrier
     if hasattr(given, "registry") and not isinstance(given, type):  # a scoped_session
         given = given()
     target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
     if isinstance(target, Connection):
+        if isinstance(item, Write):
+            item.refuse_now(target.engine)
         pending.add(target, pending.numbered(item))
         return
     if target is None and given is not None:
@@ -99,6 +102,11 @@ def _add_to_session(session: Session, item: Item, engine: Engine) -> None:
             "send before, or roll it back first"
         )
     sent = _sent_of(session)
+    if isinstance(item, Write) and item.flow is not None:
+        used = sent.target(engine) or session.bind
+        # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
+        if used is not None and used.engine.pool is engine.pool:
+            item.refuse_now(engine)
     level = session.get_nested_transaction() or session.get_transaction()
     sent.entries.append(_Entry(pending.numbered(item), engine, level))
     for connection, _ in sent.connections.values():

@@ -14,7 +14,8 @@
     │   └── SchemaBusy                      they can't be changed now: somebody holds a lock on them
     ├── DecisionError
     │   ├── HalfNotFound                    no half message has this id
-    │   ├── DecisionRefused                 an operator's decision that would tell of a change which was never made
+    │   ├── DecisionRefused                 an operator's act without a reason, or a decision that would tell of a
+    │   │                                   change which was never made
     │   └── AlreadyDecided
     │       ├── AlreadyCommitted
     │       └── AlreadyRolledBack
@@ -52,12 +53,13 @@ class TransactionRequired(OutboxError):
 class OutboxBusy(OutboxError):
     """The system can't keep up with a topic: nothing was written, try again later (RocketMQ: SYSTEM_BUSY).
 
-    ``waiting`` are ``what`` ("undecided halves", "undispatched messages") of the topic, at least ``limit``.
+    ``waiting`` of ``what`` ("undecided halves", "undispatched messages") of the topic were counted, at least ``limit``;
+    counting undecided halves stops there, and of many undispatched messages the number is an estimate.
     """
 
     def __init__(self, topic: str, what: str, waiting: int, limit: int, setting: str) -> None:
         super().__init__(
-            f"topic {topic!r} has {waiting} {what}, the limit is {limit} (setting {setting}): "
+            f"topic {topic!r} has reached its limit of {limit} {what} (setting {setting}; {waiting} counted): "
             "nothing was written; try again later, and see that a worker is running"
         )
         self.topic = topic
@@ -105,7 +107,7 @@ class HalfNotFound(DecisionError):
 
 
 class DecisionRefused(DecisionError):
-    """An operator's decision was refused: it would tell the consumers of a change that was never committed."""
+    """An operator's act was refused: no reason, or it would tell the consumers of a change that was never committed."""
 
 
 class AlreadyDecided(DecisionError):

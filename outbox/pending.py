@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine, event
 
 from outbox.decide import decide_first
 from outbox.errors import TransactionRequired
+from outbox.flow_control import FlowControl
 from outbox.model import HalfMessage, Preparation, Resolution
 from outbox.store import wakeup
 from outbox.store.execute import Statement, execute, is_autocommit, is_lost
@@ -33,12 +34,25 @@ from outbox.store.halves import write_halves
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction."""
+    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+
+    ``flow`` may refuse it: None where no limit is set.
+    """
 
     schema: str
     half: HalfMessage
     preparation: Preparation | None = None
     nudge: bool = False
+    flow: FlowControl | None = None
+
+    def refuse_now(self, engine: Engine) -> None:
+        """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
+
+        Raises:
+            OutboxBusy: its topic is known to be full.
+        """
+        if self.flow is not None:
+            self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +223,9 @@ def _write(connection: Connection, pending: Pending, *, then_commit: bool) -> No
     intents = [item for item in items if isinstance(item, Intent)]
     if writes or intents:
         refuse_autocommit(connection)
+    for flow in {write.flow for write in writes}:
+        if flow is not None:
+            flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
     by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
     for write in writes:
         by_schema.setdefault(write.schema, []).append((write.half, write.preparation))

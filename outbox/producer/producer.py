@@ -10,6 +10,7 @@ from uuid import UUID
 from outbox import carriers, codec, limits, pending
 from outbox.decide import already, decide
 from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
+from outbox.flow_control import FlowControl
 from outbox.ids import uuid7
 from outbox.model import Decision, HalfMessage, Preparation, Resolution
 
@@ -53,6 +54,7 @@ class Producer:
         self._sessions = sessions
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
+        self._flow = FlowControl.of(settings)
         if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
             raise InvalidSettings(
                 f"the outbox needs PostgreSQL through psycopg 3, not {engine.dialect.name} through "
@@ -77,7 +79,8 @@ class Producer:
     def send(self, carrier: Carrier, topic: str, body: Any, **options: Unpack[Options]) -> UUID:
         """See `Outbox.send`."""
         half = self._half(topic, body, **options)
-        carriers.add(carrier, pending.Write(self.schema, half, nudge=self._settings.listen), self._engine)
+        write = pending.Write(self.schema, half, nudge=self._settings.listen, flow=self._flow)
+        carriers.add(carrier, write, self._engine)
         return half.id
 
     def prepare(
@@ -93,7 +96,7 @@ class Producer:
         """See `Outbox.prepare`."""
         half = self._half(topic, body, **options)
         preparation = Preparation(fenced, self._immunity(half.topic, immunity))
-        carriers.add(carrier, pending.Write(self.schema, half, preparation), self._engine)
+        carriers.add(carrier, pending.Write(self.schema, half, preparation, flow=self._flow), self._engine)
         return half.id
 
     def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
