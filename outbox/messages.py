@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.store import browse as store
-from outbox.store.browse import WINDOW, Filter
+from outbox.store import browse_halves
+from outbox.store.browse import WINDOW, Filter, first, named
 from outbox.store.dispatch import plan_by_index
-from outbox.store.execute import Row, execute
+from outbox.store.execute import execute
 from outbox.store.stats import look_only
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Page:
 class Way:
     """All that is known of one message; parts that aren't there are None or empty.
 
+    ``history`` has an entry for each check of its half, ``check`` tells how that goes on while it is undecided.
     ``inbox`` has an entry for each group of the topic that is known in the databases asked. Beside the statuses of
     an inbox row, an entry's status may be ``unconsumed`` (the group hasn't come so far) or ``left_out`` (it has, but
     there is no row: its filter left the message out, or the row was pruned).
@@ -77,6 +78,7 @@ class Way:
     id: UUID
     half: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
     op: dict[str, Any] | None = None
     sends: list[dict[str, Any]] = field(default_factory=list)
     scheduled: dict[str, Any] | None = None
@@ -88,30 +90,7 @@ class Way:
     @property
     def known(self) -> bool:
         """Is there any trace of the message?"""
-        return bool(self.half or self.op or self.inbox or self.audit or self.compensation)
-
-
-_HALF = ("id", "producer_group", "topic", "key", "tag", "headers", "content_type", "body_bytes")
-_CHECK = ("fenced", "next_check_at", "check_times", "last_answer", "last_error", "checked_at", "parked_at", "reason")
-_OP = ("resolution", "decided_by", "decided_at", "sequence", "xid")
-_SEND = ("send_number", "queue", "position", "visible_at")
-_SCHEDULED = ("deliver_at", "recalled_at", "recalled_by")
-_COMPENSATION = ("function", "requested_by", "reason", "result", "compensated_at")
-_AUDIT = ("acted_at", "actor", "action", "reason", "result")
-_INBOX = (
-    "group",
-    "topic",
-    "queue",
-    "position",
-    "status",
-    "attempts",
-    "claims",
-    "next_attempt_at",
-    "body_digest",
-    "last_error",
-    "received_at",
-    "changed_at",
-)
+        return bool(self.half or self.op or self.history or self.inbox or self.audit or self.compensation)
 
 
 def list_messages(
@@ -141,9 +120,9 @@ def way_of(
     with connection.begin():
         execute(connection, look_only(_SECONDS), plan_by_index())
         if "producer" in parts:
-            _add_producer(connection, schema, way, body)
+            _add_producer(connection, settings, way, body)
         (audit,) = execute(connection, store.audit_of(schema, str(message_id)))
-        way.audit += _named(_AUDIT, audit)
+        way.audit += named(store.AUDIT, audit)
         if "consumer" in parts:
             _add_inboxes(connection, schema, way)
     return way
@@ -155,29 +134,33 @@ def add_inboxes(connection: Connection, settings: Settings, way: Way) -> None:
         execute(connection, look_only(_SECONDS), plan_by_index())
         _add_inboxes(connection, settings.schema, way)
         (audit,) = execute(connection, store.audit_of(settings.schema, str(way.id)))
-        way.audit += _named(_AUDIT, audit)
+        way.audit += named(store.AUDIT, audit)
 
 
-def _add_producer(connection: Connection, schema: str, way: Way, body: bool) -> None:
-    halves, checks, ops, sends, scheduled, compensations = execute(
-        connection, store.half(schema, way.id, body=body), *store.way_of_half(schema, way.id)
+def _add_producer(connection: Connection, settings: Settings, way: Way, body: bool) -> None:
+    schema, half_id = settings.schema, way.id
+    halves, checks, history, ops, sends, scheduled, compensations = execute(
+        connection,
+        store.half(schema, half_id, body=body),
+        browse_halves.check_of(schema, half_id),
+        browse_halves.history_of(schema, half_id, settings.check_timeout),
+        store.op_of(schema, half_id),
+        *store.way_of_half(schema, half_id),
     )
-    for row in halves:
-        *columns, raw, deliver_at, born_at, status = row
-        half = dict(zip(_HALF, columns, strict=True))
-        half["headers"] = _json(half["headers"])
-        way.half = {**half, "deliver_at": deliver_at, "born_at": born_at, "status": status}
-        way.raw = raw
-    way.check = _first(_CHECK, checks)
-    way.op = _first(_OP, ops)
-    way.sends = _named(_SEND, sends)
-    way.scheduled = _first(_SCHEDULED, scheduled)
-    way.compensation = _first(_COMPENSATION, compensations)
+    if half := first(store.HALF, halves):
+        way.raw = half.pop("raw")
+        way.half = half
+    way.check = first(browse_halves.CHECK, checks)
+    way.history = named(browse_halves.HISTORY, history)
+    way.op = first(store.OP, ops)
+    way.sends = named(store.SEND, sends)
+    way.scheduled = first(store.SCHEDULED, scheduled)
+    way.compensation = first(store.COMPENSATION, compensations)
 
 
 def _add_inboxes(connection: Connection, schema: str, way: Way) -> None:
     (rows,) = execute(connection, store.inbox_of(schema, way.id))
-    entries = _named(_INBOX, rows)
+    entries = named(store.INBOX, rows)
     if way.half and way.sends:
         send = way.sends[0]
         (reached,) = execute(connection, store.reached(schema, way.half["topic"], send["queue"]))
@@ -185,21 +168,5 @@ def _add_inboxes(connection: Connection, schema: str, way: Way) -> None:
         for group, position in reached:
             if group not in have:
                 status = "unconsumed" if position < send["position"] else "left_out"
-                entries.append({**dict.fromkeys(_INBOX), "group": group, "status": status})
+                entries.append({**dict.fromkeys(store.INBOX), "group": group, "status": status})
     way.inbox += entries
-
-
-def _first(names: Sequence[str], rows: list[Row]) -> dict[str, Any] | None:
-    return next(iter(_named(names, rows)), None)
-
-
-def _named(names: Sequence[str], rows: list[Row]) -> list[dict[str, Any]]:
-    named = [dict(zip(names, row, strict=True)) for row in rows]
-    for row in named:
-        if "result" in row:
-            row["result"] = _json(row["result"])
-    return named
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else json.loads(text)

@@ -113,6 +113,7 @@ class Operations:
 
         Raises:
             AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
+            DecisionRefused: no reason.
         """
         from outbox.check import operator as checking  # noqa: PLC0415
 
@@ -125,6 +126,7 @@ class Operations:
 
         Raises:
             AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
+            DecisionRefused: no reason.
         """
         from outbox.check import operator as checking  # noqa: PLC0415
 
@@ -142,7 +144,8 @@ class Operations:
 
         Raises:
             AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
-            CheckRefused: no checker is registered for its topic, or it is being asked at this moment.
+            CheckRefused: no checker is registered for its topic, or it is being asked or decided at this moment.
+            DecisionRefused: no reason.
         """
         from outbox.check import operator as checking  # noqa: PLC0415
         from outbox.check.asking import Asker, EngineRoom  # noqa: PLC0415

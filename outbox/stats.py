@@ -28,13 +28,16 @@ _SECONDS = 10.0
 class TopicStats:
     """One topic on the producer's side; ages in seconds.
 
-    ``undecided``: halves without a decision, ``parked`` of them over their checks. ``undispatched``: committed, but
-    not a message yet. ``scheduled``: committed for later, the next at ``next_due``. ``messages``: all there ever were.
+    ``undecided``: halves without a decision; of them ``parked`` are over their checks, ``orphans`` due for one, and of
+    these ``unasked`` never checked so far. ``undispatched``: committed, but not a message yet. ``scheduled``: committed
+    for later, the next at ``next_due``. ``messages``: all there ever were.
     """
 
     topic: str
     undecided: int = 0
     parked: int = 0
+    orphans: int = 0
+    unasked: int = 0
     oldest_undecided: float | None = None
     undispatched: int = 0
     oldest_undispatched: float | None = None
@@ -106,9 +109,9 @@ def _topics(connection: Connection, schema: str) -> tuple[dict[str, TopicStats],
         heads[topic][queue] = position
     names = {row[0] for rows in (undecided, scheduled, undispatched) for row in rows} | set(heads)
     topics = {name: TopicStats(name, messages=sum(heads.get(name, {}).values())) for name in names}
-    for topic, count, parked, age in undecided:
+    for topic, count, parked, orphans, unasked, age in undecided:
         row = topics[topic]
-        row.undecided, row.parked, row.oldest_undecided = count, parked, age
+        row.undecided, row.parked, row.orphans, row.unasked, row.oldest_undecided = count, parked, orphans, unasked, age
     for topic, count, next_due in scheduled:
         topics[topic].scheduled, topics[topic].next_due = count, next_due
     for topic, count, age in undispatched:

@@ -1,6 +1,7 @@
 """What an operator does about an undecided half: decide it, set its counter back, or have it checked again.
 
-Each act runs in the caller's transaction, and is recorded in `audit` there.
+Each act is recorded in `audit`, in the transaction in which it is done; one that came too late, or was refused, leaves
+nothing there. `resolve`, `reset`, `reset_parked` and `request_check` run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError
 
 from outbox.check.asking import Asker
 from outbox.check.check_pass import question_of, worker_name
@@ -20,12 +23,14 @@ from outbox.model import Answer, Decision, Resolution
 from outbox.settings import Settings
 from outbox.store import check as store
 from outbox.store.execute import Row, Statement, execute
-from outbox.store.operator import audit
+from outbox.store.operator import audit, wait_at_most
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-_ASK_ALWAYS = 2**31 - 1
+#: How long (seconds) an act waits for a transaction that is deciding the same half.
+PATIENCE = 10.0
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 def resolve(
@@ -46,8 +51,7 @@ def resolve(
             isn't set.
         HalfNotFound: no half message has this id.
     """
-    if not reason.strip():
-        raise DecisionRefused(f"give a reason for deciding half message {half_id}")
+    _need_reason(reason, f"deciding half message {half_id}")
     if resolution is Resolution.COMMIT and not force and _state(connection, settings, half_id)[5]:
         raise DecisionRefused(
             f"half message {half_id} is fenced and has no op, so its business change isn't committed: committing the "
@@ -68,18 +72,44 @@ def reset(connection: Connection, settings: Settings, half_id: UUID, *, actor: s
     """Set the counter of an undecided half back to 0 and have it checked by the next pass (RocketMQ: resume).
 
     Raises:
-        AlreadyCommitted, AlreadyRolledBack, HalfNotFound
+        AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
+        DecisionRefused: no reason.
     """
+    _need_reason(reason, f"resetting half message {half_id}")
     _change(connection, settings, half_id, store.reset(settings.schema, half_id))
     execute(connection, audit(settings.schema, actor, "reset", str(half_id), reason))
+
+
+def reset_parked(
+    connection: Connection,
+    settings: Settings,
+    topic: str | None,
+    *,
+    actor: str,
+    reason: str,
+    after: UUID | None = None,
+    limit: int = 1000,
+) -> list[UUID]:
+    """Reset parked halves of a topic (None: of all), ``limit`` at most, above the id ``after``; return their ids.
+
+    Those that a transaction is deciding at this moment are left out.
+
+    Raises:
+        DecisionRefused: no reason.
+    """
+    _need_reason(reason, "resetting parked half messages")
+    (rows,) = execute(connection, store.reset_parked(settings.schema, topic, after, limit, actor, reason))
+    return [half_id for (half_id,) in rows]
 
 
 def request_check(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> None:
     """Have the next pass check an undecided half; one that is parked exactly once more.
 
     Raises:
-        AlreadyCommitted, AlreadyRolledBack, HalfNotFound
+        AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
+        DecisionRefused: no reason.
     """
+    _need_reason(reason, f"checking half message {half_id}")
     _change(connection, settings, half_id, store.once_more(settings.schema, half_id))
     execute(connection, audit(settings.schema, actor, "check", str(half_id), reason, {"asked": "next pass"}))
 
@@ -99,64 +129,105 @@ def check_now(
     ``connection`` must not be in a transaction.
 
     Raises:
-        AlreadyCommitted, AlreadyRolledBack, HalfNotFound
-        CheckRefused: no checker for its topic, or it is being asked at this moment.
+        AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
+        CheckRefused: no checker for its topic, or it is being asked or decided at this moment.
+        DecisionRefused: no reason.
     """
-    answer = _by_fence(connection, settings, half_id)
+    answer = check_fence(connection, settings, half_id, actor=actor, reason=reason)
     if answer is None:
-        answer = _by_checker(connection, settings, checkers, asker, half_id)
-    with connection.begin():
-        result = {"answer": answer.resolution, "error": (answer.error or "").partition("\n")[0] or None}
-        execute(connection, audit(settings.schema, actor, "check", str(half_id), reason, result))
+        interview = _claim(connection, settings, checkers, asker, half_id, actor, reason)
+        answer = _hold(connection, asker, interview)
     return answer
 
 
-def _by_fence(connection: Connection, settings: Settings, half_id: UUID) -> Answer | None:
-    """Return the answer of the fence; None if the half has none."""
+def check_fence(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> Answer | None:
+    """Check an undecided half here and now by its fence; None if it has none: then nothing was done.
+
+    ``connection`` must not be in a transaction.
+
+    Raises:
+        AlreadyCommitted, AlreadyRolledBack, HalfNotFound: it isn't undecided.
+        CheckRefused: it is being decided at this moment.
+        DecisionRefused: no reason.
+    """
+    _need_reason(reason, f"checking half message {half_id}")
     began = time.monotonic()
     with connection.begin():
-        _undecided(connection, settings, half_id)
-        (rows,) = execute(connection, store.this_fenced(settings.schema, half_id))
-        if not rows:
+        _, fenced = _lock(connection, settings, half_id)
+        if not fenced:
             return None
         (((running, decided),),) = execute(
             connection, store.try_fences(settings.schema, [half_id], settings.check_interval, worker_name())
         )
-    seconds = time.monotonic() - began
-    if running:
-        return Answer(Resolution.UNKNOWN, store.RUNNING, seconds)
-    if decided:
-        return Answer(Resolution.ROLLBACK, None, seconds)
-    with connection.begin():
-        _, resolution, by, *_ = _state(connection, settings, half_id)
-    return Answer(Resolution(resolution), f"the {by} decided meanwhile", seconds, by)
+        if not running and not decided:
+            _undecided(connection, settings, half_id)
+        resolution, error = (Resolution.UNKNOWN, store.RUNNING) if running else (Resolution.ROLLBACK, None)
+        result = {"asked": "fence", "answer": resolution, "error": error}
+        execute(connection, audit(settings.schema, actor, "check", str(half_id), reason, result))
+    return Answer(resolution, error, time.monotonic() - began)
 
 
-def _by_checker(
-    connection: Connection, settings: Settings, checkers: Mapping[str, Checker], asker: Asker, half_id: UUID
-) -> Answer:
+def _claim(
+    connection: Connection,
+    settings: Settings,
+    checkers: Mapping[str, Checker],
+    asker: Asker,
+    half_id: UUID,
+    actor: str,
+    reason: str,
+) -> Interview:
     with connection.begin():
-        topic = _undecided(connection, settings, half_id)
+        topic, _ = _lock(connection, settings, half_id)
         if (checker := checkers.get(topic)) is None:
             raise CheckRefused(
                 f"half message {half_id} can't be checked here: no checker is registered for topic {topic!r}; "
                 f"register one with @outbox.checker({topic!r}), or decide the half yourself"
             )
-        question = question_of(checker)
-        (rows,) = execute(
+        asker.make_room(is_async=checker.is_async)
+        rows, _ = execute(
             connection,
-            store.claim_this(settings.schema, half_id, store.Question(_ASK_ALWAYS, question.lease, question.worker)),
+            store.claim_this(settings.schema, half_id, question_of(checker)),
+            audit(settings.schema, actor, "check", str(half_id), reason, {"asked": "checker"}),
         )
         if not rows:
             raise CheckRefused(f"half message {half_id} is being checked at this moment; look again in a while")
-    interview = Interview.of(checker, settings, rows[0])
+    return Interview.of(checker, settings, rows[0])
+
+
+def _hold(connection: Connection, asker: Asker, interview: Interview) -> Answer:
     asker.begin(interview)
-    while ended := asker.next_ended(wait=True):
-        each, unrecorded = ended
-        if unrecorded is not None:
-            each.record_unknown(connection, unrecorded)
+    _, unrecorded = asker.next_ended(wait=True) or (interview, None)
+    if not interview.held:
+        interview.give_back(connection)
+        why = unrecorded.error if unrecorded else "everything is about to end"
+        raise CheckRefused(f"nobody could be asked about half message {interview.half_id}: {why}")
+    if unrecorded is not None:
+        interview.record_unknown(connection, unrecorded)
     assert interview.answer is not None  # noqa: S101 - ended, and recorded by itself or here
     return interview.answer
+
+
+def _need_reason(reason: str, act: str) -> None:
+    if not reason.strip():
+        raise DecisionRefused(f"give a reason for {act}")
+
+
+def _lock(connection: Connection, settings: Settings, half_id: UUID) -> tuple[str, bool]:
+    """Lock the check of a half; return its topic and whether it is fenced; raise what tells why it isn't undecided."""
+    try:
+        _, rows = execute(connection, wait_at_most(PATIENCE), store.lock(settings.schema, half_id))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise CheckRefused(
+            f"half message {half_id} is being decided by a transaction that has not ended for {PATIENCE:g} s; "
+            "look again in a while"
+        ) from error
+    if not rows:
+        _undecided(connection, settings, half_id)
+        raise HalfNotFound(half_id)
+    topic, fenced = rows[0]
+    return topic, fenced
 
 
 def _change(connection: Connection, settings: Settings, half_id: UUID, statement: Statement) -> None:
@@ -166,13 +237,11 @@ def _change(connection: Connection, settings: Settings, half_id: UUID, statement
         raise HalfNotFound(half_id)
 
 
-def _undecided(connection: Connection, settings: Settings, half_id: UUID) -> str:
-    """Return the topic of a half that is undecided; raise the error that tells why it isn't."""
-    topic: str
-    topic, resolution, by, at, *_ = _state(connection, settings, half_id)
+def _undecided(connection: Connection, settings: Settings, half_id: UUID) -> None:
+    """Raise the error that tells why a half isn't undecided."""
+    _, resolution, by, at, *_ = _state(connection, settings, half_id)
     if resolution is not None:
         raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
-    return topic
 
 
 def _state(connection: Connection, settings: Settings, half_id: UUID) -> Row:

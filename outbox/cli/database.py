@@ -79,6 +79,23 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, tuple[str
         yield connection, parts
 
 
+@contextmanager
+def producer_opened(url: URL, settings: Settings) -> Iterator[Connection]:
+    """Open a connection to a migrated database that has the producer's tables.
+
+    Raises:
+        Failure: the database is unavailable, or only the consumer's tables are in it.
+        SchemaMissing, SchemaOutdated: it isn't migrated.
+    """
+    with opened(url, settings) as (connection, parts):
+        if "producer" not in parts:
+            raise Failure(
+                f"only the consumer's tables are in {where(url, settings.schema)}; name the producer's database",
+                Code.CONFIG,
+            )
+        yield connection
+
+
 def engine_of(url: URL) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever.
 

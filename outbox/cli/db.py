@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from outbox.cli.arguments import YesOption, make_sure
 from outbox.cli.database import SchemaOption, UrlOption, engine_of, find_settings, find_url, where
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption, print_json, print_table, say, table
@@ -69,7 +70,7 @@ def downgrade(
     schema: SchemaOption = None,
     part: PartOption = None,
     lock_timeout: LockTimeoutOption = 5.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Remove the tables, with all messages in them.
 
@@ -81,11 +82,7 @@ def downgrade(
 
     address, settings, parts = find_url(url), find_settings(schema), _parts(part)
     what = f"the {' and '.join(parts)} tables in {where(address, settings.schema)}"
-    if not yes:
-        if not sys.stdin.isatty():
-            raise Failure(f"not removing {what}: nobody here to ask; give --yes if you are sure", Code.USAGE)
-        if not typer.confirm(f"Remove {what}, with all messages in them?", err=True):
-            raise Failure("nothing was removed", Code.USAGE)
+    make_sure(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
     done = migration.downgrade(engine_of(address), parts, settings.schema, lock_timeout=lock_timeout)
     say(f"{_listed('removed', done)} in {where(address, settings.schema)}")
 

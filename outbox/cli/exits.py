@@ -10,11 +10,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.embedded.errors import EmbeddedError
 from outbox.errors import (
+    CheckRefused,
     DecisionError,
+    DecisionRefused,
     HalfNotFound,
     InvalidHandler,
     InvalidMessage,
     InvalidSettings,
+    OutboxBusy,
     OutboxError,
     SchemaBusy,
     SchemaError,
@@ -29,6 +32,7 @@ class Code(enum.IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     CONFLICT = 4
+    PARTIAL = 5
     PROBLEMS = 6
     UNAVAILABLE = 69
     CONFIG = 78
@@ -45,7 +49,8 @@ _MEANINGS = {
     Code.FAILED: "failed",
     Code.USAGE: "wrong usage, or refused",
     Code.NOT_FOUND: "not found",
-    Code.CONFLICT: "conflict: somebody else was first, or holds a lock",
+    Code.CONFLICT: "conflict: somebody else was first, or is at it",
+    Code.PARTIAL: "done in part: some of what was named failed, or is missing",
     Code.PROBLEMS: "a check found problems",
     Code.UNAVAILABLE: "the database is unavailable",
     Code.CONFIG: "bad configuration: URL, settings, --app, or a database that isn't migrated",
@@ -77,7 +82,9 @@ def as_failure(error: Exception) -> Failure | None:
             code = Code.CONFIG
         case HalfNotFound():
             code = Code.NOT_FOUND
-        case DecisionError():
+        case DecisionRefused():
+            code = Code.USAGE
+        case DecisionError() | CheckRefused() | OutboxBusy():
             code = Code.CONFLICT
         case EmbeddedError():
             code = Code.UNAVAILABLE
@@ -98,6 +105,8 @@ def _database_failure(error: DBAPIError) -> Failure:
     # Where a connection can't even be made there is no state.
     if error.connection_invalidated or state is None or _UNAVAILABLE.match(state):
         return Failure(f"the database is unavailable: {text}", Code.UNAVAILABLE)
+    if state == "55P03":
+        return Failure(f"another transaction is at it: {text}; try again in a while", Code.CONFLICT)
     if state == "57014":
         return Failure(f"{text}; narrow down what to look at", Code.FAILED)
     return Failure(f"the database refused: {text}", Code.FAILED)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
-import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
-from outbox import codec
-from outbox.cli.database import SchemaOption, UrlOption, find_settings, find_url, opened, where
+from outbox.cli.arguments import AfterOption, BodyOption, LimitOption, as_id, as_seconds
+from outbox.cli.bodies import readable
+from outbox.cli.database import SchemaOption, UrlOption, find_settings, find_url, opened, producer_opened, where
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption, print_json, print_table, say, table
 from outbox.cli.way import story
-from outbox.errors import InvalidMessage
 from outbox.messages import Filter, MessageStatus, Page, Way
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Find messages, and follow one to the inboxes.", no_args_is_help=True,
                   rich_markup_mode=None)  # fmt: skip
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.command("list")
@@ -40,8 +36,8 @@ def show_list(  # noqa: PLR0917 - options of the command line
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Not older: 90s, 15m, 2h, 3d, or 2026-01-31T12:00:00+00:00.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 50,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="Go on after this id: the end of a list.")] = None,
+    limit: LimitOption = 50,
+    after: AfterOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List messages, the newest first.
@@ -67,13 +63,8 @@ def show_list(  # noqa: PLR0917 - options of the command line
     address, settings = find_url(url), find_settings(schema)
     moment, seconds = _since(since)
     wanted = Filter(topic, key, status.value if status else None, moment, seconds)
-    last = _id(after, "--after") if after else None
-    with opened(address, settings) as (connection, parts):
-        if "producer" not in parts:
-            raise Failure(
-                f"only the consumer's tables are in {where(address, settings.schema)}; name the producer's database",
-                Code.CONFIG,
-            )
+    last = as_id(after, "--after") if after else None
+    with producer_opened(address, settings) as connection:
         page = list_messages(connection, settings, wanted, after=last, limit=limit)
     _print_page(page, output)
 
@@ -86,7 +77,7 @@ def show(
     consumer_url: Annotated[
         str | None, typer.Option(metavar="URL", help="The consumer's database, where it is another one.")
     ] = None,
-    body: Annotated[bool, typer.Option("--body", help="Show the body as well.")] = False,
+    body: BodyOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the whole way of one message.
@@ -102,11 +93,11 @@ def show(
     Example:
       outbox messages show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --body
     """
-    message_id, address, settings = _id(id_, "ID"), find_url(url), find_settings(schema)
+    message_id, address, settings = as_id(id_), find_url(url), find_settings(schema)
     way = _way(message_id, address, find_url(consumer_url) if consumer_url else None, settings, body)
     if not way.known:
         raise Failure(f"no message {message_id} in {where(address, settings.schema)}", Code.NOT_FOUND)
-    shown = _body(way) if body else None
+    shown = readable(way.half, way.raw) if body else None
     if output is Output.JSON:
         fields = {f.name: getattr(way, f.name) for f in dataclasses.fields(way) if f.name != "raw"}
         print_json(fields | ({"body": shown} if body else {}))
@@ -128,18 +119,6 @@ def _way(message_id: UUID, url: URL, consumer_url: URL | None, settings: Setting
     return way
 
 
-def _body(way: Way) -> Any:
-    """Return the body as JSON or text; else how long it is, and its digest."""
-    if way.half is None or way.raw is None:
-        return None
-    digest = {"bytes": len(way.raw), "sha256": hashlib.sha256(way.raw).hexdigest()}
-    try:
-        decoded = codec.decode(way.raw, way.half["content_type"])
-    except InvalidMessage as error:
-        return {**digest, "error": str(error)}
-    return digest if isinstance(decoded, bytes) else decoded
-
-
 def _print_page(page: Page, output: Output) -> None:
     if output is Output.JSON:
         print_json({"messages": [dataclasses.asdict(row) for row in page.messages], "next": page.next})
@@ -159,8 +138,8 @@ def _since(text: str | None) -> tuple[dt.datetime | None, float | None]:
     """Return a time, or seconds before now by the database's clock."""
     if text is None:
         return None, None
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return None, float(match[1]) * _UNITS[match[2]]
+    if (seconds := as_seconds(text)) is not None:
+        return None, seconds
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -170,10 +149,3 @@ def _since(text: str | None) -> tuple[dt.datetime | None, float | None]:
     if moment.tzinfo is None:
         raise Failure(f"--since {text!r} has no time zone; write {text}+00:00 for UTC", Code.USAGE)
     return moment, None
-
-
-def _id(text: str, name: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise Failure(f"{name} {text!r} is not a message id (a UUID)", Code.USAGE) from None

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outbox.text import duration
+
 
 class Output(enum.StrEnum):
     """The form of the data on stdout."""
@@ -80,18 +82,8 @@ def plain(text: str) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return a duration for people: ``4.2s``, ``3m10s``, ``5h07m``, ``2d04h``."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, second = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{second:02}s"
-    hours, minute = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours}h{minute:02}m"
-    return f"{hours // 24}d{hours % 24:02}h"
+    """Return a duration for people, see `duration`; nothing where there is none."""
+    return "" if seconds is None else duration(seconds)
 
 
 def _plain_json(value: Any) -> Any:

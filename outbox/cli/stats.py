@@ -41,7 +41,10 @@ def show_stats(
 
     \b
     Topics (in the producer's database):
-      undecided     prepared, and neither committed nor rolled back yet; of them parked: over their checks
+      undecided     prepared, and neither committed nor rolled back yet; of them
+        parked      over their checks: waiting for a human
+        orphans     due for a check; of these unasked: never checked so far. Is a worker running that has
+                    a checker for the topic?
       undispatched  committed, but not a message yet: is a worker running?
       scheduled     committed, to be delivered later
       messages      all there ever were
@@ -104,6 +107,8 @@ def _tables(stats: Stats) -> list[Table]:
             row.topic,
             _count(row, "undecided"),
             row.parked,
+            row.orphans,
+            row.unasked,
             age(row.oldest_undecided),
             _count(row, "undispatched"),
             age(row.oldest_undispatched),
@@ -128,8 +133,8 @@ def _tables(stats: Stats) -> list[Table]:
     return [
         table(
             (
-                "topic", "undecided>", "parked>", "oldest>", "undispatched>", "oldest>", "scheduled>", "next due",
-                "messages>",
+                "topic", "undecided>", "parked>", "orphans>", "unasked>", "oldest>", "undispatched>", "oldest>",
+                "scheduled>", "next due", "messages>",
             ),
             topics,
             f"Topics at {cell(stats.at)}",

@@ -1,16 +1,18 @@
-"""The way of one message as tables for people."""
+"""The way of one message, or of one half, as tables for people."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from outbox.cli.output import cell, table
+from outbox.cli.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from outbox.halves import HalfView
     from outbox.messages import Way
 
 Event = tuple[dt.datetime | None, str, str]
@@ -26,20 +28,67 @@ def story(way: Way, body: Any = None) -> list[Table]:
     return tables
 
 
-def _message(way: Way, body: Any) -> Table:
-    half = way.half or {"status": "not in this database (pruned, or never here)"}
-    rows = [("id", way.id), *((name.replace("_", " "), half[name]) for name in half if name not in {"id", "born_at"})]
+def story_of_half(view: HalfView, body: Any = None) -> list[Table]:
+    """Return the half and how it stands, its checks, and what operators did."""
+    tables = [_facts("half", view.id, _half(view), body)]
+    if view.history:
+        checks = [
+            (
+                entry["asked_at"],
+                entry["asked"],
+                answer_of(entry),
+                "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
+                first_line(entry["error"]),
+                entry["worker"],
+            )
+            for entry in view.history
+        ]
+        tables.append(table(("when", "asked", "answer", "seconds>", "error", "worker"), checks, "Checks"))
+    if view.audit:
+        acts = [(act["acted_at"], act["actor"], act["action"], act["reason"], act["result"]) for act in view.audit]
+        tables.append(table(("when", "who", "did", "why", "result"), acts, "What operators did"))
+    return tables
+
+
+def first_line(text: str | None) -> str:
+    """Return what an error says, without its traceback."""
+    return (text or "").partition("\n")[0]
+
+
+def answer_of(check: dict[str, Any]) -> str:
+    """Return the answer of an entry of the history, or why there is none."""
+    return str(check["answer"] or {"being_asked": "(being asked)", "no_answer": "(no answer)"}[check["state"]])
+
+
+def _half(view: HalfView) -> dict[str, Any]:
+    facts = {"status": view.status, **(view.half or {})}
+    if check := view.check:
+        facts |= {"fenced": check["fenced"], "checks": check["check_times"], "parked_at": check["parked_at"]}
+        facts |= {"reason": check["reason"]} if check["parked_at"] else {"next_check_at": check["next_check_at"]}
+    if op := view.op:
+        facts |= {"decided_by": op["decided_by"], "decided_at": op["decided_at"]}
+    return facts
+
+
+def _facts(title: str, id_: UUID, facts: dict[str, Any], body: Any) -> Table:
+    rows = [("id", id_), *((name.replace("_", " "), facts[name]) for name in facts if name != "id")]
     if body is not None:
         rows.append(("body", body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)))
-    return table(("message", ""), [row for row in rows if row[1] is not None])
+    return table((title, ""), [row for row in rows if row[1] is not None])
+
+
+def _message(way: Way, body: Any) -> Table:
+    half = way.half or {"status": "not in this database (pruned, or never here)"}
+    return _facts("message", way.id, {name: half[name] for name in half if name != "born_at"}, body)
 
 
 def _events(way: Way) -> list[Event]:
     events: list[Event] = []
     if way.half:
         events.append((way.half["born_at"], "half message", f"written by {way.half['producer_group']}"))
+    events += [(entry["asked_at"], "check", _check(entry)) for entry in way.history]
     if check := way.check:
-        events += _checks(check)
+        events.append(_next(check))
     if op := way.op:
         events.append((op["decided_at"], op["resolution"], f"by the {op['decided_by']}"))
     if scheduled := way.scheduled:
@@ -63,17 +112,16 @@ def _events(way: Way) -> list[Event]:
     return sorted(events, key=lambda event: max(event[0] or _NEVER, born))
 
 
-def _checks(check: dict[str, Any]) -> list[Event]:
-    events: list[Event] = []
-    if check["check_times"]:
-        detail = f"number {check['check_times']}: {check['last_answer'] or check['last_error'] or 'no answer'}"
-        events.append((check["checked_at"], "check", detail))
+def _check(entry: dict[str, Any]) -> str:
+    error = first_line(entry["error"])
+    return f"by its {entry['asked']}: {answer_of(entry)}{f', {error}' if error else ''}"
+
+
+def _next(check: dict[str, Any]) -> Event:
     if check["parked_at"]:
-        events.append((check["parked_at"], "parked", str(check["reason"])))
-    else:
-        fence = "by its fence" if check["fenced"] else "by its checker"
-        events.append((check["next_check_at"], "next check", f"{fence}, after {check['check_times']} checks"))
-    return events
+        return check["parked_at"], "parked", str(check["reason"])
+    fence = "by its fence" if check["fenced"] else "by its checker"
+    return check["next_check_at"], "next check", f"{fence}, after {check['check_times']} checks"
 
 
 def _inboxes(way: Way) -> Table:
@@ -84,7 +132,7 @@ def _inboxes(way: Way) -> Table:
             row["attempts"],
             row["next_attempt_at"],
             f"queue {row['queue']}, position {row['position']}" if row["position"] is not None else "",
-            cell(row["last_error"]).partition("\n")[0],
+            first_line(row["last_error"]),
         )
         for row in way.inbox
     ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from outbox.store.execute import Statement, in_schema
+from outbox.store.execute import Row, Statement, in_schema
 from outbox.store.stats import PLACES
 
 #: How many half messages a search looks at before it gives up, and says where to go on.
@@ -50,6 +53,18 @@ SELECT f.*, w.searched, w.last
  ORDER BY f.id DESC
 """
 
+#: What the columns of the statements below are called by those who show them.
+HALF = ("id", "producer_group", "topic", "key", "tag", "headers", "content_type", "body_bytes", "raw", "deliver_at",
+        "born_at", "status")  # fmt: skip
+OP = ("resolution", "decided_by", "decided_at", "sequence", "xid")
+SEND = ("send_number", "queue", "position", "visible_at")
+SCHEDULED = ("deliver_at", "recalled_at", "recalled_by")
+COMPENSATION = ("function", "requested_by", "reason", "result", "compensated_at")
+AUDIT = ("acted_at", "actor", "action", "reason", "result")
+INBOX = ("group", "topic", "queue", "position", "status", "attempts", "claims", "next_attempt_at", "body_digest",
+         "last_error", "received_at", "changed_at")  # fmt: skip
+_JSON = frozenset({"headers", "result"})
+
 _HALF = f"""
 SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body),
        CASE WHEN %(body)s THEN h.body END, h.deliver_at, h.born_at, {STATUS}
@@ -57,11 +72,6 @@ SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content
   LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
   LEFT JOIN {{s}}.scheduled_message d ON d.half_id = h.id
  WHERE h.id = %(id)s
-"""
-
-_CHECK = """
-SELECT fenced, next_check_at, check_times, last_answer, last_error, checked_at, parked_at, reason
-  FROM {s}.half_check WHERE half_id = %s
 """
 
 _OP = "SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %s"
@@ -140,32 +150,46 @@ def list_halves(schema: str, wanted: Filter, after: UUID | None, limit: int, win
 
 
 def half(schema: str, half_id: UUID, *, body: bool) -> Statement:
-    """Read a half message and its status.
-
-    Rows: ``(id, producer_group, topic, key, tag, headers, content_type, bytes, body, deliver_at, born_at, status)``.
-    """
+    """Read a half message and its status, with its body if wanted. Rows: as `HALF`."""
     return Statement(in_schema(_HALF, schema), {"id": half_id, "body": body})
 
 
+def op_of(schema: str, half_id: UUID) -> Statement:
+    """Read the decision on a half. Rows: as `OP`."""
+    return Statement(in_schema(_OP, schema), (half_id,))
+
+
 def way_of_half(schema: str, half_id: UUID) -> list[Statement]:
-    """Read what became of a half: its check, op, sends, schedule and compensation, in this order."""
-    return [Statement(in_schema(sql, schema), (half_id,)) for sql in (_CHECK, _OP, _SENDS, _SCHEDULED, _COMPENSATION)]
+    """Read what became of a half after its decision: sends, schedule and compensation, in this order."""
+    return [Statement(in_schema(sql, schema), (half_id,)) for sql in (_SENDS, _SCHEDULED, _COMPENSATION)]
 
 
 def audit_of(schema: str, target: str) -> Statement:
-    """Read what operators did to a target. Rows: ``(acted_at, actor, action, reason, result)``."""
+    """Read what operators did to a target. Rows: as `AUDIT`."""
     return Statement(in_schema(_AUDIT, schema), (target,))
 
 
 def inbox_of(schema: str, message_id: UUID) -> Statement:
-    """Read the inbox rows of a message.
-
-    Rows: ``(group, topic, queue, position, status, attempts, claims, next_attempt_at, digest, last_error,
-    received_at, changed_at)``.
-    """
+    """Read the inbox rows of a message. Rows: as `INBOX`."""
     return Statement(in_schema(_INBOX, schema), (message_id,))
 
 
 def reached(schema: str, topic: str, queue: int) -> Statement:
     """Read how far each group of a topic has come in a queue. Rows: ``(group, position)``."""
     return Statement(in_schema(_REACHED, schema), {"topic": topic, "queue": queue})
+
+
+def named(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows with the names of their columns; what is JSON is decoded."""
+    return [
+        {
+            name: json.loads(value) if name in _JSON and value is not None else value
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in rows
+    ]
+
+
+def first(names: Sequence[str], rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the only row with the names of its columns; None if there is none."""
+    return next(iter(named(names, rows)), None)

@@ -10,6 +10,13 @@ _AUDIT = """
 INSERT INTO {s}.audit (actor, action, target, reason, result) VALUES (%s, %s, %s, %s, %s::jsonb)
 """
 
+_WAIT = "SELECT set_config('lock_timeout', %s, true)"
+
+
+def wait_at_most(seconds: float) -> Statement:
+    """For this transaction, let no statement wait longer for a lock."""
+    return Statement(_WAIT, (f"{max(int(seconds * 1000), 1)}ms",))
+
 
 def audit(schema: str, actor: str, action: str, target: str, reason: str, result: object = None) -> Statement:
     """Record who did what to which target, why, with what result."""

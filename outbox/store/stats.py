@@ -7,11 +7,13 @@ from outbox.store.execute import Statement, in_schema
 
 # Oldest first: ids begin with the time.
 _UNDECIDED = """
-SELECT h.topic, count(*), count(c.parked_at),
+SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
+       count(*) FILTER (WHERE due AND c.checked_at IS NULL),
        extract(epoch FROM clock_timestamp() - min(h.born_at))::float8
-  FROM (SELECT half_id, parked_at FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) c
-  JOIN {s}.half_message h ON h.id = c.half_id
- GROUP BY h.topic ORDER BY h.topic
+  FROM (SELECT *, parked_at IS NULL AND next_check_at <= statement_timestamp() AS due
+          FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) c
+  LEFT JOIN LATERAL (SELECT born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true
+ GROUP BY c.topic ORDER BY c.topic
 """
 
 _SCHEDULED = """
@@ -113,7 +115,10 @@ def now() -> Statement:
 
 
 def undecided(schema: str, limit: int) -> Statement:
-    """Count undecided halves, ``limit`` at most. Rows: ``(topic, halves, of them parked, age of the oldest in s)``."""
+    """Count undecided halves, ``limit`` at most.
+
+    Rows: ``(topic, halves, of them parked, of them due for a check, of these never asked, age of the oldest in s)``.
+    """
     return Statement(in_schema(_UNDECIDED, schema), {"limit": limit})
 
 

@@ -111,8 +111,8 @@ def test_stats(cli: Cli, world: World) -> None:
     orders, payments = shown["topics"]
     assert orders.pop("next_due") > shown["at"]
     assert orders == {
-        "topic": "orders", "undecided": 0, "parked": 0, "oldest_undecided": None, "undispatched": 0,
-        "oldest_undispatched": None, "scheduled": 1, "messages": 6, "capped": [],
+        "topic": "orders", "undecided": 0, "parked": 0, "orphans": 0, "unasked": 0, "oldest_undecided": None,
+        "undispatched": 0, "oldest_undispatched": None, "scheduled": 1, "messages": 6, "capped": [],
     }  # fmt: skip
     assert payments["oldest_undecided"] > 0
     assert payments["oldest_undispatched"] > 0
