@@ -5,16 +5,21 @@ is no transaction across the two databases, and every process may die at any mom
 
     python -m examples.bank_transfer                # in a checkout; or: outbox demo
     python -m examples.bank_transfer --crash        # the same, with processes killed at random
+    python -m examples.bank_transfer --crash --two-phase    # half messages first; orphans are decided by a fence
+    python -m examples.bank_transfer --crash --tcc          # try, confirm or cancel; a checker decides orphans
 
 Read it in this order:
 
 1. `message`: what bank A tells bank B.
-2. `bank_a`: the producer. One decorated function debits the sender and sends the message, both or neither.
-3. `bank_b`: the consumer. One handler credits the receiver, once.
-4. `teller` and `worker`: the two kinds of processes, a few lines each.
-5. `audit`: how to prove that not a cent is missing.
+2. `bank_a`: the producer. One decorated function debits the sender and sends the message, both or neither; another
+   prepares the message first. `bank_a_books` has the tables, and what it takes to book a transfer.
+3. `bank_a_tcc`: the same by try, confirm or cancel, and the checker which decides what was left undecided.
+4. `bank_b`: the consumer. One handler credits the receiver, once.
+5. `teller` and `worker`: the two kinds of processes, a few lines each.
+6. `audit`, `halves` and `reservations`: how to prove that not a cent is missing, and that every half message was
+   decided rightly.
 
 The rest makes a demo of it: `orders`, `source` and `opening` say which orders there are and what the accounts
-begin with; `workday`, `staff`, `lifeline` and `monkey` start, watch, kill and restart the processes; `report`
-prints what came out; `demo` is the table of contents.
+begin with; `workday`, `staff`, `lifeline`, `steps` and `monkey` start, watch, kill and restart the processes; `report`
+and `report_halves` print what came out; `demo` is the table of contents.
 """

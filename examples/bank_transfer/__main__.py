@@ -47,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--consumers", type=int, default=2, metavar="N", help="processes of bank B (default: %(default)s)")
     add("--crash", action="store_true", help="kill processes at random moments, and start them again")
     add("--kills", type=int, metavar="N", help="how many to kill; implies --crash (default: 30)")
+    add("--two-phase", action="store_true", help="half messages first, then debit; orphans are decided by a fence")
+    add("--tcc", action="store_true", help="reserve, then confirm or cancel; orphans are decided by a checker")
     add("--seed", type=int, default=1, metavar="N", help="of the generated orders and of the kills")
     add("--strict", action="store_true", help="exit with 1 if an order was refused")
     add("--json", action="store_true", help="print one JSON object instead of the tables")

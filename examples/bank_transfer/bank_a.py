@@ -1,71 +1,50 @@
-"""Bank A, the producer: debits the sender and sends the message in one local transaction.
+"""Bank A, the producer: debits the sender, and tells bank B exactly when the debit is committed.
 
-``outbox run --app examples.bank_transfer.bank_a:outbox`` dispatches what it sent.
+There are three ways to execute an order. Debit and message in one local transaction is the way to choose whenever it
+can be (`order_transfer`). With a half message first, the intent is on record before the work begins
+(`order_transfer_two_phase`). When the outcome is known only later, the money is reserved meanwhile (`bank_a_tcc`).
+
+``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, and dispatches what was sent.
 """
 
 from __future__ import annotations
 
-import os
-from datetime import datetime
-from decimal import Decimal
+from sqlalchemy.orm import Session
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Numeric, create_engine, func
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from outbox import INJECTED
 
-from outbox import INJECTED, Outbox
-
+from .bank_a_books import (
+    Account,
+    AlreadyExecuted,
+    Base,
+    LedgerEntry,
+    Refused,
+    Transfer,
+    book,
+    engine,
+    lock_sender,
+    outbox,
+    require_funds,
+    told,
+)
+from .bank_a_tcc import Reservation, order_transfer_tcc
 from .message import TOPIC, TransferOrdered
 from .orders import Order
 
-URL = os.environ.get("BANK_A_URL", "postgresql+psycopg://localhost/bank_a")
-
-engine = create_engine(URL)
-outbox = Outbox(engine, group="bank-a")
-
-
-class Base(DeclarativeBase):
-    """The tables of bank A."""
-
-    type_annotation_map = {Decimal: Numeric(14, 2), int: BigInteger}  # noqa: RUF012 - SQLAlchemy's way
-
-
-class Account(Base):
-    """An account; the database itself refuses to overdraw it."""
-
-    __tablename__ = "account"
-    __table_args__ = (CheckConstraint("balance >= 0", name="account_not_overdrawn"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    balance: Mapped[Decimal]
-
-
-class Transfer(Base):
-    """An executed payment order; its id is that of the order, so that no order is executed twice."""
-
-    __tablename__ = "transfer"
-    __table_args__ = (CheckConstraint("amount > 0", name="transfer_positive"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
-    receiver: Mapped[str]
-    amount: Mapped[Decimal]
-    purpose: Mapped[str]
-    ordered_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class LedgerEntry(Base):
-    """One movement of an account; without a transfer it is the opening balance."""
-
-    __tablename__ = "ledger_entry"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
-    transfer_id: Mapped[int | None] = mapped_column(ForeignKey(Transfer.id), unique=True)
-    amount: Mapped[Decimal]
-
-
-class Refused(Exception):
-    """A payment order that bank A doesn't execute; nothing of it stays."""
+__all__ = [
+    "Account",
+    "AlreadyExecuted",
+    "Base",
+    "LedgerEntry",
+    "Refused",
+    "Reservation",
+    "Transfer",
+    "engine",
+    "order_transfer",
+    "order_transfer_tcc",
+    "order_transfer_two_phase",
+    "outbox",
+]
 
 
 @outbox.transactional(topic=TOPIC, key=lambda transfer: transfer.receiver)
@@ -76,33 +55,31 @@ def order_transfer(order: Order, session: Session = INJECTED) -> TransferOrdered
     account stays in order, and no two consumers fight over its row.
 
     Raises:
-        Refused: no such account, or insufficient funds.
+        Refused: no such account, or insufficient funds; nothing of the order stays.
     """
-    # Lock first, look second. A teller that was killed may have a COMMIT under way in the database still: the
-    # lock waits for it, and the statement after it sees what it left.
-    account = session.get(Account, order.account_id, with_for_update=True)
-    if account is None:
-        raise Refused(f"no account {order.account_id} at bank A")
-    if session.get(Transfer, order.id) is not None:
+    try:
+        account = lock_sender(order, session)
+    except AlreadyExecuted:
         return None
-    if account.balance < order.amount:
-        raise Refused(f"insufficient funds: account {account.id} has {account.balance}, needs {order.amount}")
+    require_funds(order, account)
+    book(order, account, session)
+    return told(order)
 
-    account.balance -= order.amount
-    transfer = Transfer(
-        id=order.id,
-        account_id=account.id,
-        receiver=order.receiver,
-        amount=order.amount,
-        purpose=order.purpose,
-    )
-    session.add(transfer)
-    session.flush()  # the ledger entry refers to it
-    session.add(LedgerEntry(account_id=account.id, transfer_id=transfer.id, amount=-order.amount))
-    return TransferOrdered(
-        transfer_id=order.id,
-        sender=account.id,
-        receiver=order.receiver,
-        amount=order.amount,
-        purpose=order.purpose,
-    )
+
+@outbox.two_phase(
+    topic=TOPIC, body=told, key=lambda transfer: transfer.receiver, rollback_on=(Refused, AlreadyExecuted)
+)
+def order_transfer_two_phase(order: Order, session: Session = INJECTED) -> None:
+    """Debit the sender; the half message for bank B was prepared before, and is committed with the debit.
+
+    Whoever dies in here leaves an orphan. It needs no checker: the half carries a fence, which tells the check whether
+    this transaction still runs. When it has ended without a commit, the orphan is rolled back.
+
+    Raises:
+        AlreadyExecuted: the order was executed before. The half message is rolled back.
+        AlreadyRolledBack: a check was faster, which can only be before the first statement of the function.
+        Refused: no such account, or insufficient funds. The half message is rolled back.
+    """
+    account = lock_sender(order, session)
+    require_funds(order, account)
+    book(order, account, session)

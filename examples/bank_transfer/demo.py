@@ -79,7 +79,11 @@ def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], No
             refusals=tuple(refusals),
             before=before,
             audit=audit.audit(banks, before, orders=plan.survey.rows - len(refusals)),
+            way=options.way,
             kills=staff.kills,
+            strikes=staff.strikes,
+            stalls=staff.stalls,
+            late=staff.late,
             restarts=staff.restarts,
             seconds=time.monotonic() - begun,
         )

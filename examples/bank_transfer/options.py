@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
 RICHEST = Decimal("999999999999.99")  # numeric(14,2)
 _DEFAULT_KILLS = 30
+
+
+class Way(enum.StrEnum):
+    """How the tellers execute orders; see `bank_a`."""
+
+    SEND = "send"
+    TWO_PHASE = "two-phase"
+    TCC = "tcc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +28,11 @@ class DemoOptions:
     ``opening_balance``: what every account of bank A begins with; None: what covers its orders.
     ``producers``, ``consumers``: numbers of processes of tellers at bank A, and of workers at bank B.
     ``crash``: kill processes at random; ``kills`` says how many (and implies ``crash``), by default 30.
+    ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
 
     Raises:
-        ValueError: a number out of range; names the option.
+        ValueError: a number out of range, or two options that exclude each other; names the option.
     """
 
     orders: Path | None = None
@@ -33,6 +43,8 @@ class DemoOptions:
     consumers: int = 2
     crash: bool = False
     kills: int | None = None
+    two_phase: bool = False
+    tcc: bool = False
     seed: int = 1
     strict: bool = False
     json: bool = False
@@ -46,11 +58,20 @@ class DemoOptions:
         ):
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} = {value} must be between 1 and {most:,}")
+        if self.two_phase and self.tcc:
+            raise ValueError("two_phase and tcc are two ways to execute an order; choose one of them")
         balance = self.opening_balance
         if balance is not None and not (
             balance.is_finite() and 0 <= balance <= RICHEST and balance == round(balance, 2)
         ):
             raise ValueError(f"opening_balance = {balance} must be between 0 and {RICHEST:,}, with at most 2 decimals")
+
+    @property
+    def way(self) -> Way:
+        """How the tellers are to execute orders."""
+        if self.two_phase:
+            return Way.TWO_PHASE
+        return Way.TCC if self.tcc else Way.SEND
 
     @property
     def planned_kills(self) -> int:

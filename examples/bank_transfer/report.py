@@ -12,19 +12,30 @@ from rich.console import Console
 from rich.table import Table
 
 from .audit import Audit, Sums
+from .options import Way
 from .orders import Refusal
+from .report_halves import as_facts, tables
 from .words import counted
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run of the demo; ``kills`` and ``restarts`` are by kind of process."""
+    """One run of the demo.
+
+    ``kills`` and ``restarts`` are by kind of process, ``strikes`` are the kills of tellers in the moment that they were
+    aimed at, ``stalls`` the tellers stopped in such a moment for a while. ``late`` is how often a teller was too slow
+    for the check, and began an order anew.
+    """
 
     orders: int
     refusals: tuple[Refusal, ...]
     before: Sums
     audit: Audit
+    way: Way
     kills: Counter[str]
+    strikes: Counter[str]
+    stalls: Counter[str]
+    late: int
     restarts: Counter[str]
     seconds: float
 
@@ -39,8 +50,10 @@ class Report:
         if self.faults:
             return f"Not settled: {counted(len(self.faults), 'fault')}."
         parked = f", {len(self.audit.parked):,} of them parked" if self.audit.parked else ""
-        kills = f", in spite of {counted(self.kills.total(), 'kill')}" if self.kills.total() else ""
-        return f"Settled: {counted(self.audit.transfers, 'transfer')}{parked}, and not a cent is missing{kills}."
+        found = ((self.kills.total(), "kill"), (len(self.audit.halves.orphans), "orphan"))
+        spite = " and ".join(counted(number, noun) for number, noun in found if number)
+        spite = f", in spite of {spite}" if spite else ""
+        return f"Settled: {counted(self.audit.transfers, 'transfer')}{parked}, and not a cent is missing{spite}."
 
     def as_json(self) -> str:
         """Return the report as one JSON object; money is a string."""
@@ -64,14 +77,19 @@ class Report:
             "money": {"before": _money(self.before), "after": _money(after)},
             "seconds": round(self.seconds, 1),
         }
+        if self.way is not Way.SEND:
+            facts |= {"strikes": self.strikes, "stalls": self.stalls, "late": self.late, "halves": as_facts(self.audit)}
         return json.dumps(facts, indent=2)
 
     def print(self, console: Console) -> None:
         """Print the tables and the verdict."""
         console.print(self._counts())
+        if self.way is not Way.SEND:
+            for table in tables(self.audit):
+                console.print(table)
         console.print(self._money())
         style = "bold red" if self.faults else "bold green"
-        console.print(self.verdict, style=style, highlight=False)
+        console.print(self.verdict, style=style, highlight=False, soft_wrap=True)
         for fault in self.faults:
             console.print(f"  - {fault}", style="red", highlight=False, markup=False)
 
@@ -80,7 +98,7 @@ class Report:
         table.add_column(justify="right", style="bold")
         table.add_column()
         table.add_column(style="dim")
-        for count, what, more in (
+        rows = [
             (self.orders, "orders", f"{len(self.refusals):,} refused"),
             (self.audit.transfers, "transfers", "debited at bank A"),
             (self.audit.messages, "messages", "dispatched by bank A"),
@@ -90,7 +108,12 @@ class Report:
             (self.audit.in_flight, "in flight", ""),
             (self.kills.total(), "kills", _by_role(self.kills)),
             (self.restarts.total(), "restarts", _by_role(self.restarts)),
-        ):
+        ]
+        if self.way is not Way.SEND:
+            rows[-1:-1] = [(self.strikes.total(), "of them aimed", _by_role(self.strikes))]
+            rows.append((self.stalls.total(), "stalls", _by_role(self.stalls)))
+            rows.append((self.late, "late", "the check was faster, the order was begun anew"))
+        for count, what, more in rows:
             table.add_row(f"{count:,}", what, more)
         table.add_row(f"{self.seconds:.1f}", "seconds", "")
         return table

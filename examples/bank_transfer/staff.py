@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -26,17 +27,30 @@ class StaffError(Exception):
     """A process ends again and again without having been killed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where in its work a process is to get a signal: at a step of its order of this number, or of a later one."""
+
+    signal: signal.Signals
+    step: str
+    order: int
+
+
 class Employee:
     """One process which is started again whenever it dies before its work is done.
 
     ``role`` is what the report calls its kind; a worker is never done, a teller is at some time. ``ready`` tells
-    that it has begun to work, ``refusals`` are the orders that it reported as refused.
+    that it has begun to work, ``refusals`` are the orders that it reported as refused, ``late`` how often it was too
+    slow for the check. In the moment in which it reports a step that fits its ``mark`` it is ``struck`` by a signal.
     """
 
     def __init__(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> None:
         self.role = role
         self._ends = module == "teller"
         self.refusals: set[Refusal] = set()
+        self.late = 0
+        self.mark: Mark | None = None
+        self.struck = False
         self.last_words: deque[str] = deque(maxlen=30)
         # -P: the folder we were started in may hold another copy of the package.
         self._command = [sys.executable, "-P", "-m", f"{__package__}.{module}", *arguments]
@@ -64,6 +78,11 @@ class Employee:
         self.allow(self._allowed)
 
     @property
+    def stalled(self) -> bool:
+        """Was it stopped at its mark?"""
+        return self.struck and self.mark is not None and self.mark.signal == signal.SIGSTOP
+
+    @property
     def running(self) -> bool:
         """Has the process neither finished nor died?"""
         return self.process.poll() is None
@@ -79,6 +98,10 @@ class Employee:
         assert self.process.stdin  # noqa: S101 - a pipe, see start
         with suppress(BrokenPipeError):
             os.write(self.process.stdin.fileno(), f"{orders}\n".encode())
+
+    def unmark(self) -> None:
+        """Forget the mark."""
+        self.mark, self.struck = None, False
 
     def bury(self) -> None:
         """Wait for a process that ends, take its last reports, and close the pipes."""
@@ -97,10 +120,21 @@ class Employee:
                 except ValueError:
                     self.last_words.append(line)
                     continue
-                if "refused" in fact:
-                    self.refusals.add(Refusal(fact["line"], fact["refused"]))
-                else:
-                    self.ready = True
+                match fact:
+                    case {"step": step, "order": order}:
+                        self._strike(process, step, order)
+                    case {"refused": reason, "line": number}:
+                        self.refusals.add(Refusal(number, reason))
+                    case {"late": _}:
+                        self.late += 1
+                    case {"ready": _}:
+                        self.ready = True
+
+    def _strike(self, process: Process, step: str, order: int) -> None:
+        mark = self.mark
+        if mark is not None and not self.struck and mark.step == step and mark.order <= order:
+            self.struck = True  # first: whoever finds the process dead shall know why
+            process.send_signal(mark.signal)
 
     def _note(self, process: Process) -> None:
         assert process.stderr  # noqa: S101
@@ -109,18 +143,29 @@ class Employee:
 
 
 class Staff:
-    """All processes of both banks; ``kills`` and ``restarts`` count by role."""
+    """All processes of both banks.
+
+    ``kills`` and ``restarts`` count by role; of the kills, ``strikes`` those that were aimed at a step, by this step;
+    ``stalls`` the processes that were stopped at a step and went on later.
+    """
 
     def __init__(self) -> None:
         self.employees: list[Employee] = []
         self.kills: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
+        self.strikes: Counter[str] = Counter()
+        self.stalls: Counter[str] = Counter()
         self._unexplained: Counter[Employee] = Counter()
 
     @property
     def refusals(self) -> set[Refusal]:
         """Return the orders which the tellers refused, each once, however often it was reported."""
         return set().union(*(employee.refusals for employee in self.employees))
+
+    @property
+    def late(self) -> int:
+        """Return how often tellers were too slow for the check, and had to begin an order anew."""
+        return sum(employee.late for employee in self.employees)
 
     def hire(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> Employee:
         """Start a process."""
@@ -135,8 +180,18 @@ class Staff:
         if employee.process.returncode != -signal.SIGKILL:
             return False
         self.kills[employee.role] += 1
+        if employee.mark is not None and employee.struck:
+            self.strikes[employee.mark.step] += 1
+        employee.unmark()
         self._restart(employee)
         return True
+
+    def wake(self, employee: Employee) -> None:
+        """Let a process go on that was stopped at its mark."""
+        assert employee.mark is not None  # noqa: S101
+        self.stalls[employee.mark.step] += 1
+        employee.unmark()
+        employee.process.send_signal(signal.SIGCONT)
 
     def look_after(self) -> None:
         """Start again whoever died.
@@ -145,7 +200,7 @@ class Staff:
             StaffError: it has died too often without having been killed.
         """
         for employee in self.employees:
-            if employee.running or employee.finished:
+            if employee.running or employee.finished or employee.struck:
                 continue
             employee.bury()
             self._unexplained[employee] += 1
@@ -160,6 +215,7 @@ class Staff:
         """End all processes: ask first, insist after a while."""
         for employee in self.employees:
             employee.process.terminate()
+            employee.process.send_signal(signal.SIGCONT)  # it may be stopped at its mark
         deadline = time.monotonic() + _STOP_SECONDS
         for employee in self.employees:
             try:

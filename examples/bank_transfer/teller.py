@@ -7,42 +7,87 @@ tells what was executed already.
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from .bank_a import Refused, Transfer, engine, order_transfer
+from outbox import AlreadyRolledBack
+
+from .bank_a import (
+    AlreadyExecuted,
+    Refused,
+    Transfer,
+    engine,
+    order_transfer,
+    order_transfer_tcc,
+    order_transfer_two_phase,
+)
+from .bank_a_tcc import StillReserved
 from .lifeline import Lifeline
+from .options import Way
+from .orders import Order
 from .source import Source
+from .steps import Steps
+
+_LOOK_AGAIN_SECONDS = 0.1
+
+_WAYS: dict[Way, Callable[[Order], object]] = {
+    Way.SEND: order_transfer,
+    Way.TWO_PHASE: order_transfer_two_phase,
+    Way.TCC: order_transfer_tcc,
+}
 
 
-def work(source: Source, teller: int, tellers: int, lifeline: Lifeline) -> None:
+def work(source: Source, teller: int, tellers: int, way: Way, lifeline: Lifeline) -> None:
     """Execute one teller's share of the orders, as far and as fast as the lifeline allows."""
     with Session(engine) as session:
-        # Only to get there faster: that no order is executed twice is for `order_transfer` to know.
+        # Only to get there faster: that no order is executed twice is for the ways to know.
         executed = set(session.scalars(select(Transfer.id)))
+    steps = None if way is Way.SEND else Steps(lifeline)
     lifeline.tell(ready=True)
     for number, order in enumerate(source.share(teller, tellers), start=1):
         if order.id in executed:
             continue
         lifeline.wait_until_allowed(number)
-        try:
-            order_transfer(order)
-        except Refused as refused:
-            lifeline.tell(line=order.line, refused=str(refused))
+        done = False
+        while not done:
+            if steps:
+                steps.begin(number)
+            done = _execute(order, way, lifeline)
 
 
-def arguments(source: Source, teller: int, tellers: int) -> list[str]:
+def _execute(order: Order, way: Way, lifeline: Lifeline) -> bool:
+    """Execute an order; False if it has to be executed again."""
+    try:
+        _WAYS[way](order)
+    except Refused as refused:
+        lifeline.tell(line=order.line, refused=str(refused))
+    except AlreadyRolledBack:
+        # The check took us for dead. Nothing of the order was done: it begins anew, with another half message.
+        lifeline.tell(line=order.line, late=True)
+        return False
+    except StillReserved:
+        # An earlier life of this teller died over this order; the check releases what it reserved.
+        time.sleep(_LOOK_AGAIN_SECONDS)
+        return False
+    except AlreadyExecuted:
+        pass
+    return True
+
+
+def arguments(source: Source, teller: int, tellers: int, way: Way) -> list[str]:
     """Return the command line arguments of a teller."""
-    return [str(teller), str(tellers), str(source.count), str(source.seed), str(source.file or "")]
+    return [str(teller), str(tellers), way, str(source.count), str(source.seed), str(source.file or "")]
 
 
 def main() -> None:
     """Run a teller from its command line; see `arguments`."""
-    teller, tellers, count, seed, file = sys.argv[1:]
+    teller, tellers, way, count, seed, file = sys.argv[1:]
     source = Source(Path(file) if file else None, int(count), int(seed))
-    work(source, int(teller), int(tellers), Lifeline())
+    work(source, int(teller), int(tellers), Way(way), Lifeline())
 
 
 if __name__ == "__main__":

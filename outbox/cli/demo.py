@@ -29,10 +29,18 @@ def demo(  # noqa: PLR0917 - options of the command line
     transfers: Annotated[int, typer.Option(metavar="N", help="How many orders to generate.")] = 1000,
     producers: Annotated[int, typer.Option(metavar="N", help="Processes of bank A.")] = 2,
     consumers: Annotated[int, typer.Option(metavar="N", help="Processes of bank B.")] = 2,
-    crash: Annotated[bool, typer.Option("--crash", help="Kill processes at random moments.")] = False,
+    crash: Annotated[
+        bool, typer.Option("--crash", help="Kill processes at random moments, and start them again.")
+    ] = False,
     kills: Annotated[
         int | None, typer.Option(metavar="N", help="How many to kill; implies --crash. Default: 30.")
     ] = None,
+    two_phase: Annotated[
+        bool, typer.Option("--two-phase", help="Prepare a half message before each debit; a fence decides the orphans.")
+    ] = False,
+    tcc: Annotated[
+        bool, typer.Option("--tcc", help="Reserve, then confirm or cancel; a checker decides the orphans.")
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders and of the kills.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an order was refused.")] = False,
     output: OutputOption = Output.TABLE,
@@ -40,13 +48,18 @@ def demo(  # noqa: PLR0917 - options of the command line
     """Transfer money between two banks, audit every cent.
 
     Each bank has a database. They run on a PostgreSQL of their own that is gone afterwards, or on the server in
-    OUTBOX_DATABASE_URL. Needs the extra: pip install 'outbox[demo]'. The exit code is 1 if anything is missing
-    or doubled.
+    OUTBOX_DATABASE_URL. Needs the extra: pip install 'outbox[demo]'. The exit code is 1 if anything is missing,
+    doubled, or undecided.
+
+    With --two-phase or --tcc, kills and stalls are aimed at the moments between a half message and its decision. The
+    report says how each orphan was decided.
 
     \b
     Examples:
       outbox demo
       outbox demo --transfers 5000 --crash
+      outbox demo --two-phase --crash
+      outbox demo --tcc --crash --orders orders.csv
     """
     module = _load()
     try:
@@ -59,6 +72,8 @@ def demo(  # noqa: PLR0917 - options of the command line
             consumers=consumers,
             crash=crash,
             kills=kills,
+            two_phase=two_phase,
+            tcc=tcc,
             seed=seed,
             strict=strict,
             json=output is Output.JSON,

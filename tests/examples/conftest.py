@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
+from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
@@ -44,6 +46,15 @@ REFUSED = [(line, reason) for line, (_, reason) in enumerate(ROWS, start=2) if r
 GOOD_IDS = {901, 902, 911, 918}
 
 Demo = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def banks(new_engine: Callable[..., Engine]) -> Banks:
+    """Two banks on databases of their own."""
+    both = Banks(new_engine(), new_engine())
+    bank_a.Base.metadata.create_all(both.a)
+    bank_b.Base.metadata.create_all(both.b)
+    return both
 
 
 @pytest.fixture

@@ -7,31 +7,20 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Session
 
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.audit import Audit, audit, money
 from examples.bank_transfer.opening import Banks, open_accounts
 from examples.bank_transfer.source import Source, survey
-from outbox import Settings
-from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once
+from tests.examples.scene import deliver
 
 Auditor = Callable[[], Audit]
 
 
 @pytest.fixture
-def banks(new_engine: Callable[..., Engine]) -> Banks:
-    """Two banks on databases of their own."""
-    both = Banks(new_engine(), new_engine())
-    bank_a.Base.metadata.create_all(both.a)
-    bank_b.Base.metadata.create_all(both.b)
-    return both
-
-
-@pytest.fixture
-def auditor(banks: Banks, settings: Settings) -> Auditor:
+def auditor(banks: Banks) -> Auditor:
     """The audit of three transfers, which were executed, dispatched and consumed."""
     orders = Source(None, 3, 1)
     open_accounts(banks, survey(orders, 1))
@@ -39,12 +28,7 @@ def auditor(banks: Banks, settings: Settings) -> Auditor:
     for order in orders.share(0, 1):
         with Session(banks.a) as session, session.begin():
             bank_a.order_transfer(order, session=session)
-    consumer = Consumer(bank_b.outbox.subscriptions["transfer", bank_b.GROUP], settings)
-    with banks.a.connect() as source, banks.b.connect() as connection:
-        dispatch_once(source, settings)
-        consumer.start(connection, source)
-        while consumer.consume_once(connection, source):
-            pass
+    deliver(banks)
     return lambda: audit(banks, before, orders=3)
 
 

@@ -12,6 +12,8 @@ from sqlalchemy import Connection, func, select, text, update
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.opening import Banks
+from outbox.embedded import ServerLike
+from outbox.embedded.external import URL_VARIABLE
 from tests.examples.conftest import GOOD_IDS, HEADER, ORDERS_BALANCE, REFUSED, Demo
 
 
@@ -84,6 +86,86 @@ def test_processes_killed_at_random_lose_and_double_nothing(demo: Demo) -> None:
     assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
 
 
+@pytest.mark.slow
+def test_two_phase_with_kills_every_orphan_is_decided_by_its_fence(demo: Demo) -> None:
+    """Kills and stalls aimed at the moments before the decision: the sums are exact, and nothing is undecided."""
+    code, report = demo(transfers=200, kills=6, seed=2, two_phase=True)
+    assert (code, report["faults"]) == (0, [])
+    assert report["transfers"] == report["messages"] == report["inbox_rows"] == 200
+    assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
+    assert sum(report["kills"].values()) == 6
+    assert sum(report["strikes"].values()) > 0
+    halves = report["halves"]
+    assert (halves["parked"], halves["undecided"], halves["reservations"]) == (0, 0, {})
+    assert halves["committed"] == {"producer": 200}
+    assert halves["rolled_back"].keys() <= {"fence", "producer"}
+    assert halves["written"] == 200 + sum(halves["rolled_back"].values())
+    assert len(halves["orphans"]) == halves["rolled_back"].get("fence", 0)
+    assert all(orphan["executed_by_another_half"] for orphan in halves["orphans"])
+
+
+@pytest.mark.slow
+def test_tcc_with_kills_confirms_cancels_and_releases(demo: Demo) -> None:
+    """Three outcomes: confirmed, cancelled by the compliance desk's objection, abandoned and decided by the checker."""
+    code, report = demo(transfers=200, kills=6, seed=2, tcc=True)
+    assert (code, report["faults"]) == (0, [])
+    refused = report["refused"]
+    assert refused
+    assert all(row["reason"].endswith("-1013 is on the watch list") for row in refused)
+    assert report["transfers"] == report["messages"] == report["inbox_rows"] == 200 - len(refused)
+    assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
+    assert sum(report["kills"].values()) == 6
+    assert sum(report["strikes"].values()) > 0
+    halves, reservations = report["halves"], report["halves"]["reservations"]
+    assert (halves["parked"], halves["undecided"]) == (0, 0)
+    assert halves["committed"] == {"producer": reservations["confirmed"]} == {"producer": report["transfers"]}
+    assert halves["rolled_back"]["producer"] == reservations["cancelled"] == len(refused)
+    assert halves["rolled_back"].get("checker", 0) == reservations.get("abandoned", 0) == len(halves["orphans"])
+    assert halves["written"] == sum(reservations.values())
+
+
+@pytest.mark.parametrize("way", ["two_phase", "tcc"])
+def test_bad_rows_are_refused_in_every_way(demo: Demo, orders_file: Path, accounts_file: Path, way: str) -> None:
+    """The same lines with the same reasons; what was refused after its half was prepared is rolled back."""
+    balance = Decimal(ORDERS_BALANCE)
+    code, report = demo(orders=orders_file, accounts=accounts_file, opening_balance=balance, **{way: True})
+    assert (code, report["faults"]) == (0, [])
+    assert [(row["line"], row["reason"]) for row in report["refused"]] == REFUSED
+    assert report["transfers"] == report["inbox_rows"] == report["halves"]["committed"]["producer"] == len(GOOD_IDS)
+    at_the_bank = sum(reason.startswith(("no account", "insufficient funds")) for _, reason in REFUSED)
+    # A try that fails has prepared nothing; the other way prepares first.
+    expected = {"producer": at_the_bank} if way == "two_phase" else {}
+    assert report["halves"]["rolled_back"] == expected
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+def test_the_tables_say_how_the_half_messages_were_decided(
+    server: ServerLike, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], two_phase: bool
+) -> None:
+    """Counts for people; the plain demo has nothing of it."""
+    monkeypatch.setenv(URL_VARIABLE, server.url("postgres"))
+    assert run(DemoOptions(transfers=20, two_phase=two_phase)) == 0
+    shown = capsys.readouterr()
+    assert ("The half messages" in shown.out) is two_phase
+    assert ("0  undecided" in shown.out) is two_phase
+    assert ("begins with a half message" in shown.err) is two_phase
+
+
+@pytest.mark.parametrize("way", ["two_phase", "tcc"])
+def test_a_half_message_left_undecided_makes_the_exit_code_1(demo: Demo, way: str) -> None:
+    """The check can fail: an op that is gone is found, and told."""
+
+    def lose_an_op(banks: Banks) -> None:
+        with banks.a.begin() as a:
+            a.execute(
+                text("DELETE FROM outbox.op_message WHERE half_id = (SELECT half_id FROM outbox.op_message LIMIT 1)")
+            )
+
+    code, report = demo(lose_an_op, transfers=30, producers=1, consumers=1, **{way: True})
+    assert (code, report["ok"], report["halves"]["undecided"]) == (1, False, 1)
+    assert "1 half message undecided" in report["faults"]
+
+
 def test_a_cent_too_much_makes_the_exit_code_1(demo: Demo) -> None:
     """The check can fail: money made between the last transfer and the audit is found, told, and an error."""
 
@@ -106,6 +188,7 @@ def test_a_cent_too_much_makes_the_exit_code_1(demo: Demo) -> None:
         ({"kills": -1}, "kills = -1"),
         ({"opening_balance": Decimal("0.001")}, "at most 2 decimals"),
         ({"opening_balance": Decimal("NaN")}, "opening_balance = NaN"),
+        ({"two_phase": True, "tcc": True}, "two_phase and tcc are two ways"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,56 @@
+"""What became of the reservations at bank A, and what is wrong about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+
+from sqlalchemy import Connection, case, func, select
+
+from .bank_a import Account, Reservation
+from .bank_a_tcc import ABANDONED, CANCELLED, CONFIRMED, RESERVED
+from .evidence import OPS
+from .findings import one_each, transfers_found
+from .halves import COMMIT, ROLLBACK
+
+
+def read(connection: Connection) -> Counter[str]:
+    """Count the reservations by state."""
+    query = select(Reservation.state, func.count()).group_by(Reservation.state)
+    return Counter({row[0]: row[1] for row in connection.execute(query)})
+
+
+def faults(connection: Connection, transfers: Mapping[int, Decimal]) -> Iterator[str]:
+    """Compare the reservations with the accounts, with the decisions on their half messages, and with the transfers."""
+    yield from _left_over(connection)
+    yield from _wrongly_decided(connection)
+    if connection.scalar(select(func.count()).select_from(Reservation)):
+        query = select(Reservation.order_id, Reservation.amount).where(Reservation.state == CONFIRMED)
+        confirmed = [(order, amount) for order, amount in connection.execute(query)]
+        yield from one_each("confirmed reservation", transfers, confirmed)
+
+
+def _left_over(connection: Connection) -> Iterator[str]:
+    is_open = Reservation.state == RESERVED
+    yield from transfers_found("still reserved", connection.scalars(select(Reservation.order_id).where(is_open)))
+    spoken_for = func.coalesce(func.sum(Reservation.amount), 0)
+    query = (
+        select(Account.id, Account.reserved, spoken_for)
+        .outerjoin(Reservation, (Reservation.account_id == Account.id) & is_open)
+        .group_by(Account.id)
+        .having(Account.reserved != spoken_for)
+        .order_by(Account.id)
+    )
+    for account, reserved, amount in connection.execute(query):
+        yield f"account {account} of bank A has {reserved} reserved, but its open reservations add up to {amount}"
+
+
+def _wrongly_decided(connection: Connection) -> Iterator[str]:
+    due = case({CONFIRMED: COMMIT, CANCELLED: ROLLBACK, ABANDONED: ROLLBACK}, value=Reservation.state)
+    query = (
+        select(Reservation.order_id)
+        .outerjoin(OPS, OPS.c.half_id == Reservation.half_id)
+        .where(due.is_distinct_from(OPS.c.resolution))
+    )
+    yield from transfers_found("with a reservation that doesn't match its half message", connection.scalars(query))

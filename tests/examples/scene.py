@@ -1,0 +1,178 @@
+"""Bank A with a payment order, a teller that dies or lingers over it; checks and deliveries are made by hand."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from examples.bank_transfer import bank_a, bank_b
+from examples.bank_transfer.audit import Audit, Sums, audit, money
+from examples.bank_transfer.opening import Banks, open_accounts
+from examples.bank_transfer.options import Way
+from examples.bank_transfer.source import Source, survey
+from examples.bank_transfer.teller import arguments
+from outbox import Counts, Outbox, Settings, testing
+from outbox.consumer.consumer import Consumer
+from outbox.dispatch import dispatch_once
+from tests.conftest import wait_until
+from tests.examples.conftest import HEADER
+
+ROOT = Path(__file__).parents[2]
+#: One order for 30.00, and one to a receiver on the compliance desk's watch list.
+GOOD, LISTED = '7;1;"AB";"71000001";30.00;"RENT"', '8;1;"AB";"71000013";30.00;"RENT"'
+
+
+@dataclass
+class Scene:
+    """The databases of both banks, the orders of one teller, and the money before."""
+
+    banks: Banks
+    way: Way
+    source: Source
+    folder: Path
+    before: Sums
+
+    @classmethod
+    def of(cls, banks: Banks, way: Way, folder: Path, order: str) -> Scene:
+        """Open the accounts for one order."""
+        file = folder / "orders.csv"
+        file.write_text(f"{HEADER}\n{order}\n")
+        source = Source(file, 1, 1)
+        open_accounts(banks, survey(source, 1))
+        return cls(banks, way, source, folder, money(banks))
+
+    # --- the teller ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def paused(self, point: str) -> Iterator[subprocess.Popen[str]]:
+        """Yield a teller that has stopped at the point; see `paused_teller`."""
+        with self._teller(point) as process:
+            wait_until(lambda: (self.folder / "paused").exists() or process.poll(), f"the teller is at {point}")
+            assert process.poll() is None, process.communicate()[1]
+            yield process
+
+    def kill_at(self, point: str) -> None:
+        """Let a teller work until it is at the point, and kill it there."""
+        with self.paused(point) as process:
+            process.kill()
+            process.wait()
+        wait_until(lambda: not self._at_work(), "the database has noticed that the teller is gone")
+
+    def go_on(self, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+        """Let a paused teller finish; return what it reported."""
+        (self.folder / "go").touch()
+        return _reported(process)
+
+    def work(self) -> list[dict[str, Any]]:
+        """Let a teller that nothing happens to execute the orders; return what it reported."""
+        with self._teller("none:0") as process:
+            return _reported(process)
+
+    @contextmanager
+    def _teller(self, point: str) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "tests.examples.paused_teller", str(self.folder), point]
+        process = subprocess.Popen(
+            [*command, *arguments(self.source, 0, 1, self.way)],
+            cwd=ROOT,
+            env={**os.environ, **self.banks.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin
+        process.stdin.write("1000\n")
+        process.stdin.flush()
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _at_work(self) -> bool:
+        others = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND (state <> 'idle' OR wait_event_type = 'Lock') AND backend_type = 'client backend'"
+        )
+        return bool(self._one(others))
+
+    # --- the workers ---------------------------------------------------------------------------------------
+
+    def check(self, *, after: dt.timedelta = dt.timedelta()) -> Counts:
+        """Check what is undecided; see the function `check`."""
+        return check(self.banks, after=after)
+
+    # --- what is to be seen --------------------------------------------------------------------------------
+
+    def audit(self, *, executed: int) -> Audit:
+        """Return the audit, by which so many orders ought to have been executed."""
+        return audit(self.banks, self.before, orders=executed)
+
+    def halves(self) -> list[tuple[str | None, str | None]]:
+        """Return resolution and decider of each half message, in the order in which they were prepared."""
+        query = (
+            "SELECT o.resolution, o.decided_by FROM outbox.half_message h "
+            "LEFT JOIN outbox.op_message o ON o.half_id = h.id ORDER BY h.id"
+        )
+        return [(row[0], row[1]) for row in self._rows(query)]
+
+    def answers(self) -> list[tuple[str, str, str | None]]:
+        """Return what each check asked, its answer, and its error."""
+        query = "SELECT asked, answer, error FROM outbox.check_history ORDER BY half_id, id"
+        return [(row[0], row[1], row[2]) for row in self._rows(query)]
+
+    def reservations(self) -> list[str]:
+        """Return the states of the reservations, in the order in which they were made."""
+        return [row[0] for row in self._rows("SELECT state FROM reservation ORDER BY half_id")]
+
+    def account(self) -> tuple[Decimal, Decimal]:
+        """Return balance and reserved amount of the sender."""
+        ((balance, reserved),) = self._rows("SELECT balance, reserved FROM account")
+        return balance, reserved
+
+    def _one(self, query: str) -> Any:
+        return self._rows(query)[0][0]
+
+    def _rows(self, query: str) -> list[Any]:
+        with self.banks.a.connect() as connection:
+            return list(connection.execute(text(query)))
+
+
+def check(banks: Banks, *, after: dt.timedelta) -> Counts:
+    """Check what is undecided, as the workers of bank A do, and as if so much time had gone by."""
+    with banks.a.begin() as connection:
+        connection.execute(text("UPDATE outbox.half_message SET born_at = born_at - :after"), {"after": after})
+    worker = Outbox(banks.a, group="bank-a", settings=Settings())
+    worker.checkers.update(bank_a.outbox.checkers)
+    return testing.check(worker)
+
+
+def deliver(banks: Banks) -> None:
+    """Dispatch at bank A, and consume at bank B, all that there is."""
+    settings = Settings()
+    consumer = Consumer(bank_b.outbox.subscriptions["transfer", bank_b.GROUP], settings)
+    with banks.a.connect() as source, banks.b.connect() as connection:
+        dispatch_once(source, settings)
+        consumer.start(connection, source)
+        while consumer.consume_once(connection, source):
+            pass
+
+
+def _reported(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    # Not by communicate: it would close the lifeline.
+    assert process.stdout
+    assert process.stderr
+    facts = [json.loads(line) for line in process.stdout]
+    assert process.wait(60) == 0, process.stderr.read()
+    return [fact for fact in facts if "ready" not in fact and "step" not in fact]
