@@ -23,11 +23,9 @@ from outbox.worker.plan import rooms
 _TOGETHER = 100_000
 
 # Halves that were prepared and decided, as they are after a vacuum: the check row is gone with the decision.
-_DECIDED = text("""
-WITH given AS MATERIALIZED (
-    SELECT n, (lpad(to_hex(n), 12, '0') || '7000a000' || left(md5(n::text), 12))::uuid AS id
-      FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) n
-), half AS (
+_DECIDED = text(
+    fill.GIVEN
+    + """, half AS (
     INSERT INTO outbox.half_message (id, producer_group, topic, key, content_type, body)
     SELECT id, 'default', 'decided', 'account-' || n % 10000, 'application/json',
            convert_to('{"transfer_id": ' || n || '}', 'UTF8')
@@ -35,7 +33,8 @@ WITH given AS MATERIALIZED (
 )
 INSERT INTO outbox.op_message (half_id, resolution, decided_by)
 SELECT id, CASE WHEN n % 10 = 0 THEN 'rollback' ELSE 'commit' END, 'producer' FROM given ORDER BY n
-""")
+"""
+)
 
 # Halves whose function died under its fence, or before it.
 _ORPHANS = text("""

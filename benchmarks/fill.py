@@ -12,12 +12,16 @@ RECEIVERS = 10_000
 #: Ops of one transaction; a backlog comes from many.
 _TOGETHER = 1_000
 
-# Ids of version 7 that grow with the number, as those of a producer do.
-_FILL = text("""
+#: Numbers with ids of version 7 that grow with them, as those of a producer do.
+GIVEN = """
 WITH given AS MATERIALIZED (
     SELECT n, (lpad(to_hex(n), 12, '0') || '7000a000' || left(md5(n::text), 12))::uuid AS id
       FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) n
-), half AS (
+)"""
+
+_FILL = text(
+    GIVEN
+    + """, half AS (
     INSERT INTO outbox.half_message (id, producer_group, topic, key, content_type, body)
     SELECT id, 'default', :topic, 'account-' || n % :receivers, 'application/json',
            convert_to('{"transfer_id": ' || n || ', "receiver": ' || n % :receivers + 1 ||
@@ -25,7 +29,8 @@ WITH given AS MATERIALIZED (
       FROM given ORDER BY n
 )
 INSERT INTO outbox.op_message (half_id, resolution, decided_by) SELECT id, 'commit', 'producer' FROM given ORDER BY n
-""")
+"""
+)
 
 
 def backlog(engine: Engine, topic: str, count: int) -> None:

@@ -73,8 +73,27 @@ class Decision:
     first: bool
 
 
+class _Decoded:
+    """What has bytes, a content type, and perhaps a model for them."""
+
+    __slots__ = ()
+
+    raw: bytes
+    content_type: str
+    model: Any
+
+    @property
+    def body(self) -> Any:
+        """The body, decoded by its content type; as ``model`` where the consumer or the checker declared one.
+
+        Raises:
+            InvalidMessage: the bytes don't fit the content type or the model.
+        """
+        return codec.decode(self.raw, self.content_type, self.model)
+
+
 @dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(_Decoded):
     """An undecided half message past its immunity time, as a checker receives it.
 
     ``age`` is the time since it was written, ``checks`` how often its topic's checker was asked, this time included;
@@ -93,15 +112,6 @@ class Orphan:
     checks: int
     model: Any = None
 
-    @property
-    def body(self) -> Any:
-        """The body, decoded by its content type; as ``model`` where the checker declared one.
-
-        Raises:
-            InvalidMessage: the bytes don't fit the content type or the model.
-        """
-        return codec.decode(self.raw, self.content_type, self.model)
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -117,7 +127,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Message:
+class Message(_Decoded):
     """A message as a handler receives it.
 
     ``id`` is the half message's id and stays the same through retries and resends; ``attempt`` counts
@@ -138,15 +148,6 @@ class Message:
     attempt: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
     model: Any = None
-
-    @property
-    def body(self) -> Any:
-        """The body, decoded by its content type; as ``model`` where the consumer declared one.
-
-        Raises:
-            InvalidMessage: the bytes don't fit the content type or the model.
-        """
-        return codec.decode(self.raw, self.content_type, self.model)
 
 
 @dataclass(frozen=True, slots=True)
