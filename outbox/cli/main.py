@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import db, demo, messages, output, run, stats
+from outbox.cli import db, demo, doctor, half, messages, output, run, stats
 from outbox.cli.exits import Code, as_failure
 
 _EXAMPLES = """Examples:
@@ -21,14 +21,15 @@ _EXAMPLES = """Examples:
   outbox db upgrade --url postgresql+psycopg://me@localhost/shop
   outbox run --app shop.messages:outbox
   outbox stats --watch 2
-  outbox messages list --status undecided
+  outbox messages list --since 1h
+  outbox half list --status parked
 """
 
 _EPILOG = (
     "\b\nEnvironment:\n"
     "  OUTBOX_DATABASE_URL  the database (or --url)\n"
     "  OUTBOX_SCHEMA        the schema of the outbox tables (or --schema; default: outbox)\n"
-    "  OUTBOX_APP           the application of `outbox run` (or --app)\n"
+    "  OUTBOX_APP           the application of `outbox run`, `half check` and `doctor` (or --app)\n"
     "\n\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {code.meaning}" for code in Code)
 )
 
@@ -65,7 +66,9 @@ app = typer.Typer(
 app.add_typer(db.app, name="db")
 app.command("run")(run.run)
 app.command("stats")(stats.show_stats)
+app.command("doctor")(doctor.doctor)
 app.add_typer(messages.app, name="messages")
+app.add_typer(half.app, name="half")
 app.command("demo")(demo.demo)
 
 

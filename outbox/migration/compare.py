@@ -61,18 +61,23 @@ SELECT r.relname, 'sequence', 'values',
 Description = dict[tuple[str, str, str], str]
 
 
-def check(bind: Bind, parts: Collection[str] | None = None, schema: str = "outbox") -> list[str]:
+def check(
+    bind: Bind, parts: Collection[str] | None = None, schema: str = "outbox", *, timeout: float | None = None
+) -> list[str]:
     """Return every difference between the tables in a database and those of this code, one sentence each.
 
     ``parts``: those that should be there; None: those that are installed. Extra columns, constraints and
     indexes of our tables are differences too. Leaves nothing behind, but needs the privilege to make
-    temporary tables.
+    temporary tables. ``timeout`` (seconds) bounds each statement, which waits while somebody has locked a table
+    altogether.
 
     Raises:
         SchemaMissing: no part is installed, and none was named.
     """
     schema = chain.check_schema(schema)
     with connected(bind) as connection:
+        if timeout is not None:
+            set_local(connection, "statement_timeout", f"{int(timeout * 1000)}ms")
         revisions = read(connection, schema)
         wanted = chain.check_parts(parts) if parts else tuple(part for part in chain.PARTS if revisions[part])
         if not wanted:

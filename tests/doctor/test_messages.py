@@ -1,0 +1,246 @@
+"""Messages that aren't dispatched, released, retried, read or pruned, and those that wait for a human."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine
+
+from outbox import Message, Outbox, Park, Retry, Settings
+from outbox.consumer.consumer import Consumer
+from outbox.dispatch import release_due_once
+from outbox.prune import prune_producer_once
+from tests.doctor.support import codes, dispatch_all, examine, looked, mend_by_command, sql, the
+
+
+def send(outbox: Outbox, count: int = 1, topic: str = "orders", **options: Any) -> list[UUID]:
+    """Send messages, each in a transaction of its own."""
+    engine: Any = outbox.engine
+    ids = []
+    for _ in range(count):
+        with engine.begin() as connection:
+            ids.append(outbox.send(connection, topic, {}, **options))
+    return ids
+
+
+def start(outbox: Outbox, engine: Engine) -> None:
+    """Start the groups without reading anything."""
+    with engine.connect() as connection:
+        for subscription in outbox.subscriptions.values():
+            Consumer(subscription, outbox.settings).start(connection, connection)
+
+
+def consume(outbox: Outbox, engine: Engine) -> None:
+    """Let all consumers consume what is there."""
+    start(outbox, engine)
+    with engine.connect() as connection:
+        for subscription in outbox.subscriptions.values():
+            consumer = Consumer(subscription, outbox.settings)
+            while consumer.consume_once(connection, connection).more:
+                pass
+
+
+@pytest.fixture
+def till(outbox: Outbox) -> list[Any]:
+    """A consumer that answers what is put into this list, or nothing."""
+    answers: list[Any] = []
+
+    @outbox.consumer("orders", group="till")
+    def handle(message: Message, session: Any) -> Any:
+        return answers.pop() if answers else None
+
+    return answers
+
+
+# --- the producer's side ---------------------------------------------------------------------------------
+
+
+def test_undispatched(engine: Engine, outbox: Outbox) -> None:
+    """What was committed a minute ago and isn't dispatched lacks a worker; a dispatch mends it."""
+    first, *_ = send(outbox, 3)
+    assert codes(examine(engine)) == []
+    sql(engine, "UPDATE outbox.op_message SET decided_at = now() - interval '2 minutes' WHERE half_id = :id", id=first)
+    report = examine(engine, app="shop:outbox")
+    assert codes(report) == ["op.undispatched"]
+    finding = the(report, "op.undispatched")
+    assert (finding.details["messages"], finding.details["topics"]) == (3, ["orders"])
+    assert finding.mend == "outbox run --app shop:outbox --roles dispatch,release"
+    dispatch_all(engine, outbox)
+    assert codes(examine(engine)) == []
+
+
+def test_undispatched_after_the_first_dispatch(engine: Engine, outbox: Outbox) -> None:
+    """What dispatch has done before is nobody's business, however old; rolled back is not undispatched."""
+    send(outbox, 2)
+    dispatch_all(engine, outbox)
+    with engine.begin() as connection:
+        half_id = outbox.prepare(connection, "orders", {})
+    outbox.rollback(half_id)
+    sql(engine, "UPDATE outbox.op_message SET decided_at = now() - interval '1 hour'")
+    assert codes(examine(engine)) == []
+
+
+def test_without_the_control_file(engine: Engine, outbox: Outbox) -> None:
+    """A role that may not read what cluster this is can't tell what is dispatched; that is said."""
+    from tests.doctor.support import READ_ALL, role
+
+    sql(engine, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+    with role(engine, *READ_ALL) as url:
+        report = examine(url)
+        assert codes(report) == []
+        assert "permission denied for function pg_control_system" in str(looked(report, "dispatch").why)
+        assert looked(report, "scheduled messages").why is None
+
+
+def test_scheduled(engine: Engine, outbox: Outbox) -> None:
+    """A scheduled message whose time is over isn't released; one that is due later, or recalled, is fine."""
+    _, later, recalled = send(outbox, 3, delay=3600)
+    dispatch_all(engine, outbox)
+    outbox.recall(recalled, actor="ann", reason="a mistake")
+    assert codes(examine(engine)) == []
+    sql(engine, "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '5 minutes' WHERE half_id <> :id",
+        id=later)  # fmt: skip
+    report = examine(engine)
+    assert codes(report) == ["message.overdue"]
+    assert the(report, "message.overdue").details["messages"] == 1
+    with engine.connect() as connection:
+        assert release_due_once(connection, outbox.settings).done == 1
+    assert codes(examine(engine)) == []
+
+
+def test_unpruned(engine: Engine, outbox: Outbox) -> None:
+    """What is settled, and older than the retention and some, lacks a worker that prunes."""
+    with engine.begin() as connection:
+        undecided = outbox.prepare(connection, "orders", {}, immunity=3600)
+        rolled_back = outbox.prepare(connection, "orders", {})
+    outbox.rollback(rolled_back)
+    send(outbox, 3, key="a")
+    send(outbox, 1, delay=3600)
+    dispatch_all(engine, outbox)
+    assert codes(examine(engine)) == []
+
+    def made(hours: int) -> None:
+        sql(engine, "UPDATE outbox.op_message SET decided_at = now() - make_interval(hours => :h)", h=hours)
+        sql(engine, "UPDATE outbox.message SET visible_at = now() - make_interval(hours => :h)", h=hours)
+
+    made(72)
+    assert codes(examine(engine)) == []
+    made(74)
+    report = examine(engine)
+    assert codes(report) == ["prune.behind"]
+    # Not the newest of its queue, from which the next position is counted; nor what waits for its time.
+    assert the(report, "prune.behind").details["halves"] == 3
+    assert codes(examine(engine, Settings(retention=100 * 3600, inbox_retention=200 * 3600))) == []
+    with engine.connect() as connection:
+        assert prune_producer_once(connection, outbox.settings).done == 3
+    assert codes(examine(engine)) == []
+    assert sql(engine, "SELECT count(*) FROM outbox.half_check WHERE half_id = :id", id=undecided) == 1
+
+
+# --- the consumer's side ---------------------------------------------------------------------------------
+
+
+def test_parked(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """Parked messages are told by group and topic, with the call that gives one back."""
+    ids = send(outbox, 3)
+    dispatch_all(engine, outbox)
+    till += [Park("hunter2"), Park("hunter2")]
+    consume(outbox, engine)
+    report = examine(engine)
+    assert codes(report) == ["message.parked"]
+    finding = the(report, "message.parked")
+    assert (finding.details["group"], finding.details["topic"], finding.details["messages"]) == ("till", "orders", 2)
+    assert finding.details["message_id"] in ids
+    assert "hunter2" not in repr(report)
+    look_at, give_back = finding.mend.splitlines()
+    shown = mend_by_command(engine, look_at, "-o", "json")
+    assert shown.json["inbox"][0]["status"] == "parked"
+    call = give_back.partition(": ")[2].replace("actor=…, reason=…", "actor='ann', reason='again'")
+    eval(call, {"outbox": outbox, "UUID": UUID})  # noqa: S307 - the text of the finding is what is tested
+    assert the(examine(engine), "message.parked").details["messages"] == 1
+
+
+def test_overdue_retry(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """A retry that nobody makes lacks a worker of its group; one that is due just now doesn't."""
+    send(outbox)
+    dispatch_all(engine, outbox)
+    till.append(Retry())
+    consume(outbox, engine)
+    assert codes(examine(engine)) == []
+    sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '2 minutes'")
+    assert codes(examine(engine)) == []
+    sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '10 minutes'")
+    report = examine(engine)
+    assert codes(report) == ["retry.overdue"]
+    assert the(report, "retry.overdue").details["messages"] == 1
+    with engine.connect() as connection:
+        for subscription in outbox.subscriptions.values():
+            assert Consumer(subscription, outbox.settings).retry_once(connection, connection).done == 1
+    assert codes(examine(engine)) == []
+
+
+def test_group_that_falls_behind(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """A group whose next message is older than half the retention will miss it soon."""
+    start(outbox, engine)
+    send(outbox, 3, key="a")
+    dispatch_all(engine, outbox)
+    sql(engine, "UPDATE outbox.message SET visible_at = now() - interval '35 hours'")
+    assert codes(examine(engine)) == []
+    sql(engine, "UPDATE outbox.message SET visible_at = now() - interval '40 hours'")
+    report = examine(engine)
+    assert codes(report) == ["group.behind"]
+    assert (the(report, "group.behind").details["group"], the(report, "group.behind").details["topic"]) == (
+        "till", "orders",
+    )  # fmt: skip
+    consume(outbox, engine)
+    assert codes(examine(engine)) == []
+
+
+def test_group_that_was_overtaken(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """A group whose next messages were pruned stops; if it is gone for good, its offsets are deleted."""
+    start(outbox, engine)
+    send(outbox, 3, key="a")
+    dispatch_all(engine, outbox)
+    for column, table in (("decided_at", "op_message"), ("visible_at", "message")):
+        sql(engine, f"UPDATE outbox.{table} SET {column} = now() - interval '80 hours'")
+    with engine.connect() as connection:
+        assert prune_producer_once(connection, outbox.settings).done == 2
+    report = examine(engine)
+    assert codes(report) == ["group.pruned"]
+    finding = the(report, "group.pruned")
+    assert finding.details["queues"] == 1
+    delete = finding.mend.splitlines()[1].partition(": ")[2]
+    sql(engine, delete)
+    assert codes(examine(engine)) == []
+
+
+def test_name_of_a_group_is_quoted(engine: Engine, outbox: Outbox) -> None:
+    """The SQL that is given can be run as it stands, also in another schema."""
+    from outbox import migration
+
+    settings = Settings(schema="mail")
+    migration.upgrade(engine, schema="mail")
+    other = Outbox(engine, settings=settings)
+
+    @other.consumer("a|b", group="the-till")
+    def handle(message: Message, session: Any) -> None:
+        pass
+
+    start(other, engine)
+    send(other, topic="a|b")
+    dispatch_all(engine, other)
+    sql(engine, "UPDATE mail.message SET visible_at = now() - interval '50 hours'")
+    finding = the(examine(engine, settings), "group.behind")
+    sql(engine, finding.mend.splitlines()[-1].partition(": ")[2])
+    assert codes(examine(engine, settings)) == []
+
+
+def test_groups_are_fine_when_they_have_read_everything(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """However old messages are, a group that has read them is where it should be."""
+    send(outbox, 3)
+    dispatch_all(engine, outbox)
+    consume(outbox, engine)
+    sql(engine, "UPDATE outbox.message SET visible_at = now() - interval '71 hours'")
+    assert codes(examine(engine)) == []

@@ -1,0 +1,161 @@
+"""Through a connection pooler: it is found out by what it does, and everything else is seen through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import URL, Engine, NullPool, create_engine
+
+from outbox import Settings
+from outbox.doctor import Outcome, Severity
+from outbox.doctor.pooler import Pooling, Served, pooling_of, trouble_with_prepared
+from tests.doctor.relay import relay
+from tests.doctor.support import codes, examine, looked, raw, the
+
+QUIET = Settings(listen=False)
+
+
+@contextmanager
+def application(url: URL, **connect_args: Any) -> Iterator[Engine]:
+    """An engine as an application has it."""
+    engine = create_engine(url, connect_args=connect_args)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("served", "pooling"),
+    [
+        (Served(10, (10, 10), (11, 11)), Pooling.DIRECT),
+        (Served(99, (10, 10), (11, 11)), Pooling.SESSION),
+        (Served(99, (10, 10), (10, 10)), Pooling.TRANSACTION),
+        (Served(99, (10, 11), (12, 12)), Pooling.TRANSACTION),
+        (Served(99, (10, 10), (11, 12)), Pooling.TRANSACTION),
+        (Served(10, (10, 11), (11, 10)), Pooling.TRANSACTION),
+    ],
+)
+def test_what_the_processes_tell(served: Served, pooling: Pooling) -> None:
+    """One process for two connections, or two for one, is transaction pooling; a wrong number alone isn't."""
+    assert pooling_of(served) is pooling
+
+
+@pytest.mark.parametrize(
+    ("threshold", "tracked", "can_close", "trouble"),
+    [
+        (None, False, False, None),
+        (5, True, True, None),
+        (5, True, False, "older than 17"),
+        (5, False, True, "knows nothing of them"),
+        (0, False, False, "knows nothing of them"),
+    ],
+)
+def test_when_prepared_statements_are_trouble(
+    threshold: int | None, tracked: bool, can_close: bool, trouble: str | None
+) -> None:
+    """They need a pooler that knows them, and a libpq that tells it which are dropped; or aren't used at all."""
+    said = trouble_with_prepared(threshold, tracked=tracked, can_close=can_close)
+    assert (said is None) if trouble is None else (trouble in str(said))
+
+
+def test_no_pooler(engine: Engine) -> None:
+    """Straight to the server, prepared statements and LISTEN are fine."""
+    report = examine(engine)
+    assert codes(report) == []
+    assert looked(report, "pooler").outcome is Outcome.OK
+
+
+def test_session_pooler(engine: Engine) -> None:
+    """A pooler that gives a client a connection for as long as it stays is no trouble."""
+    with relay(engine.url, transaction=False) as url, application(url) as through:
+        assert codes(examine(through)) == []
+
+
+def test_transaction_pooler(engine: Engine) -> None:
+    """One that knows nothing of prepared statements: both are told, and all else is seen through it."""
+    with relay(engine.url) as url, application(url) as through:
+        report = examine(through, subscriptions=())
+        assert codes(report) == ["pooler.listen", "pooler.prepared_statements"]
+        prepared = the(report, "pooler.prepared_statements")
+        assert prepared.severity is Severity.PROBLEM
+        assert (prepared.details["prepare_threshold"], prepared.details["tracked"]) == (5, False)
+        assert the(report, "pooler.listen").severity is Severity.NOTE
+        assert {each.outcome for each in report.looked if each.name not in {"pooler", "durability"}} == {Outcome.OK}
+
+
+def test_what_the_finding_warns_of(engine: Engine) -> None:
+    """Behind such a pooler a second client really fails over the statement that a first one has prepared."""
+    with relay(engine.url) as url:
+        first, second = (raw(url, prepare_threshold=0, autocommit=True) for _ in range(2))
+        try:
+            first.execute("SELECT 1")
+            with pytest.raises(psycopg.errors.DuplicatePreparedStatement):
+                second.execute("SELECT 1")
+        finally:
+            first.close()
+            second.close()
+
+
+def test_mended(engine: Engine) -> None:
+    """With what the findings say, nothing is found any more."""
+    with relay(engine.url) as url:
+        with application(url, prepare_threshold=None) as through:
+            assert codes(examine(through)) == ["pooler.listen"]
+            assert codes(examine(through, QUIET)) == []
+        with application(url) as through:
+            assert codes(examine(through, QUIET)) == ["pooler.prepared_statements"]
+
+
+def test_address_alone(engine: Engine) -> None:
+    """Without the application's engine it isn't known whether it prepares statements: that is a note."""
+    with relay(engine.url) as url:
+        finding = the(examine(url), "pooler.prepared_statements")
+        assert finding.severity is Severity.NOTE
+        assert "unless your engine says prepare_threshold=None" in finding.sentence
+
+
+@pytest.mark.skipif(not psycopg.capabilities.has_send_close_prepared(), reason="libpq is older than 17")
+def test_pooler_that_knows_prepared_statements(engine: Engine) -> None:
+    """One that manages them under names of its own is fine with them, which a client of it shows."""
+    with relay(engine.url, tracking=True) as url, application(url) as through:
+        connections = [raw(url, prepare_threshold=0, autocommit=True) for _ in range(3)]
+        try:
+            for number in range(9):
+                assert connections[number % 3].execute("SELECT 1").fetchone() == (1,)
+        finally:
+            for connection in connections:
+                connection.close()
+        assert codes(examine(through, QUIET)) == []
+        assert codes(examine(through)) == ["pooler.listen"]
+
+
+@pytest.mark.parametrize("tracking", [False, True])
+def test_nothing_is_left_on_the_server(engine: Engine, tracking: bool) -> None:
+    """What the doctor tries leaves no prepared statement on a server connection that others get."""
+    with relay(engine.url, tracking=tracking) as url:
+        examine(create_engine(url, poolclass=NullPool))
+        with raw(url, prepare_threshold=None, autocommit=True) as connection:
+            rows = connection.execute("SELECT name FROM pg_prepared_statements WHERE name NOT LIKE 'POOL%'").fetchall()
+            assert rows == []
+
+
+def test_pool_of_the_application_that_is_small(engine: Engine) -> None:
+    """An application whose pool has one connection is examined through it, and keeps it."""
+    small = create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=1)
+    assert codes(examine(small)) == []
+    with small.connect():
+        pass
+    small.dispose()
+
+
+def test_pool_of_the_application_that_is_empty(engine: Engine) -> None:
+    """One that has none to spare is told so by SQLAlchemy's error."""
+    from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+    small = create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    with small.connect(), pytest.raises(PoolTimeout):
+        examine(small)
+    small.dispose()

@@ -1,0 +1,225 @@
+"""Tables that aren't there, are other than expected, or can't be read; invalid indexes; autovacuum that is off.
+
+What the doctor gives as the mend is run, and mends it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+from alembic import command
+from sqlalchemy import Engine, create_engine
+
+from outbox import Outbox, Settings, migration
+from outbox.doctor import Outcome
+from outbox.embedded import Server, ServerLike
+from outbox.migration import chain
+from outbox.migration.bind import connected
+from tests.conftest import wait_until
+from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_command, mend_by_sql, raw, role, sql, the
+
+
+@pytest.fixture
+def empty_url(server: ServerLike) -> Iterator[str]:
+    """A database without tables of ours."""
+    server.create_database("doctor_empty")
+    yield server.url("doctor_empty")
+    server.drop_database("doctor_empty")
+
+
+def test_not_migrated(empty_url: str) -> None:
+    """No tables: the command that installs them is given, and works; nothing that needs them is looked at."""
+    report = examine(empty_url)
+    assert codes(report) == ["tables.missing"]
+    for name in ("tables", "checks", "dispatch", "parked messages", "reading groups"):
+        assert looked(report, name).outcome is Outcome.SKIPPED
+    assert looked(report, "migrations").outcome is Outcome.FINDING
+    assert mend_by_command(empty_url, the(report, "tables.missing").mend.splitlines()[0]).code == 0
+    assert codes(examine(empty_url)) == []
+
+
+def test_in_another_schema(empty_url: str) -> None:
+    """The command names the schema that the settings do."""
+    settings = Settings(schema="mail")
+    finding = the(examine(empty_url, settings), "tables.missing")
+    assert "'mail'" in finding.sentence
+    assert mend_by_command(empty_url, finding.mend.splitlines()[0]).code == 0
+    assert codes(examine(empty_url, settings)) == []
+    assert codes(examine(empty_url)) == ["tables.missing"]
+
+
+def test_older(empty_url: str) -> None:
+    """Tables of an earlier version: the command upgrades them, and meanwhile they aren't looked at."""
+    earlier = list(chain.history("producer"))[1]
+    migration.upgrade(empty_url)
+    with connected(empty_url) as connection, connection.begin():
+        config = chain.config(connection=connection, schema="outbox", on_version_apply=[])
+        command.downgrade(config, f"producer@{earlier}")
+    report = examine(empty_url)
+    assert codes(report) == ["tables.older"]
+    finding = the(report, "tables.older")
+    assert finding.details["database"] == earlier
+    assert looked(report, "checks").why == "the producer's tables are of another version than this code"
+    assert looked(report, "retries").outcome is Outcome.OK
+    assert mend_by_command(empty_url, finding.mend).code == 0
+    assert codes(examine(empty_url)) == []
+
+
+def test_newer(engine: Engine) -> None:
+    """Tables of a later version: this code is what is old."""
+    sql(engine, "UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num LIKE 'producer%'")
+    report = examine(engine)
+    assert codes(report) == ["tables.newer"]
+    assert the(report, "tables.newer").mend == "pip install --upgrade outbox"
+    assert looked(report, "dispatch").outcome is Outcome.SKIPPED
+
+
+def test_partly(engine: Engine) -> None:
+    """Only what both sides share is installed, and neither side."""
+    sql(engine, "DELETE FROM outbox.outbox_version")
+    sql(engine, "INSERT INTO outbox.outbox_version VALUES ('common_0001')")
+    assert codes(examine(engine)) == ["tables.partly"]
+
+
+def test_differences(engine: Engine) -> None:
+    """What is missing or other than expected is named; a table that is gone stops no look at the others."""
+    sql(engine, "DROP TABLE outbox.scheduled_message")
+    sql(engine, "DROP INDEX outbox.ix_consumer_message_parked")
+    sql(engine, "ALTER TABLE outbox.topic ALTER COLUMN queues SET DEFAULT 8")
+    sql(engine, "ALTER TABLE outbox.half_message ADD COLUMN colour text")
+    report = examine(engine)
+    assert codes(report) == ["tables.differ"]
+    finding = the(report, "tables.differ")
+    told = "\n".join(finding.details["differences"])
+    for what in ("scheduled_message", "ix_consumer_message_parked", "column queues of topic", "column colour"):
+        assert what in told
+    assert "and 1 more" in finding.sentence
+    assert "scheduled_message" in str(looked(report, "scheduled messages").why)
+    assert looked(report, "parked messages").outcome is Outcome.OK
+    assert mend_by_command(engine, finding.mend.splitlines()[0]).code == 6
+
+
+def test_tuned_tables_are_no_difference(engine: Engine) -> None:
+    """Storage parameters are for operators to set."""
+    sql(engine, "ALTER TABLE outbox.half_check SET (autovacuum_vacuum_scale_factor = 0.01, fillfactor = 50)")
+    assert codes(examine(engine)) == []
+
+
+def test_temporary_tables_not_permitted(engine: Engine) -> None:
+    """Without that privilege the comparison is skipped, and the GRANT that permits it is given."""
+    sql(engine, f"REVOKE TEMPORARY ON DATABASE {engine.url.database} FROM PUBLIC")
+    with role(engine, *READ_ALL) as url:
+        report = examine(url)
+        assert codes(report) == []
+        why = str(looked(report, "tables").why)
+        grant = why.partition("; ")[2]
+        assert grant == f"GRANT TEMPORARY ON DATABASE {engine.url.database} TO {url.username};"
+        sql(engine, grant)
+        assert looked(examine(url), "tables").outcome is Outcome.OK
+
+
+def test_schema_not_permitted(engine: Engine) -> None:
+    """A role that can't even see the version is told what to be granted."""
+    with role(engine) as url:
+        report = examine(url)
+        assert codes(report) == ["tables.unreadable"]
+        assert looked(report, "checks").why == "it is not known whether the producer's tables are here"
+        for grant in the(report, "tables.unreadable").mend.splitlines():
+            sql(engine, grant)
+        assert codes(examine(url)) == []
+
+
+def test_table_not_permitted(engine: Engine) -> None:
+    """A table that the role may not read is named, and the others are looked at."""
+    with role(engine, *READ_ALL, "REVOKE SELECT ON outbox.half_check FROM {role}") as url:
+        report = examine(url)
+        assert codes(report) == []
+        for name in ("checks", "undecided halves", "parked halves"):
+            assert looked(report, name).outcome is Outcome.SKIPPED
+            assert looked(report, name).why == (
+                f"the role '{url.username}' may not look at it: permission denied for table half_check"
+            )
+        assert looked(report, "dispatch").outcome is Outcome.OK
+
+
+def test_invalid_index_of_ours(engine: Engine) -> None:
+    """One that this code knows is built anew; it isn't reported as a difference as well."""
+    sql(engine, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.ix_op_message_xid'::regclass")
+    report = examine(engine)
+    assert codes(report) == ["index.invalid"]
+    finding = the(report, "index.invalid")
+    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.ix_op_message_xid;"
+    mend_by_sql(engine, finding)
+    assert codes(examine(engine)) == []
+
+
+def test_invalid_index_of_somebody_else(engine: Engine, outbox: Outbox) -> None:
+    """One that CREATE INDEX CONCURRENTLY left behind when it failed is dropped."""
+    with engine.begin() as connection:
+        for _ in range(2):
+            outbox.send(connection, "orders", {})
+    with closing(raw(engine.url, autocommit=True)) as connection, pytest.raises(psycopg.errors.UniqueViolation):
+        connection.execute('CREATE UNIQUE INDEX CONCURRENTLY "by Topic" ON outbox.half_message (topic)')
+    report = examine(engine)
+    assert codes(report) == ["index.invalid"]
+    finding = the(report, "index.invalid")
+    assert finding.mend == 'DROP INDEX CONCURRENTLY outbox."by Topic";'
+    mend_by_sql(engine, finding)
+    assert codes(examine(engine)) == []
+
+
+def test_index_that_is_being_built(engine: Engine) -> None:
+    """An index isn't valid while it is being built, and nothing is wrong with that."""
+
+    def build() -> None:
+        with closing(raw(engine.url, autocommit=True)) as connection:
+            connection.execute("CREATE INDEX CONCURRENTLY half_message_key ON outbox.half_message (key)")
+
+    with engine.connect() as writer:
+        sql(writer, "INSERT INTO outbox.half_message (id, producer_group, topic, content_type, body) "
+                    "VALUES (gen_random_uuid(), 'g', 't', 'text/plain', '')")  # fmt: skip
+        building = threading.Thread(target=build)
+        building.start()
+        wait_until(
+            lambda: sql(engine, "SELECT count(*) FROM pg_stat_progress_create_index WHERE lockers_total > 0"),
+            "the index waits for the transaction that writes",
+        )
+        assert sql(engine, "SELECT count(*) FROM pg_index WHERE NOT indisvalid") == 1
+        assert "index.invalid" not in codes(examine(engine))
+        writer.rollback()
+    building.join()
+
+
+@pytest.mark.parametrize("option", ["autovacuum_enabled", "toast.autovacuum_enabled"])
+@pytest.mark.parametrize("value", ["false", "off"])
+def test_autovacuum_off_for_a_table(engine: Engine, option: str, value: str) -> None:
+    """Autovacuum that was switched off for one of our tables is switched on again."""
+    sql(engine, f"ALTER TABLE outbox.half_message SET ({option} = {value}, fillfactor = 90)")
+    report = examine(engine)
+    assert codes(report) == ["autovacuum.table"]
+    assert the(report, "autovacuum.table").details["option"] == option
+    mend_by_sql(engine, the(report, "autovacuum.table"))
+    assert codes(examine(engine)) == []
+
+
+def test_autovacuum_off_for_other_tables(engine: Engine) -> None:
+    """Tables that aren't ours are nobody's business here."""
+    sql(engine, "CREATE TABLE half_message () WITH (autovacuum_enabled = off)")
+    sql(engine, "CREATE TABLE outbox.mine () WITH (autovacuum_enabled = off)")
+    assert codes(examine(engine)) == []
+
+
+@pytest.mark.usefixtures("parameters_kept")
+def test_autovacuum_off_for_all(odd: Server) -> None:
+    """Autovacuum that is off, and the counters that it needs: the SQL switches them on."""
+    engine = create_engine(odd.url("odd"))
+    report = examine(engine)
+    assert {"autovacuum.off", "autovacuum.track_counts"} <= set(codes(report))
+    for code in ("autovacuum.off", "autovacuum.track_counts"):
+        mend_by_sql(engine, the(report, code))
+        wait_until(lambda code=code: code not in codes(examine(engine)), f"{code} is mended")  # type: ignore[misc]
+    engine.dispose()
