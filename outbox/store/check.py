@@ -11,14 +11,18 @@ from outbox.store.halves import fence_key
 
 # Jumps from topic to topic in the index: a topic that nobody can be asked about costs the others nothing, however many
 # of its halves are due.
-_DUE = """
+KNOWN_TOPICS = """
 WITH RECURSIVE known AS (
     (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic LIMIT 1)
     UNION ALL
     SELECT (SELECT c.topic FROM {s}.half_check c WHERE c.parked_at IS NULL AND c.topic > k.topic
              ORDER BY c.topic LIMIT 1)
       FROM known k WHERE k.topic IS NOT NULL
-)
+)"""
+
+_DUE = (
+    KNOWN_TOPICS
+    + """
 SELECT NULL, EXISTS (SELECT FROM {s}.half_check WHERE fenced AND parked_at IS NULL
                         AND next_check_at <= statement_timestamp())
  UNION ALL
@@ -26,6 +30,7 @@ SELECT topic, EXISTS (SELECT FROM {s}.half_check c WHERE c.topic = known.topic A
                          AND c.next_check_at <= statement_timestamp())
   FROM known WHERE topic IS NOT NULL
 """
+)
 
 _FENCED = """
 SELECT half_id FROM {s}.half_check
@@ -34,7 +39,7 @@ SELECT half_id FROM {s}.half_check
    FOR UPDATE SKIP LOCKED
 """
 
-_FENCED_ONE = "SELECT half_id FROM {s}.half_check WHERE half_id = %s AND fenced FOR UPDATE"
+_LOCK = "SELECT topic, fenced FROM {s}.half_check WHERE half_id = %s FOR UPDATE"
 
 # Safe whatever this statement's snapshot shows: a business transaction that committed after it was taken has its op in
 # the index, where the insert finds it; one that begins after its fence was found free finds our op when it commits.
@@ -64,7 +69,8 @@ SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tri
 """
 
 # What is due and may still be asked is claimed until the lease ends: the question counts from now on, also if it kills
-# whoever asks. What has used up its questions (the last one was never answered) is parked.
+# whoever asks. What has used up its questions (the last one was never answered) is parked, unless an operator wants it
+# asked once more.
 _CLAIM = """
 WITH due AS MATERIALIZED (
     {due}
@@ -72,13 +78,13 @@ WITH due AS MATERIALIZED (
     UPDATE {s}.half_check c
        SET parked_at = clock_timestamp(),
            reason = format(%(reason)s, c.check_times, coalesce(split_part(c.last_error, E'\\n', 1), 'unknown'))
-      FROM due d WHERE c.half_id = d.half_id AND d.check_times >= %(max_checks)s
+      FROM due d WHERE c.half_id = d.half_id AND d.check_times >= %(max_checks)s AND NOT d.wanted
     RETURNING c.half_id
 ), claimed AS (
     UPDATE {s}.half_check c
        SET check_times = c.check_times + 1, checked_at = clock_timestamp(), last_answer = 'unknown',
            next_check_at = clock_timestamp() + make_interval(secs => %(lease)s), last_error = %(unanswered)s
-      FROM due d WHERE c.half_id = d.half_id AND d.check_times < %(max_checks)s
+      FROM due d WHERE c.half_id = d.half_id AND (d.check_times < %(max_checks)s OR d.wanted)
     RETURNING c.half_id, c.check_times
 ), asked AS (
     INSERT INTO {s}.check_history (half_id, asked, worker) SELECT half_id, 'checker', %(worker)s FROM claimed
@@ -92,42 +98,55 @@ SELECT half_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM 
 """
 
 _DUE_OF_TOPIC = """
-    SELECT half_id, check_times FROM {s}.half_check
+    SELECT half_id, check_times, last_answer IS NULL AS wanted FROM {s}.half_check
      WHERE topic = %(topic)s AND parked_at IS NULL AND NOT fenced AND next_check_at <= statement_timestamp()
      ORDER BY next_check_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED"""
 
-# Asked by hand, parked or not: only not while somebody is being asked.
+# Asked by hand, parked or not: only not while somebody is being asked. The caller holds the lock already: the snapshot
+# of a statement that waits for it wouldn't show the question for which it waited.
 _THIS_ONE = """
-    SELECT half_id, check_times FROM {s}.half_check c
+    SELECT half_id, check_times, true AS wanted FROM {s}.half_check c
      WHERE half_id = %(half_id)s AND NOT fenced
        AND NOT EXISTS (SELECT FROM {s}.check_history a
                         WHERE a.half_id = c.half_id AND a.asked = 'checker' AND a.answer IS NULL
                           AND a.asked_at > clock_timestamp() - make_interval(secs => %(lease)s))
        FOR UPDATE"""
 
+# A question is closed when it is answered or given up, and when another one is put: no later answer to it counts.
 _ANSWER = """
-UPDATE {s}.check_history SET answer = %(answer)s, seconds = %(seconds)s, error = %(error)s
+UPDATE {s}.check_history q SET answer = %(answer)s, seconds = %(seconds)s, error = %(error)s
  WHERE half_id = %(half_id)s AND id = %(id)s AND answer IS NULL
-"""
+   AND NOT EXISTS (SELECT FROM {s}.check_history later WHERE later.half_id = q.half_id AND later.id > q.id)
+RETURNING half_id"""
 
-# Of the claim that was answered only: a reset or another claim meanwhile has changed the counter, and wins.
-_UNKNOWN = """
-UPDATE {s}.half_check
+# Of the claim that was answered only: a reset or another claim meanwhile has changed the counter, and wins. What is
+# parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he leaves the
+# half undecided after all, the claim ends by itself.
+_UNKNOWN = f"""
+WITH closed AS ({_ANSWER}
+), mine AS MATERIALIZED (
+    SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
+       FOR UPDATE SKIP LOCKED
+)
+UPDATE {{s}}.half_check
    SET next_check_at = clock_timestamp() + make_interval(secs => %(interval)s), last_error = %(error)s,
-       parked_at = CASE WHEN check_times >= %(max_checks)s THEN coalesce(parked_at, clock_timestamp()) END,
-       reason = CASE WHEN check_times >= %(max_checks)s
-                     THEN coalesce(reason, format(%(reason)s, check_times, coalesce(%(summary)s, 'unknown'))) END
- WHERE half_id = %(half_id)s AND check_times = %(claim)s
+       parked_at = coalesce(parked_at, CASE WHEN check_times >= %(max_checks)s THEN clock_timestamp() END),
+       reason = coalesce(reason, CASE WHEN check_times >= %(max_checks)s
+                                      THEN format(%(reason)s, check_times, coalesce(%(summary)s, 'unknown')) END)
+ WHERE half_id IN (SELECT half_id FROM mine) AND half_id IN (SELECT half_id FROM closed)
 RETURNING parked_at IS NOT NULL
 """
 
 _UNASKED = """
-WITH asked AS (
-    DELETE FROM {s}.check_history WHERE half_id = %(half_id)s AND id = %(id)s
+WITH mine AS MATERIALIZED (
+    SELECT half_id FROM {s}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
+       FOR UPDATE SKIP LOCKED
+), asked AS (
+    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM mine) AND id = %(id)s
 )
-UPDATE {s}.half_check SET check_times = check_times - 1, next_check_at = clock_timestamp()
- WHERE half_id = %(half_id)s AND check_times = %(claim)s
+UPDATE {s}.half_check SET check_times = check_times - 1, next_check_at = clock_timestamp(), last_answer = NULL
+ WHERE half_id IN (SELECT half_id FROM mine)
 """
 
 _LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
@@ -143,17 +162,36 @@ SELECT h.topic, o.resolution, o.decided_by, o.decided_at, c.half_id IS NOT NULL,
 
 _HURRY = "UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL"
 
-_RESET = """
-UPDATE {s}.half_check
-   SET check_times = 0, next_check_at = clock_timestamp(), parked_at = NULL, reason = NULL
- WHERE half_id = %s
-RETURNING half_id
+# At once, but not while somebody is being asked: not before that claim ends.
+_AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
+                         WHERE q.half_id = half_check.half_id ORDER BY q.id DESC LIMIT 1)
+                   THEN next_check_at ELSE clock_timestamp() END"""
+
+_SET_BACK = f"check_times = 0, next_check_at = {_AT_ONCE}, parked_at = NULL, reason = NULL"
+
+_RESET = f"UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id = %s RETURNING half_id"
+
+# Who holds the lock of a half is deciding it.
+_RESET_PARKED = f"""
+WITH parked AS MATERIALIZED (
+    SELECT half_id FROM {{s}}.half_check
+     WHERE parked_at IS NOT NULL AND (%(topic)s::text IS NULL OR topic = %(topic)s)
+       AND (%(after)s::uuid IS NULL OR half_id > %(after)s::uuid)
+     ORDER BY half_id LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED
+), reset AS (
+    UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id IN (SELECT half_id FROM parked)
+), recorded AS (
+    INSERT INTO {{s}}.audit (actor, action, target, reason)
+    SELECT %(actor)s, 'reset', half_id::text, %(reason)s FROM parked
+)
+SELECT half_id FROM parked ORDER BY half_id
 """
 
-_ONCE_MORE = """
-UPDATE {s}.half_check
-   SET check_times = CASE WHEN parked_at IS NULL THEN check_times ELSE greatest(check_times - 1, 0) END,
-       next_check_at = clock_timestamp(), parked_at = NULL, reason = NULL
+# Without a last answer it is asked once, whatever the counter says.
+_ONCE_MORE = f"""
+UPDATE {{s}}.half_check
+   SET next_check_at = {_AT_ONCE}, parked_at = NULL, reason = NULL, last_answer = NULL
  WHERE half_id = %s
 RETURNING half_id
 """
@@ -183,9 +221,9 @@ def due_fenced(schema: str, limit: int) -> Statement:
     return Statement(in_schema(_FENCED, schema), (limit,))
 
 
-def this_fenced(schema: str, half_id: UUID) -> Statement:
-    """Lock one half if it is fenced. Rows: ``(half_id,)``."""
-    return Statement(in_schema(_FENCED_ONE, schema), (half_id,))
+def lock(schema: str, half_id: UUID) -> Statement:
+    """Lock the check of one half. Rows: ``(topic, fenced)``; none if it is decided."""
+    return Statement(in_schema(_LOCK, schema), (half_id,))
 
 
 def try_fences(schema: str, half_ids: Sequence[UUID], interval: float, worker: str) -> Statement:
@@ -225,22 +263,34 @@ def _claim(schema: str, which: str, values: dict[str, object], question: Questio
 def answered(
     schema: str, half_id: UUID, history_id: int, answer: str, seconds: float | None, error: str | None
 ) -> Statement:
-    """Record the answer to one question."""
+    """Record the answer to one question. Rows: one unless the question was closed before."""
     return Statement(
         in_schema(_ANSWER, schema),
         {"half_id": half_id, "id": history_id, "answer": answer, "seconds": seconds, "error": error},
     )
 
 
-def unknown(schema: str, half_id: UUID, claim: int, interval: float, max_checks: int, error: str | None) -> Statement:
-    """Set the next check after an answer without a verdict, or park. Rows: ``(parked,)`` if the claim still stands."""
+def unknown(
+    schema: str,
+    half_id: UUID,
+    history_id: int,
+    claim: int,
+    interval: float,
+    max_checks: int,
+    seconds: float,
+    error: str | None,
+) -> Statement:
+    """Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands."""
     return Statement(
         in_schema(_UNKNOWN, schema),
         {
             "half_id": half_id,
+            "id": history_id,
             "claim": claim,
             "interval": interval,
             "max_checks": max_checks,
+            "answer": "unknown",
+            "seconds": seconds,
             "error": error,
             "summary": error.partition("\n")[0] if error else None,
             "reason": PARK_REASON,
@@ -274,6 +324,14 @@ def state(schema: str, half_id: UUID) -> Statement:
 def reset(schema: str, half_id: UUID) -> Statement:
     """Set a half's counter back, and its next check to now. Rows: one if it is undecided."""
     return Statement(in_schema(_RESET, schema), (half_id,))
+
+
+def reset_parked(schema: str, topic: str | None, after: UUID | None, limit: int, actor: str, reason: str) -> Statement:
+    """Reset parked halves, ``limit`` at most, above the id ``after``, and record it. Rows: ``(half_id,)``, in order."""
+    return Statement(
+        in_schema(_RESET_PARKED, schema),
+        {"topic": topic, "after": after, "limit": limit, "actor": actor, "reason": reason},
+    )
 
 
 def once_more(schema: str, half_id: UUID) -> Statement:

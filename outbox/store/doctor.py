@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from outbox.store.check import KNOWN_TOPICS
 from outbox.store.execute import Statement, in_schema
 from outbox.store.stats import PLACES
 
@@ -105,14 +106,9 @@ SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
 
 # Of each topic the halves whose check has been due the longest, and whether anybody was asked about those which were
 # looked at last.
-_ORPHANS = """
-WITH RECURSIVE known AS (
-    (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic LIMIT 1)
-    UNION ALL
-    SELECT (SELECT c.topic FROM {s}.half_check c WHERE c.parked_at IS NULL AND c.topic > k.topic
-             ORDER BY c.topic LIMIT 1)
-      FROM known k WHERE k.topic IS NOT NULL
-)
+_ORPHANS = (
+    KNOWN_TOPICS
+    + """
 SELECT k.topic, f.*,
        EXISTS (SELECT FROM (SELECT c.check_times FROM {s}.half_check c
                              WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced
@@ -131,6 +127,7 @@ SELECT k.topic, f.*,
                 ORDER BY next_check_at LIMIT %(limit)s) c) f
  ORDER BY k.topic
 """
+)
 
 # Oldest first, since ids begin with the time; what is parked has outlived all its checks.
 _PARKED_HALVES = """
