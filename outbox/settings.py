@@ -24,8 +24,11 @@ _POSITIVE = (
     "check_batch",
 )
 _NOT_NEGATIVE = ("immunity", "drain_timeout", "max_undecided", "max_undispatched")
-#: What the columns hold; and threads, connections and locks that no set-up has more of.
+#: What the columns hold; threads, connections and locks that no set-up has more of; what the server takes as a time.
 _AT_MOST = {
+    "immunity": 100 * 366 * 86400 - 1,
+    "check_interval": 100 * 366 * 86400 - 1,
+    "check_time_limit": 86400,
     "queues": 4096,
     "max_checks": 2**31 - 1,
     "max_claims": 2**15 - 1,

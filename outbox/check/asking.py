@@ -92,14 +92,23 @@ class Asker:
         new, self._unasked = sorted(topics - self._unasked), topics
         return new
 
+    def make_room(self, *, is_async: bool) -> None:
+        """See that there is a room for the next interview; raises what refuses one."""
+        if not self._idle[is_async]:
+            self._idle[is_async].append(self._open_room(is_async))
+
     def begin(self, interview: Interview) -> None:
         """Begin an interview in a thread of its own."""
-        idle = self._idle[interview.checker.is_async]
-        room = idle.pop() if idle else self._open_room(interview.checker.is_async)
+        self.make_room(is_async=interview.checker.is_async)
+        room = self._idle[interview.checker.is_async].pop()
         running = _Running(interview, room, time.monotonic() + interview.checker.timeout)
         self._running[interview] = running
         name = f"outbox-check-{interview.checker.topic}"
-        threading.Thread(target=self._hold, args=(running,), name=name, daemon=True).start()
+        thread = threading.Thread(target=self._hold, args=(running,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process has no threads left
+            self._end(running, error)
 
     def next_ended(self, *, wait: bool) -> tuple[Interview, Answer | None] | None:
         """Return an interview that has ended or was given up, with its answer if it could not record one itself.
@@ -109,16 +118,16 @@ class Asker:
         while self._running:
             soonest = min(self._running.values(), key=lambda running: running.deadline)
             left = soonest.deadline - time.monotonic()
-            if left <= 0:
-                return soonest.interview, self._give_up(soonest)
             try:
-                interview, error = self._ended.get(timeout=left) if wait else self._ended.get_nowait()
+                # Before anything is given up: what has ended may have waited for this look.
+                interview, error = self._ended.get(wait and left > 0, max(left, 0))
             except Empty:
-                if wait:
+                if left <= 0 and self._give_up(soonest):
+                    return soonest.interview, unanswered(None, soonest.interview.checker.timeout)
+                if left <= 0 or wait:
                     continue
                 return None
-            if (running := self._running.pop(interview, None)) is None:
-                continue  # it ended in the moment in which it was given up
+            running = self._running.pop(interview)
             self._idle[interview.checker.is_async].append(running.room)
             if error is None or interview.answer is not None:
                 return interview, None
@@ -146,17 +155,23 @@ class Asker:
             running.room.run(running.interview.hold)
         except BaseException as raised:  # a checker may raise whatever it likes; it is recorded as its answer
             error = raised
+        self._end(running, error)
+
+    def _end(self, running: _Running, error: BaseException | None) -> None:
         with self._guard:
             running.ended = True
             if running.interview.given_up:
                 self._left_behind[running.interview.checker.topic] -= 1
-                return
-        self._ended.put((running.interview, error))
+            else:
+                self._ended.put((running.interview, error))
 
-    def _give_up(self, running: _Running) -> Answer:
-        del self._running[running.interview]
+    def _give_up(self, running: _Running) -> bool:
+        """Give an interview up, unless it has just ended."""
         with self._guard:
-            running.interview.given_up = True
-            self._left_behind[running.interview.checker.topic] += not running.ended
+            if running.ended:
+                return False
+            running.interview.give_up()
+            self._left_behind[running.interview.checker.topic] += 1
+        del self._running[running.interview]
         running.room.end()
-        return unanswered(None, running.interview.checker.timeout)
+        return True

@@ -97,17 +97,17 @@ class _Pass:
     asker: Asker
     stopping: Callable[[], bool]
     fences: bool
+    deadline: float = 0.0
     topics: deque[str] = field(default_factory=deque)
     counts: Counts = field(default_factory=Counts)
 
     def run(self) -> Counts:
-        deadline = time.monotonic() + self.settings.check_time_limit
+        self.deadline = time.monotonic() + self.settings.check_time_limit
         while True:
-            over = self.stopping() or time.monotonic() > deadline
-            if not over:
+            if not self._over():
                 self._fences()
                 self._ask()
-            going_on = self.fences and not over
+            going_on = self.fences and not self._over()
             ended = self.asker.next_ended(wait=not going_on)
             if ended is not None:
                 self._settle(*ended)
@@ -115,6 +115,9 @@ class _Pass:
                 break
         self.asker.rest()
         return self.counts + Counts(more=self.fences or bool(self.topics))
+
+    def _over(self) -> bool:
+        return self.stopping() or time.monotonic() > self.deadline
 
     def _fences(self) -> None:
         if self.fences:
@@ -124,7 +127,7 @@ class _Pass:
 
     def _ask(self) -> None:
         """Begin as many interviews as there is room for, topic by topic."""
-        while self.topics and self.asker.free > 0:
+        while self.topics and self.asker.free > 0 and not self._over():
             topic = self.topics.popleft()
             if self.asker.rests(topic):
                 logger.error(
@@ -138,6 +141,7 @@ class _Pass:
                 self.topics.append(topic)
 
     def _claim(self, checker: Checker, limit: int) -> int:
+        self.asker.make_room(is_async=checker.is_async)
         with self.connection.begin():
             _, rows = execute(
                 self.connection,
@@ -155,6 +159,15 @@ class _Pass:
         topic = interview.checker.topic
         if not interview.held:
             interview.give_back(self.connection)
+            if answer is not None:
+                logger.warning(
+                    "nobody could be asked about half message %s of topic %r: %s",
+                    interview.half_id,
+                    topic,
+                    f"no connection within {interview.checker.timeout:g} s" if interview.given_up else answer.error,
+                    extra={"event": "check.not_asked", "topic": topic, "half_id": str(interview.half_id)},
+                )
+                self._leave(topic)
             return
         if answer is not None:
             # Its own connection is gone, or was taken away.
@@ -167,7 +180,10 @@ class _Pass:
                 interview.half_id,
                 extra={"event": "check.timed_out", "topic": topic, "half_id": str(interview.half_id)},
             )
-            # The rest of the topic is for the next pass: the checkers of others must not wait for this one's.
-            self.topics = deque(each for each in self.topics if each != topic)
+            self._leave(topic)
         decided = interview.answer is not None and interview.answer.resolution is not Resolution.UNKNOWN
         self.counts += Counts(taken=1, done=int(decided), failed=int(not decided), parked=int(interview.parked))
+
+    def _leave(self, topic: str) -> None:
+        """Leave the rest of a topic for the next pass: the checkers of others must not wait for this one's."""
+        self.topics = deque(each for each in self.topics if each != topic)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import logging
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -29,6 +32,10 @@ logger = logging.getLogger("outbox.check")
 LOCK_TIMEOUT = 0.5
 
 
+class _QuestionClosed(Exception):
+    """An answer came after the question was given up, or put again."""
+
+
 @dataclass(slots=True, eq=False)
 class Interview:
     """A claimed half, whom to ask about it, and what came of it.
@@ -46,6 +53,7 @@ class Interview:
     parked: bool = False
     held: bool = False
     given_up: bool = False
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, checker: Checker, settings: Settings, row: Row) -> Interview:
@@ -69,45 +77,39 @@ class Interview:
         return cls(checker, settings, half_id, claim, history_id, orphan)
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
-        """Ask, and record the answer, on a connection that isn't in a transaction."""
-        self.held = True
-        if self.orphan is None:
-            self.record_unknown(connection, Answer(Resolution.UNKNOWN, "its half message is gone"))
-            return Counts()
-        if self.checker.takes_session:
-            answer = self._in_one_transaction(connection, self.orphan)
-        else:
-            # No transaction is open meanwhile: the checker may be asking another service.
-            answer = ask(self.checker, self.orphan, None)
-            if answer.resolution is not Resolution.UNKNOWN:
-                with connection.begin():
-                    execute(connection, self._limits())
-                    answer = self._decide(connection, answer)
-                    self._write_history(connection, answer)
+        """Ask, and record the answer, on a connection that isn't in a transaction; not if it was given up by then."""
+        with self._guard:
+            if self.given_up:
+                return Counts()
+            self.held = True
+        answer = self._answer(connection)
         if answer.resolution is Resolution.UNKNOWN:
             self.record_unknown(connection, answer)
-        else:
-            self.answer = answer
+            return Counts()
+        if answer.decided_by is not None:
+            with connection.begin():
+                execute(connection, self._answered(answer))
+        self.answer = answer
         return Counts()
+
+    def give_up(self) -> None:
+        """Don't begin, if it hasn't begun."""
+        with self._guard:
+            self.given_up = True
 
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
-        schema, checker = self.settings.schema, self.checker
         with connection.begin():
-            _, parked = execute(
-                connection,
-                self._answered(answer),
-                store.unknown(schema, self.half_id, self.claim, checker.interval, checker.max_checks, answer.error),
-            )
+            (parked,) = execute(connection, self._unknown(answer))
         self.answer = answer
         self.parked = bool(parked and parked[0][0])
         if self.parked:
             logger.warning(
                 "half message %s of topic %r is parked after %d checks without a verdict",
                 self.half_id,
-                checker.topic,
+                self.checker.topic,
                 self.claim,
-                extra={"event": "half.parked", "half_id": str(self.half_id), "topic": checker.topic},
+                extra={"event": "half.parked", "half_id": str(self.half_id), "topic": self.checker.topic},
             )
 
     def give_back(self, connection: Connection) -> None:
@@ -115,48 +117,60 @@ class Interview:
         with connection.begin():
             execute(connection, store.unasked(self.settings.schema, self.half_id, self.claim, self.history_id))
 
-    def _in_one_transaction(self, connection: Connection, orphan: Orphan) -> Answer:
-        """Ask with a session; what the checker wrote commits with the verdict, or not at all."""
+    def _answer(self, connection: Connection) -> Answer:
+        if (orphan := self.orphan) is None:
+            return Answer(Resolution.UNKNOWN, "its half message is gone")
+        if self.checker.takes_session:
+            return self._in_one_transaction(connection, lambda: self._ask_with_session(connection, orphan))
+        # No transaction is open meanwhile: the checker may be asking another service.
+        answer = ask(self.checker, orphan, None)
+        if answer.resolution is Resolution.UNKNOWN:
+            return answer
+        return self._in_one_transaction(connection, lambda: self._decide(connection, answer))
+
+    def _in_one_transaction(self, connection: Connection, find: Callable[[], Answer]) -> Answer:
+        """Find a verdict and commit it with all that was written for it; undo that if there is none, or it lost."""
+        began = time.monotonic()
         transaction = connection.begin()
         try:
             execute(connection, self._limits())
-            joined = JoinedSession(connection, is_async=self.checker.is_async)
-            try:
-                answer = ask(self.checker, orphan, joined)
-                if answer.resolution is Resolution.UNKNOWN:
-                    return answer
-                joined.finish()
-            finally:
-                joined.close()
-            answer = self._decide(connection, answer)
-            if answer.decided_by is None:
-                self._write_history(connection, answer)
+            answer = find()
+            if answer.resolution is not Resolution.UNKNOWN and answer.decided_by is None:
                 commit(connection)
         except Exception as error:
             if is_lost(connection):
                 raise
-            return Answer(Resolution.UNKNOWN, error_text(error))
+            return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
         finally:
             if transaction.is_active:
                 transaction.rollback()
-        if answer.decided_by is not None:
-            with connection.begin():
-                self._write_history(connection, answer)
         return answer
 
+    def _ask_with_session(self, connection: Connection, orphan: Orphan) -> Answer:
+        joined = JoinedSession(connection, is_async=self.checker.is_async)
+        try:
+            answer = ask(self.checker, orphan, joined)
+            if answer.resolution is Resolution.UNKNOWN:
+                return answer
+            joined.finish()
+        finally:
+            joined.close()
+        return self._decide(connection, answer)
+
     def _decide(self, connection: Connection, answer: Answer) -> Answer:
-        """Write the op, unless somebody decided meanwhile: then theirs is the answer."""
+        """Write op and answer, unless somebody decided meanwhile: then theirs is the answer."""
         decision = decide(connection, self.settings.schema, self.half_id, answer.resolution, "check")
-        if decision.first:
-            return answer
-        error = f"answered {answer.resolution}, but the {decision.decided_by} had decided {decision.resolution}"
-        return Answer(decision.resolution, error, answer.seconds, decision.decided_by)
+        if not decision.first:
+            error = f"answered {answer.resolution}, but the {decision.decided_by} had decided {decision.resolution}"
+            return Answer(decision.resolution, error, answer.seconds, decision.decided_by)
+        # With the half's lock, which whoever puts another question must have: it can't be put from here on.
+        (recorded,) = execute(connection, self._answered(answer))
+        if not recorded:
+            raise _QuestionClosed(f"answered {answer.resolution}, but too late: the question was closed")
+        return answer
 
     def _limits(self) -> Statement:
         return store.limit_checker(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
-
-    def _write_history(self, connection: Connection, answer: Answer) -> None:
-        execute(connection, self._answered(answer))
 
     def _answered(self, answer: Answer) -> Statement:
         return store.answered(
@@ -164,6 +178,18 @@ class Interview:
             self.half_id,
             self.history_id,
             answer.resolution.value,
+            answer.seconds,
+            answer.error,
+        )
+
+    def _unknown(self, answer: Answer) -> Statement:
+        return store.unknown(
+            self.settings.schema,
+            self.half_id,
+            self.history_id,
+            self.claim,
+            self.checker.interval,
+            self.checker.max_checks,
             answer.seconds,
             answer.error,
         )

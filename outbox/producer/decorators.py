@@ -186,11 +186,14 @@ def two_phase(
                 half_id = producer.prepare(session, **content, **options)
             try:
                 if parameter:
-                    async with producer.async_sessions().begin() as session:
-                        await session.run_sync(_take_fence, producer.schema, half_id)
-                        args, kwargs = parameter.fill(args, kwargs, session)
-                        result = await call(*args, **kwargs)
-                        producer.commit_within(session, half_id)
+                    own = _OwnError()
+                    with own.restored():
+                        async with producer.async_sessions().begin() as session:
+                            await session.run_sync(_take_fence, producer.schema, half_id)
+                            args, kwargs = parameter.fill(args, kwargs, session)
+                            with own.kept():
+                                result = await call(*args, **kwargs)
+                            producer.commit_within(session, half_id)
                     return result
                 result = await call(*args, **kwargs)
             except rollback_on as error:
@@ -211,10 +214,12 @@ def two_phase(
                 half_id = producer.prepare(session, **content, **options)
             try:
                 if parameter:
-                    with producer.sessions().begin() as session:
+                    own = _OwnError()
+                    with own.restored(), producer.sessions().begin() as session:
                         _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        result = call(*args, **kwargs)
+                        with own.kept():
+                            result = call(*args, **kwargs)
                         producer.commit_within(session, half_id)
                     return result
                 result = call(*args, **kwargs)
@@ -239,6 +244,38 @@ def _take_fence(session: Session, schema: str, half_id: UUID) -> None:
     if decided:
         resolution, by, at = decided[0]
         raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
+
+
+class _OwnError:
+    """Lets the function's own exception reach the caller, also when the connection was lost under its transaction.
+
+    The ROLLBACK that follows it fails then, and that error would take its place. The server rolls back by itself.
+    """
+
+    _error: BaseException | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the exception with which the function ends."""
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put it back in the place of any that came after it."""
+        try:
+            yield
+        except Exception as later:
+            if self._error is None or later is self._error:
+                raise
+            context = self._error.__context__
+            try:
+                raise self._error
+            finally:
+                self._error.__context__ = context
 
 
 @contextmanager

@@ -52,7 +52,10 @@ class AsyncLane(Lane):
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     def _act(self, act: Pass) -> Counts:
-        return asyncio.run_coroutine_threadsafe(self._run(act), self._loop or self._start()).result()
+        outcome = asyncio.run_coroutine_threadsafe(self._run(act), self._loop or self._start()).result()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def _start(self) -> asyncio.AbstractEventLoop:
         started: Future[asyncio.AbstractEventLoop] = Future()
@@ -69,7 +72,7 @@ class AsyncLane(Lane):
         self._loop = started.result()
         return self._loop
 
-    async def _run(self, act: Pass) -> Counts:
+    async def _run(self, act: Pass) -> Counts | BaseException:
         self._task = asyncio.current_task()
         try:
             connection, source = await self._open()
@@ -79,6 +82,10 @@ class AsyncLane(Lane):
             for each in {connection, source}:
                 if each.in_transaction():
                     await each.rollback()
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised out of a task, these would end the loop, and with it all passes to come.
+            await self._close()
+            return error
         except BaseException:
             await self._close()
             raise

@@ -109,7 +109,11 @@ class Plan:
         self.ends.append(asker.end)
         one_pass = partial(check_once, checkers=outbox.checkers, asker=asker, stopping=lane.ending)
         act = on_producer(one_pass, self.settings)
-        wait = lambda: self.settings.check_interval  # noqa: E731 - as of the other duties
+
+        def wait() -> float:
+            # A topic may be asked about more often than the settings say; one may be declared at any time.
+            return min([self.settings.check_interval, *(each.interval for each in list(outbox.checkers.values()))])
+
         self._add("check", lane, act, wait, after=partial(self._wake, self._own, OPS), eager=False)
 
     def _plan_subscription(self, subscription: Subscription) -> None:

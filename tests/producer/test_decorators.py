@@ -529,6 +529,30 @@ def test_rollback_that_fails_does_not_hide_the_exception(
     assert changes(engine) == set()
 
 
+@pytest.mark.parametrize("error", [Declined, RuntimeError, Crash])
+def test_lost_connection_does_not_hide_the_exception(
+    error: type[BaseException], caller: Caller, engine: Engine
+) -> None:
+    """The connection is lost while the function raises: its own exception reaches the caller, and still decides."""
+
+    def body(session: Any, number: int) -> Any:
+        with engine.begin() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND state = 'idle in transaction'"
+                )
+            )
+        raise error("its own")
+
+    function = caller.decorate(caller.outbox.two_phase(topic="t", rollback_on=(Declined,)), body)
+    with pytest.raises(error, match="its own"):
+        function(1)
+    (half,) = halves(engine)
+    assert half.resolution == ("rollback" if error is Declined else None)
+    assert changes(engine) == set()
+
+
 def test_fence_is_per_half_and_schema() -> None:
     """Fences of different halves and schemas don't get in each other's way, and stay the same everywhere."""
     one, two = UUID(int=1), UUID(int=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -96,6 +97,24 @@ def test_variable_that_cannot_be_read(name: str, text: str, said: str) -> None:
         ({"retry_delays": (1, "2")}, "retry_delays"),
         ({"retry_delays": 5}, "retry_delays = 5 must be"),
         ({"listen": "no"}, "listen = 'no' must be bool"),
+        ({"immunity": "6"}, "immunity = '6' must be a finite number"),
+        ({"immunity": 10**10}, "immunity = 10000000000 is more than"),
+        ({"check_interval": 0}, "check_interval = 0 must be greater than 0"),
+        ({"check_interval": -30}, "check_interval = -30 must be greater than 0"),
+        ({"check_interval": 10**10}, "check_interval = 10000000000 is more than"),
+        ({"max_checks": 0}, "max_checks = 0 must be greater than 0"),
+        ({"max_checks": 15.0}, "max_checks = 15.0 must be int"),
+        ({"max_checks": 2**31}, "max_checks = 2147483648 is more than 2147483647"),
+        ({"check_timeout": 0}, "check_timeout = 0 must be greater than 0"),
+        ({"check_time_limit": 0}, "check_time_limit = 0 must be greater than 0"),
+        ({"check_time_limit": 86401}, "check_time_limit = 86401 is more than 86400"),
+        ({"checks_in_flight": 0}, "checks_in_flight = 0 must be greater than 0"),
+        ({"checks_in_flight": 1001}, "checks_in_flight = 1001 is more than 1000"),
+        ({"check_batch": 0}, "check_batch = 0 must be greater than 0"),
+        ({"check_batch": 1001}, "check_batch = 1001 is more than 1000"),
+        ({"max_undecided": -1}, "max_undecided = -1 must not be negative"),
+        ({"max_undispatched": -1}, "max_undispatched = -1 must not be negative"),
+        ({"max_undispatched": 1.5}, "max_undispatched = 1.5 must be int"),
     ],
 )
 def test_value_out_of_range(values: dict[str, Any], said: str) -> None:
@@ -113,6 +132,43 @@ def test_inbox_must_outlive_what_can_come_again() -> None:
         Settings(retention=100, retry_delays=(10, 20), retry_jitter=0, inbox_retention=129)
     with pytest.raises(InvalidSettings, match="would forget messages"):
         Settings(retention=100, retry_delays=(10, 20), retry_jitter=0.5, inbox_retention=130)
+
+
+def test_defaults_of_the_check_are_rocketmqs() -> None:
+    """Six seconds, thirty seconds, fifteen checks, sixty seconds, five threads: as BrokerConfig has them."""
+    settings = Settings()
+    assert (settings.immunity, settings.check_interval, settings.max_checks) == (6, 30, 15)
+    assert (settings.check_time_limit, settings.checks_in_flight) == (60, 5)
+    assert (settings.max_undecided, settings.max_undispatched) == (0, 0)
+
+
+def test_checker_must_end_within_a_pass() -> None:
+    """A checker may not take longer than a pass; the error says what to set."""
+    assert Settings(check_timeout=60, check_time_limit=60).check_timeout == 60
+    with pytest.raises(
+        InvalidSettings,
+        match=r"check_timeout = 61 s is longer than a pass may take \(check_time_limit = 60.0 s\).*to at least 61",
+    ):
+        Settings(check_timeout=61)
+    with pytest.raises(InvalidSettings, match="check_timeout = 10.0 s is longer"):
+        Settings.from_env({"OUTBOX_CHECK_TIME_LIMIT": "5"})
+
+
+def test_immunity_may_be_longer_than_all_checks() -> None:
+    """How long a half is left alone says nothing of how often its checker is asked afterwards."""
+    assert Settings(immunity=10 * 15 * 30).immunity == 4500
+    assert Settings(immunity=0).immunity == 0
+
+
+def test_settings_of_the_check_from_the_environment() -> None:
+    """Seconds and counts are read as such; what contradicts is refused there as well."""
+    environ = {"OUTBOX_IMMUNITY": "0.5", "OUTBOX_CHECK_INTERVAL": "2", "OUTBOX_MAX_CHECKS": "3"}
+    settings = Settings.from_env(environ | {"OUTBOX_MAX_UNDECIDED": "7"})
+    assert (settings.immunity, settings.check_interval, settings.max_checks) == (0.5, 2.0, 3)
+    assert settings.max_undecided == 7
+    for name, text in (("MAX_CHECKS", "29*1000"), ("IMMUNITY", "6s"), ("CHECKS_IN_FLIGHT", "5.0")):
+        with pytest.raises(InvalidSettings, match=f"OUTBOX_{name}='{re.escape(text)}' can't be read"):
+            Settings.from_env({f"OUTBOX_{name}": text})
 
 
 def test_no_retries_at_all() -> None:

@@ -1,0 +1,223 @@
+"""A bench for the check: passes are run by hand, as a worker's duty would run them, on halves that are aged by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, NullPool, create_engine, text
+
+from outbox import Counts, Orphan, Outbox, Resolution, Settings
+from outbox.check.asking import Asker, Room
+from outbox.check.check_pass import check_once
+from outbox.dispatch import dispatch_once
+from outbox.worker.database import Database
+from outbox.worker.lane import SyncLane
+from outbox.worker.passes import on_producer
+from outbox.worker.plan import rooms
+from tests.conftest import wait_until
+
+ROOT = Path(__file__).parents[2]
+#: The connections of others to this database.
+OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+
+
+@dataclass
+class Bench:
+    """An `Outbox`, a scheduler that makes passes when it is told to, and one who looks on.
+
+    ``let_go`` is for checkers that hang: it is set when the test ends.
+    """
+
+    outbox: Outbox
+    observer: Engine
+    stack: ExitStack
+    open_room: Callable[[bool], Room] | None = None
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        stopping = threading.Event()
+        database = Database(self.engine)
+        self.lane = SyncLane(database, None, stopping)
+        self.asker = Asker(self.open_room or rooms(database, stopping), self.settings.checks_in_flight)
+        for end in (_wait_for_askers, self.lane.end, self.asker.end, self.let_go.set):
+            self.stack.callback(end)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the application."""
+        assert isinstance(self.outbox.engine, Engine)
+        return self.outbox.engine
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the outbox."""
+        return self.outbox.settings
+
+    def colleague(self, outbox: Outbox | None = None) -> Bench:
+        """Return another scheduler on the same database, with the same checkers or those of ``outbox``."""
+        return Bench(outbox or self.outbox, self.observer, self.stack, self.open_room, self.let_go)
+
+    # --- acts --------------------------------------------------------------------------------------------
+
+    def prepare(self, topic: str = "paid", body: Any = None, *, due: bool = True, **options: Any) -> UUID:
+        """Prepare a half in a transaction of its own, past its immunity time unless it isn't to be ``due``."""
+        with self.engine.begin() as connection:
+            half_id = self.outbox.prepare(connection, topic, {} if body is None else body, **options)
+        if due:
+            self.age(half_id)
+        return half_id
+
+    def age(self, *half_ids: UUID) -> None:
+        """Let the wait of undecided halves be over: of these, or of all; not of those that are being decided."""
+        self.run(
+            "UPDATE outbox.half_check SET next_check_at = now() - interval '1 ms' WHERE half_id IN (SELECT half_id"
+            " FROM outbox.half_check WHERE half_id = ANY (:ids) OR cardinality(CAST(:ids AS uuid[])) = 0"
+            " FOR UPDATE SKIP LOCKED)",
+            ids=list(half_ids),
+        )
+
+    def check(self, *, stopping: Callable[[], bool] = lambda: False) -> Counts:
+        """Make one pass."""
+        one_pass = partial(check_once, checkers=self.outbox.checkers, asker=self.asker, stopping=stopping)
+        return self.lane.run(on_producer(one_pass, self.settings))
+
+    def age_and_check(self, times: int = 1) -> Counts:
+        """Make so many passes, before each of which all waits are over."""
+        counts = Counts()
+        for _ in range(times):
+            self.age()
+            counts += self.check()
+        return counts
+
+    def dispatch(self) -> int:
+        """Turn committed ops into messages; return how many."""
+        counts = Counts()
+        with self.engine.connect() as connection:
+            while step := dispatch_once(connection, self.settings):
+                counts += step
+        return counts.done
+
+    def register(self, given: Any, topic: str = "paid", **options: Any) -> list[Orphan]:
+        """Register a checker that always answers, or raises, the same; return the list of what it is asked about.
+
+        An Event is waited for, and then the answer is COMMIT.
+        """
+        asked: list[Orphan] = []
+
+        @self.outbox.checker(topic, **options)
+        def checker(orphan: Orphan) -> Any:
+            asked.append(orphan)
+            if isinstance(given, BaseException):
+                raise given
+            if isinstance(given, threading.Event):
+                given.wait()
+                return Resolution.COMMIT
+            return given
+
+        return asked
+
+    def kill_at(self, event: str, table: str, *, nth: int = 1) -> None:
+        """Have the server end the backend that is the ``nth`` to come to an event on a table, once.
+
+        The event is that of a trigger, such as "BEFORE INSERT"; "COMMIT" stands for the COMMIT of an inserted row.
+        """
+        kind, when, how = "", event, "FOR EACH ROW"
+        if event == "COMMIT":
+            kind, when, how = "CONSTRAINT", "AFTER INSERT", "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        self.run("CREATE SEQUENCE fuse")
+        self.run(
+            "CREATE FUNCTION blow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            f" IF nextval('fuse') = {nth} THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60);"
+            " END IF; RETURN coalesce(new, old); END $$"
+        )
+        self.run(f"CREATE {kind} TRIGGER blow {when} ON {table} {how} EXECUTE FUNCTION blow()")
+
+    def kill_process_that_asks(self, half_id: UUID) -> None:
+        """Have another process ask about the half, the only one that is due, and kill it while it waits for an answer."""
+        url = self.engine.url.render_as_string(hide_password=False)
+        command = [sys.executable, "-m", "tests.check.asking_process", url]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            assert process.stdout.readline() == f"asked about {half_id}\n"
+            process.kill()
+
+    def was_killed(self) -> bool:
+        """Tell whether a backend has come to what `kill_at` named."""
+        return bool(self.value("SELECT is_called FROM fuse"))
+
+    # --- looks -------------------------------------------------------------------------------------------
+
+    def run(self, sql: str, **values: Any) -> None:
+        """Execute a statement in a transaction of its own."""
+        with self.observer.begin() as connection:
+            connection.execute(text(sql), values)
+
+    def rows(self, sql: str, **values: Any) -> list[Any]:
+        """Return the rows of a query."""
+        with self.observer.connect() as connection:
+            return list(connection.execute(text(sql), values))
+
+    def value(self, sql: str, **values: Any) -> Any:
+        """Return the first column of the first row."""
+        with self.observer.connect() as connection:
+            return connection.scalar(text(sql), values)
+
+    def op(self, half_id: UUID) -> tuple[str, str] | None:
+        """Return a half's resolution and who decided it."""
+        rows = self.rows("SELECT resolution, decided_by FROM outbox.op_message WHERE half_id = :id", id=half_id)
+        return tuple(rows[0]) if rows else None
+
+    def waits(self, half_id: UUID) -> Any:
+        """Return the check of an undecided half with ``wait``, the seconds until it is due; None if it has none."""
+        rows = self.rows(
+            "SELECT *, extract(epoch FROM next_check_at - clock_timestamp())::float8 AS wait, parked_at IS NOT NULL"
+            " AS parked FROM outbox.half_check WHERE half_id = :id",
+            id=half_id,
+        )
+        return rows[0] if rows else None
+
+    def history(self, half_id: UUID) -> list[Any]:
+        """Return the checks of a half, the first one first."""
+        return self.rows("SELECT * FROM outbox.check_history WHERE half_id = :id ORDER BY id", id=half_id)
+
+    def answers(self, half_id: UUID) -> list[str | None]:
+        """Return what came of each check of a half."""
+        return [row.answer for row in self.history(half_id)]
+
+    def messages(self) -> list[UUID]:
+        """Return the halves that have become messages, as often as they have, in the order of their positions."""
+        return [row[0] for row in self.rows("SELECT half_id FROM outbox.message ORDER BY topic, queue, position")]
+
+    def connections(self, condition: str = "true") -> int:
+        """Count the connections of others for which an SQL condition on pg_stat_activity is true."""
+        return int(self.value(f"SELECT count(*) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})"))
+
+    def wait_for(self, fact: Callable[[], Any], what: str) -> Any:
+        """Wait until a fact is true."""
+        return wait_until(fact, what)
+
+
+def open_bench(url: str, stack: ExitStack, open_room: Callable[[bool], Room] | None = None, **settings: Any) -> Bench:
+    """Return a bench on a migrated database."""
+    engine = create_engine(url)
+    stack.callback(engine.dispose)
+    outbox = Outbox(engine, settings=Settings(**settings))
+    return Bench(outbox, create_engine(url, poolclass=NullPool), stack, open_room)
+
+
+def asking_threads() -> list[str]:
+    """Return the names of the threads that ask checkers."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("outbox-check-")]
+
+
+def _wait_for_askers() -> None:
+    wait_until(lambda: not asking_threads(), "the threads of checkers have ended")
