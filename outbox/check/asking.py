@@ -57,9 +57,9 @@ class _Running:
 class Asker:
     """Holds interviews in threads of their own, at most ``in_flight`` at a time. Used by one thread.
 
-    A thread can't be ended from outside. A checker that doesn't answer in time is given up: it loses its connection, so
-    that a late answer can't be recorded, and its thread is left behind. While ``in_flight`` threads of a topic are
-    left behind, the topic rests, and the others go on.
+    A thread can't be ended from outside. A checker that doesn't answer in time is given up: its question is closed, so
+    that a late answer can't be recorded, it loses its connection, and its thread is left behind. While ``in_flight``
+    threads of a topic are left behind, the topic rests, and the others go on.
     """
 
     def __init__(self, open_room: Callable[[bool], Room], in_flight: int) -> None:

@@ -78,6 +78,9 @@ class Interview:
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
         """Ask, and record the answer, on a connection that isn't in a transaction; not if it was given up by then."""
+        with connection.begin():
+            # A connection that was lost while it lay idle fails here, and nobody is asked who couldn't be heard.
+            execute(connection, self._limits())
         with self._guard:
             if self.given_up:
                 return Counts()

@@ -1,4 +1,4 @@
-"""A process that makes one pass, and never ends by itself if it has to ask: ``python -m tests.check.asking_process URL``.
+"""A process that makes one pass, and hangs if it has to ask: ``python -m tests.check.asking_process URL``.
 
 Its checker says on standard output what it is asked about, and hangs.
 """

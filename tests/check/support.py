@@ -85,6 +85,13 @@ class Bench:
             ids=list(half_ids),
         )
 
+    def warm_up(self, *, is_async: bool = False, count: int = 1) -> None:
+        """Open connections for checkers, where the time that a checker may take is too short for that as well."""
+        for _ in range(count):
+            room = self.asker._open_room(is_async)
+            room.run(lambda *_: Counts())
+            self.asker._idle[is_async].append(room)
+
     def check(self, *, stopping: Callable[[], bool] = lambda: False) -> Counts:
         """Make one pass."""
         one_pass = partial(check_once, checkers=self.outbox.checkers, asker=self.asker, stopping=stopping)
@@ -142,7 +149,7 @@ class Bench:
         self.run(f"CREATE {kind} TRIGGER blow {when} ON {table} {how} EXECUTE FUNCTION blow()")
 
     def kill_process_that_asks(self, half_id: UUID) -> None:
-        """Have another process ask about the half, the only one that is due, and kill it while it waits for an answer."""
+        """Have another process ask about the half, the only one that is due; kill it while it waits for an answer."""
         url = self.engine.url.render_as_string(hide_password=False)
         command = [sys.executable, "-m", "tests.check.asking_process", url]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

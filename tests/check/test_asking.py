@@ -249,12 +249,50 @@ def test_connection_lost_under_a_checker(bench: Bench) -> None:
     assert bench.age_and_check() == Counts(taken=1, done=1)
 
 
+@pytest.mark.parametrize("takes_session", [False, True], ids=["plain", "session"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_connection_lost_between_two_passes(bench: Bench, is_async: bool, takes_session: bool) -> None:
+    """Nobody is asked on a connection that has gone while it lay idle: the answer couldn't be recorded."""
+    asked: list[int] = []
+
+    def plain(orphan: Orphan) -> Resolution:
+        asked.append(orphan.checks)
+        return COMMIT
+
+    def with_session(orphan: Orphan, session: Any) -> Resolution:
+        return plain(orphan)
+
+    async def plain_async(orphan: Orphan) -> Resolution:
+        return plain(orphan)
+
+    async def with_session_async(orphan: Orphan, session: Any) -> Resolution:
+        return plain(orphan)
+
+    checkers: dict[tuple[bool, bool], Any] = {
+        (False, False): plain,
+        (False, True): with_session,
+        (True, False): plain_async,
+        (True, True): with_session_async,
+    }
+    bench.outbox.checker("paid")(checkers[is_async, takes_session])
+    bench.prepare()
+    assert bench.check().done == 1
+    room: Any = bench.asker._idle[is_async][0]
+    bench.run("SELECT pg_terminate_backend(:pid, 60000)", pid=room._drivers[0].info.backend_pid)
+    half_id = bench.prepare()
+    assert bench.check() == Counts()
+    assert (bench.waits(half_id).check_times, bench.history(half_id), asked) == (0, [], [1])
+    assert bench.check() == Counts(taken=1, done=1)
+    assert asked == [1, 1]
+
+
 def test_connection_of_the_pass_is_lost(new_bench: NewBench) -> None:
     """A pass that fails loses no interview that still runs: the next one waits for it, and asks about the rest."""
     bench = new_bench(checks_in_flight=2)
     slow = bench.register(bench.let_go, "slow", timeout=60)
     stuck = bench.register(bench.let_go, "stuck", timeout=0.3)
     running, given_up = bench.prepare("slow"), bench.prepare("stuck")
+    bench.warm_up(count=2)
 
     def cut() -> None:
         bench.wait_for(lambda: slow and stuck, "both are asked")
@@ -316,6 +354,24 @@ def test_rival_who_takes_his_time(bench: Bench, takes_session: bool, answer: Any
         assert bench.op(slow) == (answer, "check")
     else:
         assert (bench.op(slow), bench.waits(slow).check_times) == (None, 2)
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_half_that_somebody_is_deciding(bench: Bench, ending: str) -> None:
+    """It is passed over, uncounted, and the pass goes on with the others; it is asked about if it stays undecided."""
+    asked = bench.register(COMMIT)
+    half_id, other = bench.prepare(), bench.prepare()
+    with bench.engine.connect() as rival:
+        rival.begin()
+        decide(rival, "outbox", half_id, ROLLBACK)
+        with passing(bench) as ended:
+            try:
+                assert ended() == Counts(taken=1, done=1)
+            finally:
+                getattr(rival, ending)()
+    assert [each.id for each in asked] == [other]
+    assert bench.age_and_check().done == (ending == "rollback")
+    assert bench.op(half_id) == (("rollback", "producer") if ending == "commit" else ("commit", "check"))
 
 
 def test_rival_under_a_half_that_is_given_back(bench: Bench) -> None:

@@ -595,6 +595,7 @@ def test_async_checker_that_hangs_is_cancelled(bench: Bench, takes_session: bool
         return await hang(orphan)
 
     bench.outbox.checker("paid", timeout=0.3)(hang_with_session if takes_session else hang)
+    bench.warm_up(is_async=True)
     half_id = bench.prepare(key="hangs")
     assert bench.check() == Counts(taken=1, failed=1)
     assert cancelled.wait(60)
@@ -627,6 +628,7 @@ def test_async_checker_that_refuses_to_be_cancelled(bench: Bench) -> None:
         return COMMIT
 
     half_id = bench.prepare()
+    bench.warm_up(is_async=True)
     assert bench.check() == Counts(taken=1, failed=1)
     assert answered.wait(60)
     bench.wait_for(lambda: not asking_threads(), "the thread has ended")
@@ -646,6 +648,7 @@ def test_async_checker_that_blocks_its_loop(bench: Bench) -> None:
         return COMMIT
 
     blocked = bench.prepare()
+    bench.warm_up(is_async=True, count=5)
     others = [bench.prepare("shipped") for _ in range(10)]
     assert bench.check() == Counts(taken=11, done=10, failed=1)
     assert {bench.op(each) for each in others} == {("commit", "check")}
@@ -659,6 +662,7 @@ def test_topic_goes_on_when_its_checkers_have_ended(new_bench: NewBench) -> None
     """While all threads of a topic hang it rests, uncounted; when they have ended at last it goes on."""
     bench = new_bench(checks_in_flight=2)
     asked = bench.register(bench.let_go, timeout=0.1)
+    bench.warm_up(count=2)
     ids = [bench.prepare() for _ in range(4)]
     bench.age_and_check(4)
     assert len(asked) == 2
@@ -679,6 +683,7 @@ def test_statement_that_takes_too_long(bench: Bench) -> None:
         return COMMIT
 
     half_id = bench.prepare()
+    bench.warm_up()
     assert bench.check() == Counts(taken=1, failed=1)
     bench.wait_for(lambda: bench.connections("query LIKE '%pg_sleep(3600)%'") == 0, "the statement has ended")
     bench.wait_for(lambda: not asking_threads(), "and its thread")

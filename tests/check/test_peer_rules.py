@@ -43,6 +43,7 @@ from tests.check.support import Bench
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
+IMMUNITY = dt.timedelta(seconds=6)
 
 
 class Declined(Exception):
@@ -370,9 +371,10 @@ def test_first_check_after_the_immunity_time(bench: Bench) -> None:
     waits = bench.rows(
         "SELECT next_check_at - born_at FROM outbox.half_check JOIN outbox.half_message ON id = half_id"
     )[0][0]
-    assert abs(waits - dt.timedelta(seconds=6)) < dt.timedelta(seconds=1)
-    assert bench.check() == Counts()
-    assert asked == []
+    assert abs(waits - IMMUNITY) < dt.timedelta(seconds=1)
+    bench.check()
+    # Not even on a machine that takes six seconds for this.
+    assert asked == [] or bench.value("SELECT clock_timestamp() - born_at FROM outbox.half_message") > IMMUNITY
     bench.age()
     bench.check()
     assert [each.id for each in asked] == [half_id]
@@ -383,7 +385,7 @@ def test_pause_between_two_checks(bench: Bench) -> None:
     asked = bench.register(UNKNOWN)
     half_id = bench.prepare()
     bench.check()
-    assert 25 < bench.waits(half_id).wait <= 30
+    assert 15 < bench.waits(half_id).wait <= 30
     bench.check()
     assert len(asked) == 1
     bench.age_and_check()
@@ -425,8 +427,9 @@ def test_immunity_longer_than_all_checks(bench: Bench) -> None:
     assert ([each.checks for each in asked], bench.op(half_id)) == ([1], ("commit", "check"))
 
 
-def test_young_half_holds_up_no_other(bench: Bench) -> None:
+def test_young_half_holds_up_no_other(new_bench: NewBench) -> None:
     """A half within its immunity stops the scan, and those behind it wait. TransactionalMessageServiceImpl. Better."""
+    bench = new_bench(immunity=1000)
     asked = bench.register(COMMIT)
     with bench.engine.begin() as connection:
         for _ in range(300):
@@ -437,14 +440,15 @@ def test_young_half_holds_up_no_other(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])
-def test_half_born_in_the_future(bench: Bench, ahead: int) -> None:
+def test_half_born_in_the_future(new_bench: NewBench, ahead: int) -> None:
     """A half of a client whose clock is ahead is checked at once; behind, too early. TransactionalMessageServiceImpl.
 
     Better: the client's clock is in the id and decides nothing: immunity and age are by the database's clock.
     """
+    bench = new_bench(immunity=1000)
     asked = bench.register(COMMIT)
     half_id = bench.prepare(id=uuid7_at(time.time() + ahead), due=False)
-    assert 5 < bench.waits(half_id).wait <= 6
+    assert 900 < bench.waits(half_id).wait <= 1000
     assert bench.check() == Counts()
     bench.age_and_check()
     assert [each.id for each in asked] == [half_id]
@@ -568,7 +572,7 @@ def test_counter_moves_only_when_asked(new_bench: NewBench) -> None:
 
     Not by waiting, not by a pass that stops, not by a connection that can't be opened.
     """
-    bench = new_bench()
+    bench = new_bench(immunity=1000)
     asked = bench.register(COMMIT)
     half_id = bench.prepare(due=False)
     bench.check()
@@ -686,7 +690,7 @@ def test_hanging_checker_holds_up_no_other_topic(new_bench: NewBench) -> None:
     It is given up after its own time, its topic rests while too many hang, and the other topics have their checks.
     """
     bench = new_bench(checks_in_flight=2)
-    hanging = bench.register(bench.let_go, "paid", timeout=0.2)
+    hanging = bench.register(bench.let_go, "paid", timeout=0.5)
     asked = bench.register(COMMIT, "shipped")
     for _ in range(6):
         bench.prepare("paid")
@@ -766,12 +770,13 @@ def test_checker_that_hangs(bench: Bench) -> None:
     It is given up after its time: UNKNOWN, and recorded.
     """
     bench.register(bench.let_go, timeout=0.1, interval=30)
+    bench.warm_up()
     half_id = bench.prepare()
     assert bench.check() == Counts(taken=1, failed=1)
     (check,) = bench.history(half_id)
     assert (check.answer, check.seconds) == ("unknown", 0.1)
     assert check.error == "no answer within 0.1 s: the checker was given up"
-    assert 25 < bench.waits(half_id).wait <= 30
+    assert 15 < bench.waits(half_id).wait <= 30
 
 
 @pytest.mark.parametrize("takes_session", [False, True])
@@ -792,6 +797,7 @@ def test_late_answer_is_not_recorded(bench: Bench, takes_session: bool) -> None:
         return late(orphan)
 
     bench.outbox.checker("paid", timeout=0.1)(late_with_session if takes_session else late)
+    bench.warm_up()
     half_id = bench.prepare()
     bench.check()
     bench.let_go.set()
@@ -933,7 +939,7 @@ def test_crash_of_the_asker_frees_its_claim(bench: Bench) -> None:
     claim = bench.waits(half_id)
     assert (claim.check_times, claim.last_error) == (1, "asked, and no answer came: the worker died or was cut off")
     # Until it must have answered, and one pause longer.
-    assert 35 < claim.wait <= 40
+    assert 20 < claim.wait <= 40
     assert bench.check() == Counts()
     bench.age_and_check()
     assert ([each.checks for each in asked], bench.op(half_id)) == ([2], ("commit", "check"))

@@ -150,7 +150,7 @@ def test_checker_must_end_within_a_pass() -> None:
         match=r"check_timeout = 61 s is longer than a pass may take \(check_time_limit = 60.0 s\).*to at least 61",
     ):
         Settings(check_timeout=61)
-    with pytest.raises(InvalidSettings, match="check_timeout = 10.0 s is longer"):
+    with pytest.raises(InvalidSettings, match=r"check_timeout = 10\.0 s is longer"):
         Settings.from_env({"OUTBOX_CHECK_TIME_LIMIT": "5"})
 
 
