@@ -17,15 +17,13 @@ _SHOWN = 200
 def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answer:
     """Call the checker; whatever it raises or returns becomes an answer.
 
-    ``joined`` gives the session for a checker that takes one; what it wrote is flushed.
+    ``joined`` gives the session for a checker that takes one.
     """
     began = time.monotonic()
     try:
         given = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
         if checker.is_async:
             given = wait_for(given)
-        if joined:
-            joined.flush()
     except Exception as error:
         return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
     seconds = time.monotonic() - began

@@ -120,13 +120,13 @@ UPDATE {s}.check_history q SET answer = %(answer)s, seconds = %(seconds)s, error
    AND NOT EXISTS (SELECT FROM {s}.check_history later WHERE later.half_id = q.half_id AND later.id > q.id)
 RETURNING half_id"""
 
-# Of the claim that was answered only: a reset or another claim meanwhile has changed the counter, and wins. What is
-# parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he leaves the
-# half undecided after all, the claim ends by itself.
+# Of the claim that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
+# What is parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he
+# leaves the half undecided after all, the claim ends by itself.
 _UNKNOWN = f"""
 WITH closed AS ({_ANSWER}
 ), mine AS MATERIALIZED (
-    SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
+    SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times <= %(claim)s
        FOR UPDATE SKIP LOCKED
 )
 UPDATE {{s}}.half_check

@@ -14,13 +14,13 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
-from outbox import Counts, Orphan, Outbox, Resolution, Settings
+from outbox import Answer, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asking import EngineRoom
 from outbox.check.check_pass import question_of
 from outbox.check.interview import Interview
 from outbox.decide import decide
 from outbox.store import check as store
-from outbox.store.execute import execute
+from outbox.store.execute import driver_of, execute
 from outbox.worker.database import Database
 from outbox.worker.lane import SyncLane
 from tests.check.support import Bench, asking_threads
@@ -107,6 +107,28 @@ def test_answer_to_a_question_that_another_has_put_since(
     assert bench.op(half_id) == ("commit", "check")
 
 
+def test_answer_that_is_recorded_while_another_claims(bench: Bench) -> None:
+    """An UNKNOWN that waits for the history of its half leaves a claim alone that came in between."""
+    bench.register(bench.let_go, timeout=60, interval=1)
+    half_id = bench.prepare()
+    other = bench.colleague(Outbox(bench.engine, settings=bench.settings))
+    other.register(UNKNOWN, interval=1000)
+    checker = bench.outbox.checkers["paid"]
+    with bench.engine.connect() as mine, bench.engine.connect() as rival, ThreadPoolExecutor(1) as pool:
+        with mine.begin():
+            ((row,),) = execute(mine, store.claim("outbox", "paid", 1, question_of(checker)))
+        interview = Interview.of(checker, bench.settings, row)
+        with rival.begin():
+            rival.execute(text("SELECT FROM outbox.check_history FOR UPDATE"))
+            recording = pool.submit(interview.record_unknown, mine, Answer(UNKNOWN, "late", 1.0))
+            pid = driver_of(mine).info.backend_pid
+            bench.wait_for(lambda: bench.value("SELECT cardinality(pg_blocking_pids(:pid))", pid=pid), "it waits")
+            bench.age()
+            claimed = other.check()
+        recording.result(60)
+    assert (claimed, bench.waits(half_id).wait > 900) in [(Counts(taken=1, failed=1), True), (Counts(), False)]
+
+
 @pytest.mark.parametrize("act", ["reset_checks", "request_check"])
 def test_operator_who_has_it_checked_while_it_is(bench: Bench, act: str) -> None:
     """A half that is being asked about isn't asked about a second time meanwhile, and its verdict counts."""
@@ -121,6 +143,23 @@ def test_operator_who_has_it_checked_while_it_is(bench: Bench, act: str) -> None
         bench.let_go.set()
         assert ended() == Counts(taken=1, done=1)
     assert (asked, bench.op(half_id)) == ([], ("commit", "check"))
+
+
+def test_reset_while_it_is_asked(bench: Bench) -> None:
+    """The question that is being put isn't counted any more; its answer is recorded, and sets the next check."""
+
+    @bench.outbox.checker("paid", timeout=60, interval=30, max_checks=1)
+    def checker(orphan: Orphan) -> Resolution:
+        bench.outbox.reset_checks(orphan.id, actor="ops", reason="start again")
+        raise LookupError("no such payment")
+
+    half_id = bench.prepare()
+    assert bench.check() == Counts(taken=1, failed=1)
+    row = bench.waits(half_id)
+    assert (row.check_times, row.parked) == (0, False)
+    assert "no such payment" in row.last_error
+    assert row.wait <= 30
+    assert bench.answers(half_id) == ["unknown"]
 
 
 def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
