@@ -136,6 +136,7 @@ class Interview:
         began = time.monotonic()
         transaction = connection.begin()
         try:
+            # Before anything of the checker's: this also begins the transaction on a connection in AUTOCOMMIT mode.
             execute(connection, self._limits())
             answer = find()
             if answer.resolution is not Resolution.UNKNOWN and answer.decided_by is None:
