@@ -22,7 +22,9 @@
     ├── CheckRefused                        the half can't be checked: no checker for its topic, or it's being asked
     ├── RecallRefused                       the message is out already, or was never scheduled
     ├── NotParked                           resume was asked for a message that isn't parked
-    └── MessagesPruned                      a group fell behind what the producer still keeps
+    ├── MessagesPruned                      a group fell behind what the producer still keeps
+    └── ReconcileError                      a reconciliation that can't be run
+        └── SourceError                     one of its sources can't be read
 """
 
 from __future__ import annotations
@@ -148,3 +150,11 @@ class NotParked(OutboxError):
 
 class MessagesPruned(OutboxError):
     """A group fell behind: messages after its offset were pruned by the producer before it read them."""
+
+
+class ReconcileError(OutboxError):
+    """A reconciliation can't be run."""
+
+
+class SourceError(ReconcileError):
+    """A source of a reconciliation can't be read; the message holds no password."""

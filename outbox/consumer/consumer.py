@@ -57,16 +57,10 @@ class Consumer:
             if known[0][0]:
                 return
             rows = read_source(source, inbox.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
-            execute(
-                connection,
-                *(
-                    inbox.append_offset(
-                        inbox.Place(schema, subscription.group, subscription.topic, queue),
-                        last if subscription.start == "now" else first - 1,
-                    )
-                    for queue, last, first in rows
-                ),
-            )
+            for queue, last, first in rows:
+                place = inbox.Place(schema, subscription.group, subscription.topic, queue)
+                position = last if subscription.start == "now" else first - 1
+                execute(connection, inbox.append_offset(place, position), inbox.write_start(place, position))
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
         """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.

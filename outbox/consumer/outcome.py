@@ -61,7 +61,7 @@ def settle(
     subscription: Subscription,
     message_id: UUID,
     position: int,
-    digest: bytes,
+    digest: bytes | None,
     attempts: int,
     failure: Failure,
     jitter: float,

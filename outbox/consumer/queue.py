@@ -179,6 +179,15 @@ class QueueConsumer:
                 todo.setdefault(entry.id, entry)
             passed.append(entry)
         entries = list(todo.values())
+        if (
+            known_failed
+            and not execute(connection, inbox.lock_failed(self._settings.schema, self._place.group, entries[0].id))[0]
+        ):
+            # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
+            # what the handler did would stay, though the row says something else.
+            self._ahead.clear()
+            self._position = -1
+            return State.LOCKED, Counts()
         self._handle(connection, entries, attempt)
         return self._close(connection, entries, passed, attempt, known_failed)
 

@@ -30,10 +30,9 @@ class Entry:
     id: UUID
     message: Message | None
 
-    def digest(self) -> bytes:
-        """Return the first 16 bytes of the SHA-256 of the body as it arrived."""
-        raw = self.message.raw if self.message else b""
-        return hashlib.sha256(raw).digest()[:DIGEST_BYTES]
+    def digest(self) -> bytes | None:
+        """Return the first 16 bytes of the SHA-256 of the body as it arrived; None if it wasn't read."""
+        return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
 
 
 def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:

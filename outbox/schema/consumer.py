@@ -6,6 +6,7 @@ from functools import cache
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -35,8 +36,11 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
     metadata = MetaData(schema=schema, naming_convention=NAMING)
     _consumer_message(metadata)
     _consumer_offset(metadata)
+    _consumer_start(metadata)
     _reconciliation_run(metadata)
     _reconciliation_finding(metadata)
+    _reconciliation_settled(metadata)
+    _reconciliation_mark(metadata)
     return metadata
 
 
@@ -96,20 +100,39 @@ def _consumer_offset(metadata: MetaData) -> None:
     )
 
 
-def _reconciliation_run(metadata: MetaData) -> None:
+def _consumer_start(metadata: MetaData) -> None:
+    # Where a group began: what lies before was never meant for it. Written once; offsets are pruned, this is not.
     Table(
+        "consumer_start",
+        metadata,
+        Column("consumer_group", CText, primary_key=True),
+        Column("topic", CText, primary_key=True),
+        Column("queue", Integer, primary_key=True, autoincrement=False),
+        Column("position", BigInteger, nullable=False),
+        Column("started_at", _TIME, nullable=False, server_default=_NOW),
+    )
+
+
+def _reconciliation_run(metadata: MetaData) -> None:
+    # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
+    table = Table(
         "reconciliation_run",
         metadata,
         Column("id", Uuid, primary_key=True),
         Column("topic", CText, nullable=False),
         Column("consumer_group", CText, nullable=False),
-        Column("window_start", _TIME, nullable=False),
-        Column("window_end", _TIME, nullable=False),
+        Column("window_start", _TIME),
+        Column("window_end", _TIME),
         Column("started_at", _TIME, nullable=False, server_default=_NOW),
         Column("finished_at", _TIME),
         Column("counts", JSONB),
         Column("error", Text),
+        Column("job_id", Uuid, nullable=False),
+        Column("applied", Boolean, nullable=False, server_default=text("false")),
+        Column("plan", JSONB),
     )
+    # Serves "the last run of this pair".
+    Index(None, table.c.topic, table.c.consumer_group, table.c.started_at)
 
 
 def _reconciliation_finding(metadata: MetaData) -> None:
@@ -123,6 +146,36 @@ def _reconciliation_finding(metadata: MetaData) -> None:
         Column("detail", JSONB),
         Column("action", Text),
         Column("acted_at", _TIME),
+        Column("result", Text),
     )
-    # Serves the report of one run.
-    Index(None, table.c.run_id)
+    # Serves the report of one run, and the mark of what was done about one of its findings.
+    Index(None, table.c.run_id, table.c.message_id)
+    # Serves "what was ever found about this message".
+    Index(None, table.c.message_id)
+
+
+def _reconciliation_settled(metadata: MetaData) -> None:
+    # Ranges of ids that were found in sync, with nothing in flight: they need not be read again.
+    Table(
+        "reconciliation_settled",
+        metadata,
+        Column("consumer_group", CText, primary_key=True),
+        Column("topic", CText, primary_key=True),
+        Column("first_id", Uuid, primary_key=True),
+        Column("end_id", Uuid),
+        Column("counts", JSONB, nullable=False),
+        Column("verified_at", _TIME, nullable=False, server_default=_NOW),
+    )
+
+
+def _reconciliation_mark(metadata: MetaData) -> None:
+    # Up to where all that was written is known to have left the settled ranges alone.
+    Table(
+        "reconciliation_mark",
+        metadata,
+        Column("consumer_group", CText, primary_key=True),
+        Column("topic", CText, primary_key=True),
+        Column("version", BigInteger, nullable=False),
+        Column("mark", JSONB, nullable=False),
+        Column("written_at", _TIME, nullable=False, server_default=_NOW),
+    )

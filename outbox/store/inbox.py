@@ -17,14 +17,14 @@ SELECT q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = %(to
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
 """
 
-_MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))
+MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))
            AND (%(keys)s::text[] IS NULL OR h.key LIKE ANY (%(keys)s::text[]))"""
 
 # The running sum of sizes bounds the memory of a read; the first message always comes.
 _AFTER = f"""
 SELECT position, half_id, send_number, visible_at, key, tag, headers::text, content_type, body, born_at, matches
   FROM (SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.headers, h.content_type, h.body,
-               h.born_at, {_MATCHES} AS matches,
+               h.born_at, {MATCHES} AS matches,
                sum(octet_length(h.body)) OVER (ORDER BY m.position) - octet_length(h.body) AS bytes_before
           FROM (SELECT * FROM {{s}}.message
                  WHERE topic = %(topic)s AND queue = %(queue)s AND position > %(position)s
@@ -57,6 +57,11 @@ SELECT q, coalesce((SELECT max(position) FROM {s}.consumer_offset o
 """
 
 _KNOWN_GROUP = "SELECT EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = %s AND topic = %s)"
+
+_START = """
+INSERT INTO {s}.consumer_start (consumer_group, topic, queue, position) VALUES (%s, %s, %s, %s)
+ON CONFLICT DO NOTHING
+"""
 
 _APPEND_OFFSET = """
 INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims) VALUES (%s, %s, %s, %s, %s)
@@ -98,7 +103,7 @@ VALUES (%(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(att
         clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s)
 ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = excluded.status, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
-       body_digest = excluded.body_digest, last_error = excluded.last_error, claims = 0, changed_at = clock_timestamp()
+       body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error, claims = 0, changed_at = clock_timestamp()
  WHERE c.status = 'failed'
 """
 
@@ -215,6 +220,11 @@ def group_is_known(schema: str, group: str, topic: str) -> Statement:
     return Statement(in_schema(_KNOWN_GROUP, schema), (group, topic))
 
 
+def write_start(place: Place, position: int) -> Statement:
+    """Write down where a new group begins in a queue: up to ``position``, nothing was meant for it."""
+    return Statement(in_schema(_START, place.schema), (*place.values, position))
+
+
 def append_offset(place: Place, position: int, claims: int = 0) -> Statement:
     """Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end."""
     return Statement(in_schema(_APPEND_OFFSET, place.schema), (*place.values, position, claims))
@@ -233,7 +243,7 @@ def known(place: Place, ids: Sequence[UUID]) -> Statement:
     return Statement(in_schema(_KNOWN, place.schema), (list(ids), place.group))
 
 
-def consumed(place: Place, ids: list[UUID], positions: list[int], digests: list[bytes]) -> Statement:
+def consumed(place: Place, ids: list[UUID], positions: list[int], digests: list[bytes | None]) -> Statement:
     """Insert the inbox rows of messages that were consumed at the first attempt."""
     return Statement(
         in_schema(_CONSUMED, place.schema), (place.group, place.topic, place.queue, ids, positions, digests)

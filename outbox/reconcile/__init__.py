@@ -1,0 +1,1 @@
+"""Reconcile the message tables of producer and consumers: compare, classify, repair, report (extra ``reconcile``)."""

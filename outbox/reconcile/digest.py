@@ -1,0 +1,134 @@
+"""The first tier: digests of many ranges, made inside both databases, tell which ranges need not be read.
+
+A range is clean if all this holds of its messages, each shown by a count and a mix of hashes of ids:
+
+- every half has an op, and there is no op without a half (of all topics: an op doesn't know its topic);
+- every committed half is a message, once, and there is no other message;
+- what the inbox has, all of it consumed, is what was committed of the topic, with the same digests of the bodies;
+- nothing was compensated; and the business table, if one is named, has one row for each.
+
+Then every message of it is `CONSUMED`, `ROLLED_BACK` or `LEFT_OUT`, whatever time it is. Ranges that aren't clean
+may still be in sync (a message was sent twice, another topic has a backlog); they are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from outbox.reconcile.model import Outcome, Pair, Range
+from outbox.reconcile.postgres import between
+from outbox.reconcile.snapshots import Snapshots, reaching
+from outbox.store import reconcile as store
+from outbox.store.execute import Row, Statement, execute
+
+_FAST_SINCE = 14  # bit_xor, hash_record_extended
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both sides."""
+
+    clean: list[tuple[Range, Counter[Outcome]]]
+    differing: list[tuple[Range, int]]
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many rows of the producer's topic and the inbox were digested, and how many lie in differing ranges."""
+        differing = sum(rows for _, rows in self.differing)
+        return differing + 2 * sum(sum(counts.values()) for _, counts in self.clean), differing
+
+
+def digested(snapshots: Snapshots, pair: Pair, gaps: Sequence[Range], buckets: Sequence[Range]) -> Digested:
+    """Digest ``buckets``, which together are the ``gaps``; both are in order.
+
+    Raises:
+        SourceError: a database failed.
+    """
+    mixing = mixing_of(snapshots)
+    bounds = [bucket.first for bucket in buckets]
+    what = between(pair)
+    schema = snapshots.producer.access.schema, snapshots.consumer.access.schema
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+        ours = pool.submit(_rows, snapshots.producer, store.producer_digests(schema[0], what, gaps, bounds, mixing))
+        theirs = _rows(snapshots.consumer, store.consumer_digests(schema[1], what, gaps, bounds, mixing))
+        halves, ops, messages, rolled_back, compensated = ours.result()
+    sides = _Sides(
+        halves, ops, messages, rolled_back, compensated, theirs[0], theirs[1] if what.effects else None, mixing.xor
+    )
+    result = Digested([], [])
+    for number, bucket in enumerate(buckets, 1):
+        if (counts := sides.clean(number)) is None:
+            result.differing.append((bucket, sides.rows(number)))
+        else:
+            result.clean.append((bucket, counts))
+    return result
+
+
+def mixing_of(snapshots: Snapshots) -> store.Mixing:
+    """Return how both servers are to hash: fast, if they give the same values; else by md5, which all have."""
+    connections = snapshots.producer.connection, snapshots.consumer.connection
+    if all(_version(connection) >= _FAST_SINCE for connection in connections):
+        values = [execute(connection, store.probe(store.FAST))[0] for connection in connections]
+        if values[0] == values[1]:
+            return store.FAST
+    return store.PORTABLE
+
+
+def _version(connection: Connection) -> int:
+    version = connection.dialect.server_version_info
+    return int(version[0]) if version else 0
+
+
+def _rows(snapshot: Any, statements: Sequence[Statement]) -> list[dict[int, Row]]:
+    with reaching(snapshot.access):
+        return [{row[0]: row[1:] for row in rows} for rows in execute(snapshot.connection, *statements)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The digests of all tables, by bucket; a bucket without rows isn't there."""
+
+    halves: Mapping[int, Row]
+    ops: Mapping[int, Row]
+    messages: Mapping[int, Row]
+    rolled_back: Mapping[int, Row]
+    compensated: Mapping[int, Row]
+    inbox: Mapping[int, Row]
+    effects: Mapping[int, Row] | None
+    xor: bool
+
+    def clean(self, bucket: int) -> Counter[Outcome] | None:
+        """Return the counts of a clean bucket; None if it isn't."""
+        halves, half_mix, of_topic, addressed, addressed_mix = self.halves.get(bucket, (0, 0, 0, 0, 0))
+        ops, op_mix, commits, commit_mix = self.ops.get(bucket, (0, 0, 0, 0))
+        messages, message_mix, sends = self.messages.get(bucket, (0, 0, 1))
+        back, back_addressed, back_mix = self.rolled_back.get(bucket, (0, 0, 0))
+        rows, consumed, inbox_mix, id_mix = self.inbox.get(bucket, (0, 0, 0, 0))
+        agree = (
+            (halves, half_mix or 0) == (ops, op_mix or 0)
+            and (commits, commit_mix or 0) == (messages, message_mix or 0)
+            and sends == 1
+            and bucket not in self.compensated
+            and rows == consumed == addressed - back_addressed
+            and (inbox_mix or 0) == self._without(addressed_mix or 0, back_mix or 0)
+        )
+        if self.effects is not None:
+            effects, effect_mix = self.effects.get(bucket, (0, 0))
+            agree = agree and (effects, effect_mix or 0) == (rows, id_mix or 0)
+        if not agree:
+            return None
+        left_out = (of_topic - addressed) - (back - back_addressed)
+        return +Counter({Outcome.CONSUMED: rows, Outcome.ROLLED_BACK: back, Outcome.LEFT_OUT: left_out})
+
+    def _without(self, mix: int, part: int) -> int:
+        return mix ^ part if self.xor else mix - part
+
+    def rows(self, bucket: int) -> int:
+        """Return how many rows both sides have in a bucket."""
+        return int(self.halves.get(bucket, (0, 0, 0))[2]) + int(self.inbox.get(bucket, (0,))[0])

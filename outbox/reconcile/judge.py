@@ -1,0 +1,191 @@
+"""What two sides of a message come to: one outcome for each id, decided purely, for a whole table at once.
+
+The order of the rules is that of `Outcome`: the gravest that fits counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, ProducerState
+from outbox.reconcile.rows import FINDING, fixed_ids
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the outcome depends on besides the rows themselves.
+
+    ``producer_now`` and ``consumer_now`` are the clocks of the databases, ``grace`` the grace period, all in
+    microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer. ``offsets`` and ``starts``
+    are the group's position and its first offset by queue.
+    """
+
+    producer_now: int
+    consumer_now: int
+    grace: int
+    horizon: bytes = FIRST_ID.bytes
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    starts: Mapping[int, int] = field(default_factory=dict)
+    max_resends: int = 3
+
+
+class _Both:
+    """The rows of both sides, side by side in the order of their ids; -1 where a side has none."""
+
+    def __init__(self, producer: pa.Table, consumer: pa.Table) -> None:
+        ids = fixed_ids(producer), fixed_ids(consumer)
+        self.ids = np.union1d(*ids) if len(ids[1]) else ids[0]
+        self.in_producer, self.in_consumer = (self._rows(own) for own in ids)
+        self.producer, self.consumer = producer, consumer
+
+    def _rows(self, own: Array) -> Array:
+        """Return the row of each id in a table whose ids are ``own``, or -1."""
+        if len(own) == len(self.ids):
+            return np.arange(len(own))
+        rows = np.full(len(self.ids), -1)
+        rows[np.searchsorted(self.ids, own)] = np.arange(len(own))
+        return rows
+
+    def of_producer(self, column: str, missing: Any) -> Array:
+        return _spread(self.producer[column], self.in_producer, missing)
+
+    def of_consumer(self, column: str, missing: Any) -> Array:
+        return _spread(self.consumer[column], self.in_consumer, missing)
+
+    def digests_differ(self) -> Array:
+        """Tell where both sides know the digest of the body, and it isn't the same."""
+        pair = np.flatnonzero((self.in_producer >= 0) & (self.in_consumer >= 0))
+        ours = self.producer["digest"].take(pa.array(self.in_producer[pair]))
+        theirs = self.consumer["digest"].take(pa.array(self.in_consumer[pair]))
+        differ = np.zeros(len(self.ids), bool)
+        unequal = pc.not_equal(ours, theirs)
+        differ[pair] = pc.fill_null(unequal, False).to_numpy().astype(bool)
+        return differ
+
+
+def judge(producer: pa.Table, consumer: pa.Table, rules: Rules) -> tuple[Counter[Outcome], pa.Table]:
+    """Judge all messages of two tables (`rows.PRODUCER`, `rows.CONSUMER`).
+
+    Returns how many there are of each outcome; and, as `rows.FINDING`, the differences and the messages in flight.
+    """
+    both = _Both(producer, consumer)
+    outcomes = _outcomes(both, rules)
+    values, numbers = np.unique(outcomes[outcomes >= 0], return_counts=True)
+    counts = Counter({Outcome(int(value)): int(number) for value, number in zip(values, numbers, strict=True)})
+    told = np.flatnonzero((outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.CONSUMED_THOUGH_ROLLED_BACK))
+    return counts, _findings(both, told, outcomes[told])
+
+
+def lags(producer: pa.Table, consumer: pa.Table) -> Array:
+    """Return how long each consumed message took from its dispatch to its effect, in seconds; by both clocks."""
+    both = _Both(producer, consumer)
+    took = (both.of_producer("state", -1) == ProducerState.DISPATCHED) & (
+        both.of_consumer("status", 0) == InboxState.CONSUMED
+    )
+    # The clocks of two servers may differ by more than the lag.
+    lag: Array = np.maximum(both.of_consumer("changed_at", 0)[took] - both.of_producer("at", 0)[took], 0) / 1e6
+    return lag
+
+
+def _outcomes(both: _Both, rules: Rules) -> Array:
+    state, at = both.of_producer("state", -1), both.of_producer("at", 0)
+    compensated = both.of_producer("compensated", False)
+    status, effects = both.of_consumer("status", 0), both.of_consumer("effects", -1)
+    skipped = both.of_consumer("skipped", False)
+    queue, position = both.of_producer("queue", 0), both.of_producer("position", 0)
+
+    known = state >= 0
+    withdrawn = (state == ProducerState.ROLLED_BACK) | (state == ProducerState.RECALLED) | compensated
+    committed = (state >= ProducerState.COMMITTED) & ~withdrawn
+    dispatched = committed & (state == ProducerState.DISPATCHED)
+    consumed = status == InboxState.CONSUMED
+    waiting = (status == InboxState.FAILED) | (status == InboxState.PARKED)
+    fenced = status == InboxState.ROLLED_BACK
+    unknown = status == InboxState.NONE
+    took = (effects >= 1) | (consumed & ~skipped)
+    young = at > rules.producer_now - rules.grace
+    too_young = both.ids < np.array(rules.horizon, "S16")
+    lately = both.of_consumer("changed_at", 0) > rules.consumer_now - rules.grace
+    received_lately = both.of_consumer("received_at", 0) > rules.consumer_now - rules.grace
+    before = position <= _by_queue(rules.starts, queue)
+    ahead = position > _by_queue(rules.offsets, queue)
+    for_group = both.of_producer("addressed", True)
+
+    cases: list[tuple[Array, int]] = [
+        (~known & unknown, -1),  # a row of the business table that is none of ours
+        (~known & too_young, Outcome.UNJUDGED),
+        (withdrawn & took, Outcome.CONSUMED_THOUGH_ROLLED_BACK),
+        (effects > 1, Outcome.DUPLICATE_EFFECT),
+        (~known, Outcome.PHANTOM),
+        (~unknown & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED)), Outcome.PHANTOM),
+        (committed & ~unknown & ~fenced & both.digests_differ(), Outcome.DIGEST_MISMATCH),
+        (committed & consumed & ~skipped & (effects == 0), Outcome.NO_EFFECT),
+        (committed & unknown & (effects == 1), Outcome.UNRECORDED),
+        (committed & (waiting | fenced) & (effects == 1), Outcome.STATUS_MISMATCH),
+        (withdrawn & waiting, Outcome.STATUS_MISMATCH),
+        (compensated & unknown & (state == ProducerState.DISPATCHED) & for_group, Outcome.STATUS_MISMATCH),
+        (withdrawn, Outcome.ROLLED_BACK),
+        (committed & fenced & ~lately, Outcome.UNCOMPENSATED),
+        (committed & fenced, Outcome.IN_FLIGHT),
+        (committed & ~dispatched & ~young, Outcome.UNDISPATCHED),
+        (~committed & ~young, Outcome.UNDECIDED),
+        (~dispatched, Outcome.IN_FLIGHT),
+        (consumed, Outcome.CONSUMED),
+        (status == InboxState.PARKED, Outcome.PARKED),
+        ((status == InboxState.FAILED) & ~received_lately, Outcome.FAILED),
+        (~unknown, Outcome.IN_FLIGHT),
+        (~for_group | before, Outcome.LEFT_OUT),
+        (young, Outcome.IN_FLIGHT),
+        (ahead, Outcome.UNCONSUMED),
+        (both.of_producer("sends", 0) > rules.max_resends, Outcome.RESEND_EXHAUSTED),
+    ]
+    return np.select([case for case, _ in cases], [int(outcome) for _, outcome in cases], int(Outcome.MISSING))
+
+
+def _by_queue(positions: Mapping[int, int], queues: Array) -> Array:
+    """Return the position of each queue; 0 where there is none."""
+    table = np.zeros(max([*positions, *queues[:1], 0, int(queues.max(initial=0))]) + 1, "i8")
+    for queue, position in positions.items():
+        table[queue] = position
+    found: Array = table[queues]
+    return found
+
+
+def _spread(column: pa.ChunkedArray, rows: Array, missing: Any) -> Array:
+    """Return the values of these rows of a column as numbers; ``missing`` where the row is -1, or the value null."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    if column.null_count:
+        column = column.fill_null(missing)
+    own = column.to_numpy()
+    if len(own) == len(rows):
+        return own
+    values = np.full(len(rows), missing, own.dtype if len(own) else np.array(missing).dtype)
+    values[rows >= 0] = own[rows[rows >= 0]]
+    return values
+
+
+def _findings(both: _Both, told: Array, outcomes: Array) -> pa.Table:
+    columns: dict[str, Any] = {
+        "id": pa.Array.from_buffers(pa.binary(16), len(told), [None, pa.py_buffer(both.ids[told].tobytes())]),
+        "outcome": pa.array(outcomes, pa.int8()),
+    }
+    for side, rows, prefix in (
+        (both.producer, both.in_producer[told], "producer"),
+        (both.consumer, both.in_consumer[told], "consumer"),
+    ):
+        index = pa.array(rows, mask=rows < 0)
+        for name in side.column_names:
+            target = f"{prefix}_digest" if name == "digest" else name
+            if target in FINDING.names and target != "id":
+                columns[target] = side[name].take(index)
+    return pa.table(columns).select(FINDING.names).cast(FINDING)

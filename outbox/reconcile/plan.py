@@ -1,0 +1,167 @@
+"""What is compared how: which ranges need no look, where the others are cut, and whether digests pay.
+
+Every choice comes with a sentence, which is shown.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.reconcile.compare import Task
+from outbox.reconcile.model import EngineName, Range, Tier
+from outbox.reconcile.options import Job
+from outbox.reconcile.snapshots import Snapshot, Snapshots, reaching
+from outbox.store import reconcile as store
+from outbox.store.execute import execute
+
+#: Rows of a side in a bucket that is digested: small, so that little is read for one difference.
+_ROWS_OF_BUCKET = 600
+_MOST_BUCKETS = 16_384
+#: Rows of a side in a task: bounds the memory, and is worth a task's overhead.
+_ROWS_OF_TASK = 400_000
+#: Below so many rows of a side, reading them is as fast as digesting them.
+_WORTH_DIGESTS = 20_000
+#: Above this share of rows in differing ranges, it is faster to read everything at once.
+READ_ALL_ABOVE = 0.4
+#: From so many rows of both sides on, Spark's start is worth its while.
+_WORTH_SPARK = 20_000_000
+#: Points by which the rows of a range are reckoned.
+POINTS = 2_000
+#: Ids in one statement: each range is a subquery.
+_RANGES_OF_TASK = 200
+_BYTES_OF_ROW = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """About how many rows there are, of a side."""
+
+    producer: int
+    consumer: int
+
+    @property
+    def larger(self) -> int:
+        """Those of the larger side."""
+        return max(self.producer, self.consumer)
+
+
+def size_of(snapshots: Snapshots) -> Size:
+    """Return about how many halves and inbox rows the databases have, by their statistics."""
+    return Size(_rows(snapshots.producer, "half_message"), _rows(snapshots.consumer, "consumer_message"))
+
+
+def _rows(snapshot: Snapshot, table: str) -> int:
+    with reaching(snapshot.access):
+        (((rows, size),),) = execute(snapshot.connection, store.size(snapshot.access.schema, table))
+    # A table that grew since its last ANALYZE, or never had one.
+    return max(int(rows), int(size) // _BYTES_OF_ROW // 2)
+
+
+def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
+    """Return about ``count`` ids that are evenly spread over the larger side, in order."""
+    if count < 1:
+        return []
+    if size.producer >= size.consumer:
+        snapshot, table, column = snapshots.producer, "half_message", "id"
+    else:
+        snapshot, table, column = snapshots.consumer, "consumer_message", "message_id"
+    with reaching(snapshot.access):
+        (rows,) = execute(snapshot.connection, store.sample(snapshot.access.schema, table, column, count))
+    return sorted({row[0] for row in rows})
+
+
+def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:
+    """Cut ranges, which are in order, at points, which are too."""
+    pieces: list[Range] = []
+    for first, end in ranges:
+        inner = at[bisect_right(at, first) :]
+        edges = [first, *(point for point in inner if end is None or point < end)]
+        pieces += [Range(begin, stop) for begin, stop in zip(edges, [*edges[1:], end], strict=True)]
+    return pieces
+
+
+def without(whole: Range, settled: Sequence[Range]) -> list[Range]:
+    """Return what is left of a range without those inside it, which are in order and don't overlap."""
+    gaps, begin = [], whole.first
+    for first, end in settled:
+        if first > begin:
+            gaps.append(Range(begin, first))
+        if end is None:
+            return gaps
+        begin = end
+    if whole.end is None or begin < whole.end:
+        gaps.append(Range(begin, whole.end))
+    return gaps
+
+
+def buckets_for(rows: int) -> int:
+    """Return into how many ranges so many rows of a side are cut to be digested."""
+    return max(1, min(rows // _ROWS_OF_BUCKET, _MOST_BUCKETS))
+
+
+def weighed(gaps: Sequence[Range], at: Sequence[UUID], size: Size) -> list[tuple[Range, int]]:
+    """Cut ranges into pieces that bound a task, by points that are evenly spread over the rows.
+
+    Returns them with the number of rows on both sides that they have, about.
+    """
+    rows_of_point = (size.producer + size.consumer) / max(len(at), 1)
+    step = max(int(2 * _ROWS_OF_TASK / max(rows_of_point, 1)), 1)
+    return [(each, int(_points_in(each, at) * rows_of_point)) for each in cut(gaps, at[::step])]
+
+
+def joined(ranges: Sequence[tuple[Range, int]]) -> list[tuple[Range, int]]:
+    """Join neighbours, as long as a task can hold them."""
+    result: list[tuple[Range, int]] = []
+    for each, rows in ranges:
+        if result and result[-1][0].end == each.first and result[-1][1] + rows <= 2 * _ROWS_OF_TASK:
+            before, rows_before = result.pop()
+            result.append((Range(before.first, each.end), rows_before + rows))
+        else:
+            result.append((each, rows))
+    return result
+
+
+def _points_in(each: Range, at: Sequence[UUID]) -> int:
+    end = len(at) if each.end is None else bisect_left(at, each.end)
+    return end - bisect_left(at, each.first)
+
+
+def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Task]:
+    """Return tasks that read scattered ranges together, as many as bound their rows."""
+    tasks: list[Task] = []
+    ranges: list[Range] = []
+    rows = 0
+    for each, size in differing:
+        if ranges and (rows + size > 2 * _ROWS_OF_TASK or len(ranges) == _RANGES_OF_TASK):
+            tasks.append(Task(len(tasks), tuple(ranges)))
+            ranges, rows = [], 0
+        ranges.append(each)
+        rows += size
+    return [*tasks, Task(len(tasks), tuple(ranges))] if ranges else tasks
+
+
+def choose_engine(job: Job, size: Size) -> tuple[EngineName, str]:
+    """Return the engine for a job of this size, and why."""
+    rows = size.producer + size.consumer
+    if job.engine is not EngineName.AUTO:
+        return job.engine, f"engine {job.engine}, as asked"
+    if rows < _WORTH_SPARK:
+        return EngineName.LOCAL, f"engine local: about {rows:,} rows on both sides don't pay for starting Spark"
+    if importlib.util.find_spec("pyspark") is None:
+        return EngineName.LOCAL, "engine local: PySpark isn't installed (pip install 'outbox[spark]')"
+    return EngineName.SPARK, f"engine spark: about {rows:,} rows on both sides"
+
+
+def choose_tier(job: Job, rows: int) -> tuple[Tier, str]:
+    """Return the tier for about so many rows of a side that aren't settled, and why."""
+    if job.archives:
+        return Tier.FULL, "every row is read: archives have no digests"
+    if job.tier is not Tier.AUTO:
+        return job.tier, f"tier {job.tier}, as asked"
+    if rows < _WORTH_DIGESTS:
+        return Tier.FULL, f"every row is read: about {rows:,} rows a side are too few for digests to pay"
+    return Tier.DIGEST, f"digests first: about {rows:,} rows a side"

@@ -1,0 +1,225 @@
+"""What a reconciliation found: for the report, the records and the exit code."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import reduce
+from uuid import UUID
+
+import pyarrow as pa
+
+from outbox.reconcile.model import KINDS, Action, EngineName, InboxState, Outcome, Pair, ProducerState, Tier, Window
+from outbox.reconcile.options import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One difference, with all that either side says of the message; None where it says nothing."""
+
+    id: UUID
+    outcome: Outcome
+    state: ProducerState | None
+    sends: int | None
+    queue: int | None
+    position: int | None
+    at: dt.datetime | None
+    compensated: bool | None
+    producer_digest: bytes | None
+    status: InboxState | None
+    attempts: int | None
+    received_at: dt.datetime | None
+    changed_at: dt.datetime | None
+    effects: int | None
+    consumer_digest: bytes | None
+
+    @property
+    def since(self) -> dt.datetime | None:
+        """The last time at which either side did something with the message."""
+        return max(filter(None, (self.at, self.changed_at)), default=None)
+
+
+def to_findings(table: pa.Table) -> Iterator[Finding]:
+    """Yield the rows of a table of findings (`rows.FINDING`)."""
+    for batch in table.to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            state, status, effects = row["state"], row["status"], row["effects"]
+            yield Finding(
+                **row
+                | {
+                    "id": UUID(bytes=row["id"]),
+                    "outcome": Outcome(row["outcome"]),
+                    "state": None if state is None else ProducerState(state),
+                    "status": None if status is None else InboxState(status),
+                    "effects": None if effects is None or effects < 0 else effects,
+                }
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTold:
+    """How a pair was compared, and why so; ``why`` are sentences."""
+
+    tier: Tier
+    engine: EngineName
+    why: tuple[str, ...]
+    ranges: int
+    buckets: int = 0
+    differing: int = 0
+    kept: int = 0
+    rows_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What became of one attempt to repair: ``done``, ``healed`` (nothing left to do), or why it was refused."""
+
+    id: UUID
+    kind: Outcome
+    action: Action
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How long messages took from their dispatch to their effect.
+
+    ``counts[i]`` of them took up to ``bounds[i]`` seconds, and the last of ``counts`` the rest. ``sampled`` tells
+    that they are a sample; all are of those that the run read from both sides.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sampled: bool
+
+    @property
+    def total(self) -> int:
+        """How many were measured."""
+        return sum(self.counts)
+
+    def within(self, share: float) -> float | None:
+        """Return a bound (seconds) within which this share of them lies, 0.99 say; None if that is the last of all."""
+        reached = 0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            reached += count
+            if reached >= share * self.total:
+                return bound
+        return None
+
+
+@dataclass(slots=True)
+class PairResult:
+    """One pair, compared. ``findings`` are its differences and ``open`` the messages in flight (`rows.FINDING`).
+
+    ``healed`` differences were gone at the second look. ``seconds`` are the durations of the stages by name.
+    """
+
+    run_id: UUID
+    pair: Pair
+    window: Window
+    begun_at: dt.datetime
+    plan: PlanTold
+    counts: Counter[Outcome]
+    findings: pa.Table
+    open: pa.Table
+    healed: int = 0
+    lag: Lag | None = None
+    repairs: list[Repaired] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def differences(self) -> dict[Outcome, int]:
+        """How many there are of each kind, gravest first; none of those that are 0."""
+        return {kind: self.counts[kind] for kind in KINDS if self.counts[kind]}
+
+    @property
+    def in_sync(self) -> bool:
+        """Is there no difference?"""
+        return not self.differences
+
+
+#: Adds without rounding: numeric has up to 131072 digits before the point and 16383 after it.
+EXACT = Context(prec=150_000, traps=[Inexact, InvalidOperation])
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRow:
+    """One value of one measure under one key; ``unexplained`` = producer - rolled_back - consumer - in_flight."""
+
+    key: tuple[str, ...]
+    value: str
+    producer: Decimal
+    rolled_back: Decimal
+    consumer: Decimal
+    in_flight: Decimal
+
+    @property
+    def unexplained(self) -> Decimal:
+        """What nothing accounts for; 0 if all is well."""
+        return reduce(EXACT.subtract, (self.rolled_back, self.consumer, self.in_flight), self.producer)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """One measure: a row for each key and value; ``by`` names the parts of the keys.
+
+    ``faults`` are sentences about what couldn't be read, so that the measure proves nothing.
+    """
+
+    name: str
+    pair: Pair
+    by: tuple[str, ...]
+    rows: tuple[MeasureRow, ...]
+    faults: tuple[str, ...] = ()
+
+    @property
+    def totals(self) -> tuple[MeasureRow, ...]:
+        """The sums over all keys, by value and currency."""
+        return tuple(_total(value, currency, rows) for (value, currency), rows in self.by_currency(self.rows).items())
+
+    def by_currency(self, rows: Iterable[MeasureRow]) -> dict[tuple[str, tuple[str, ...]], list[MeasureRow]]:
+        """Return rows by value and currency, if a part of the key is called so: only such rows may be added up."""
+        groups: dict[tuple[str, tuple[str, ...]], list[MeasureRow]] = {}
+        for row in rows:
+            currency = tuple(part for name, part in zip(self.by, row.key, strict=True) if name.lower() == "currency")
+            groups.setdefault((row.value, currency), []).append(row)
+        return groups
+
+    @property
+    def unexplained(self) -> tuple[MeasureRow, ...]:
+        """The rows that don't add up."""
+        return tuple(row for row in self.rows if row.unexplained)
+
+    @property
+    def in_sync(self) -> bool:
+        """Does everything add up, and could everything be read?"""
+        return not self.unexplained and not self.faults
+
+
+def _total(value: str, currency: tuple[str, ...], rows: list[MeasureRow]) -> MeasureRow:
+    def added(part: str) -> Decimal:
+        return reduce(EXACT.add, (getattr(row, part) for row in rows), Decimal())
+
+    return MeasureRow(
+        ("total", *currency), value, added("producer"), added("rolled_back"), added("consumer"), added("in_flight")
+    )
+
+
+@dataclass(slots=True)
+class JobResult:
+    """A whole job: its pairs and measures, in the order in which they were declared, and the policy of its repairs."""
+
+    begun_at: dt.datetime
+    pairs: list[PairResult]
+    measures: list[MeasureResult]
+    seconds: float = 0.0
+    applied: bool = False
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def in_sync(self) -> bool:
+        """Is there no difference, and nothing unexplained?"""
+        return all(pair.in_sync for pair in self.pairs) and all(measure.in_sync for measure in self.measures)
