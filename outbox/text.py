@@ -18,6 +18,11 @@ def summary_of(error: BaseException) -> str:
     return storable("".join(traceback.format_exception_only(error)).strip())[:_SUMMARY_CHARS]
 
 
+def plain(text: str) -> str:
+    """Return a text with control characters written out: what is in a message must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def duration(seconds: float) -> str:
     """Return a duration for people: ``4.2s``, ``3m10s``, ``5h07m``, ``2d04h``."""
     if seconds < 60:

@@ -14,9 +14,10 @@ from sqlalchemy import Engine
 
 from outbox.cli.database import URL_VARIABLE, SchemaOption, UrlOption, engine_of, find_url
 from outbox.cli.exits import Code, Failure
-from outbox.cli.output import Output, OutputOption, console, plain, print_json
+from outbox.cli.output import Output, OutputOption, console, print_json
 from outbox.cli.run import load
 from outbox.errors import InvalidSettings
+from outbox.text import plain
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outbox.text import duration
+from outbox.text import duration, plain
 
 
 class Output(enum.StrEnum):
@@ -74,11 +74,6 @@ def cell(value: Any) -> str:
     if isinstance(value, dict | list):
         return plain(json.dumps(value, ensure_ascii=False, default=_plain_json))
     return plain(str(value))
-
-
-def plain(text: str) -> str:
-    """Return a text with control characters written out: what is in a message must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def age(seconds: float | None) -> str:
