@@ -104,17 +104,55 @@ def resend(connection: Connection, settings: Settings, half_ids: Sequence[UUID],
 
     A group that has consumed a message knows its id and does nothing.
     """
-    _, rows = execute(
-        connection, take_lock(dispatch_lock(settings.schema)), store.dispatched(settings.schema, half_ids)
-    )
-    dispatched = [half_id for (half_id,) in rows]
-    place = _placement(settings, len(dispatched))
-    _, ((_, messages, _, _),) = execute(connection, store.plan_by_index(), store.resend(place, dispatched))
+    sends = newest_sends(connection, settings, half_ids)
+    place = _placement(settings, len(sends))
+    _, ((_, messages, _, _),) = execute(connection, store.plan_by_index(), store.resend(place, list(sends)))
     execute(
         connection,
-        *(operator.audit(settings.schema, actor, "resend", str(half_id), reason) for half_id in dispatched),
+        *(
+            operator.audit(settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1})
+            for half_id, sent in sends.items()
+        ),
     )
     return int(messages)
+
+
+def newest_sends(connection: Connection, settings: Settings, half_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Return the newest send number of those that are messages; until the transaction ends, it stays the newest.
+
+    The caller's transaction, which must be READ COMMITTED, keeps everybody else from sending and pruning them.
+    """
+    _, rows = execute(
+        connection, take_lock(dispatch_lock(settings.schema)), store.lock_sends(settings.schema, half_ids)
+    )
+    return dict(rows)
+
+
+def dispatch_passed(
+    connection: Connection, settings: Settings, half_ids: Sequence[UUID], *, actor: str, reason: str
+) -> tuple[list[UUID], list[UUID]]:
+    """Make the messages of committed ops that dispatch has passed and that have none, in the caller's transaction.
+
+    That should never be; but somebody may have deleted a message, or restored a table. An op that dispatch has yet to
+    come to must be left to it: the message which it makes then would be the second one of its send, the unique index
+    refuses that, and dispatch would stand still at this batch for ever. So nobody else may dispatch meanwhile, and it
+    is the cursor that tells; while a backlog is cut, or a re-base is under way, it doesn't tell enough.
+
+    Returns the ids that were placed (or scheduled, if they are to be delivered later), and those that dispatch or
+    release will come to by itself. The others need nothing: they are messages, scheduled, recalled, rolled back or
+    compensated. The transaction must be READ COMMITTED: the cursor is to be that of after the lock.
+    """
+    _, cursors = execute(connection, take_lock(dispatch_lock(settings.schema)), store.newest_cursor(settings.schema))
+    cursor = store.to_cursor(cursors[0]) if cursors else None
+    if cursor is not None and (cursor.restored or cursor.until_sequence is not None):
+        cursor = None
+    (rows,) = execute(connection, store.lock_undispatched(settings.schema, half_ids, cursor))
+    passed = [half_id for half_id, is_passed in rows if is_passed]
+    if passed:
+        place = _placement(settings, len(passed))
+        audits = (operator.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
+        execute(connection, store.plan_by_index(), store.place_these(place, passed), *audits)
+    return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 
 def recall(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> None:

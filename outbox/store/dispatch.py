@@ -163,15 +163,22 @@ WITH batch AS MATERIALIZED (
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
 
-_DISPATCHED = "SELECT DISTINCT half_id FROM {s}.message WHERE half_id = ANY (%s::uuid[])"
+# Locked against prune, which deletes a half together with its messages.
+_LOCK_SENDS = """
+SELECT o.half_id, n.sent
+  FROM {s}.op_message o
+  CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
+ WHERE o.half_id = ANY (%s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
+ ORDER BY o.half_id
+   FOR UPDATE OF o
+"""
 
 _RESEND = """
 WITH batch AS MATERIALIZED (
     SELECT o.half_id, o.sequence, n.sent
       FROM {s}.op_message o
       CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
-     WHERE o.half_id = ANY (%(half_ids)s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
-       FOR UPDATE OF o  -- against prune, which deletes a half together with its messages
+     WHERE o.half_id = ANY (%(half_ids)s::uuid[])
 ), entry AS MATERIALIZED (
     SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key,
            NULL::timestamptz AS deliver_at,
@@ -179,6 +186,26 @@ WITH batch AS MATERIALIZED (
       FROM batch b
       JOIN {s}.half_message h ON h.id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
+)"""
+
+# The exact complement of what dispatch will find: it looks for ops from the cursor's next_xid on, and for those of
+# transactions that were in flight. What has a schedule is the release's to make.
+_LOCK_UNDISPATCHED = """
+SELECT o.half_id, d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> ALL (%(in_flight)s::xid8[])
+  FROM {s}.op_message o
+  JOIN {s}.half_message h ON h.id = o.half_id
+  LEFT JOIN {s}.scheduled_message d ON d.half_id = o.half_id
+ WHERE o.half_id = ANY (%(half_ids)s::uuid[]) AND o.resolution = 'commit'
+   AND (d.half_id IS NULL OR (d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp()))
+   AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = o.half_id)
+   AND NOT EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = o.half_id)
+ ORDER BY o.half_id
+   FOR UPDATE OF o
+"""
+
+_THESE = """
+WITH batch AS MATERIALIZED (
+    SELECT half_id, sequence, resolution FROM {s}.op_message WHERE half_id = ANY (%(half_ids)s::uuid[])
 )"""
 
 _RECALL = """
@@ -319,14 +346,32 @@ def release_due(place: Placement) -> Statement:
     return Statement(in_schema(_DUE + _PLACE, place.schema), place.values())
 
 
-def dispatched(schema: str, half_ids: Sequence[UUID]) -> Statement:
-    """Read which of these halves are messages. Rows: ``(id,)``."""
-    return Statement(in_schema(_DISPATCHED, schema), (list(half_ids),))
+def lock_sends(schema: str, half_ids: Sequence[UUID]) -> Statement:
+    """Lock those of these halves that are messages. Rows: ``(id, newest send number)``."""
+    return Statement(in_schema(_LOCK_SENDS, schema), (list(half_ids),))
 
 
 def resend(place: Placement, half_ids: Sequence[UUID]) -> Statement:
-    """Append dispatched messages once more, with the next send number. Rows as of `dispatch_batch`."""
+    """Append messages, which `lock_sends` has locked, with the next send number. Rows as of `dispatch_batch`."""
     return Statement(in_schema(_RESEND + _PLACE, place.schema), place.values(half_ids=list(half_ids)))
+
+
+def lock_undispatched(schema: str, half_ids: Sequence[UUID], cursor: Cursor | None) -> Statement:
+    """Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
+
+    Without a ``cursor``, dispatch has passed none.
+    """
+    values = {
+        "half_ids": list(half_ids),
+        "next_xid": cursor.next_xid if cursor else "0",
+        "in_flight": cursor.in_flight if cursor else [],
+    }
+    return Statement(in_schema(_LOCK_UNDISPATCHED, schema), values)
+
+
+def place_these(place: Placement, half_ids: Sequence[UUID]) -> Statement:
+    """Make the messages of ops, or their schedules, whatever the cursor says. Rows as of `dispatch_batch`."""
+    return Statement(in_schema(_THESE + _OPS_TO_ENTRIES + _PLACE, place.schema), place.values(half_ids=list(half_ids)))
 
 
 def recall(schema: str, half_id: UUID, actor: str) -> Statement:

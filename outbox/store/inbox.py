@@ -103,7 +103,8 @@ VALUES (%(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(att
         clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s)
 ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = excluded.status, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
-       body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error, claims = 0, changed_at = clock_timestamp()
+       body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error, claims = 0,
+       changed_at = clock_timestamp()
  WHERE c.status = 'failed'
 """
 

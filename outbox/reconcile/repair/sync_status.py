@@ -1,0 +1,112 @@
+"""The inbox contradicts what is known: write the truth into it, in the consumer's database.
+
+The truth is `consumed` where the business table has exactly one row of the message and the producer stands by it, and
+`rolled_back`, the fence, where the producer has withdrawn it and it took no effect.
+
+A handler may be running this very message. What keeps the two apart:
+
+- There is an inbox row, to be retried: whoever runs its handler holds the row's lock from before the handler until the
+  commit (a retry, and an ordered queue). While it does, the row is skipped here. While we hold it, nobody begins; and
+  afterwards the row isn't failed any more, so nobody does.
+- There is no row: a handler inserts it with its commit, and so do we; the primary key lets one of the two through.
+  We are first: the handler's insert waits for us, fails, and takes its business change with it; it looks again, and
+  steps over the message. (Its change isn't in our count: it isn't committed.) The handler is first: our insert waits
+  for it if need be, does nothing, and what the inbox says then is the result. Had both got through, the fence would
+  stand over a message that took effect, or the effect be there twice.
+- A parked row, or a fence: nobody runs it. An operator's resume waits for our lock, and finds it isn't parked any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from outbox.model import Status
+from outbox.reconcile.model import Action, InboxState, ProducerState
+from outbox.reconcile.repair import inbox
+from outbox.reconcile.repair.inbox import InboxRow
+from outbox.reconcile.repair.work import BUSY, DONE, HEALED, Work, ids_of
+from outbox.reconcile.result import Finding
+from outbox.store import repair as store
+from outbox.store.execute import execute
+
+_WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
+
+
+def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Write what is true where the row, or its absence, is as it was found and the effects still bear it out."""
+    results = _look_again(work, batch)
+    left = [finding for finding in batch if finding.id not in results]
+    with work.in_consumer() as connection:
+        there = inbox.lock(work, connection, left)
+        effects = work.effects(connection, left)
+        for finding in left:
+            row, busy = there.rows.get(finding.id), finding.id in there.busy
+            results[finding.id] = BUSY if busy else _result(finding, row, effects.get(finding.id))
+        for truth in (Status.CONSUMED, Status.ROLLED_BACK):
+            chosen = [finding for finding in left if results[finding.id] == DONE and truth_of(finding) is truth]
+            results |= _write(work, connection, truth, chosen)
+    return results
+
+
+def truth_of(finding: Finding) -> Status:
+    """Return the status that the inbox should have."""
+    withdrawn = finding.state in _WITHDRAWN or finding.compensated
+    return Status.ROLLED_BACK if withdrawn else Status.CONSUMED
+
+
+def _look_again(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the results of what the producer has compensated since: its fence must not be lifted."""
+    fenced = [finding for finding in batch if finding.status is InboxState.ROLLED_BACK]
+    if not fenced:
+        return {}
+    with work.in_producer() as connection:
+        return dict.fromkeys(work.compensated(connection, fenced), "refused: it was compensated")
+
+
+def _result(finding: Finding, row: InboxRow | None, effects: int | None) -> str:
+    """Decide what is to be done about a message; ``effects`` is None where no business table is named."""
+    truth = truth_of(finding)
+    if row is not None and row.status is truth:
+        return HEALED
+    if truth is Status.CONSUMED and effects != 1:
+        return "refused: no business table is named" if effects is None else f"refused: it took effect {effects} times"
+    if truth is Status.ROLLED_BACK and effects:
+        return "refused: it took effect"
+    if row is not None:
+        return DONE if row.is_as(finding) else row.changed
+    return DONE if inbox.had_none(finding) else "refused: its inbox row is gone"
+
+
+def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[Finding]) -> dict[UUID, str]:
+    """Insert or update the rows of ``chosen``, and record it; return the results of those that came too late."""
+    schema, group = work.job.consumer.schema, work.pair.group
+    missing = [finding for finding in chosen if inbox.had_none(finding)]
+    why = f"fenced off by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.ROLLED_BACK else None
+    rows = [
+        store.NewRow(finding.id, finding.queue or 0, finding.position or 0, finding.producer_digest)
+        for finding in missing
+    ]
+    attempts = 1 if truth is Status.CONSUMED else 0
+    inserted, _, now = execute(
+        connection,
+        store.insert_inbox(schema, group, work.pair.topic, truth.value, attempts, rows, why),
+        store.settle_inbox(schema, group, truth.value, ids_of([f for f in chosen if f not in missing]), why),
+        store.statuses(schema, group, ids_of(missing)),
+    )
+    mine = {message_id for (message_id,) in inserted}
+    status: dict[UUID, str] = dict(now)
+    late = {
+        finding.id: HEALED if status.get(finding.id) == truth else f"refused: it is {status.get(finding.id)} now"
+        for finding in missing
+        if finding.id not in mine
+    }
+    done = [finding for finding in chosen if finding.id not in late]
+    told = {
+        finding.id: {"was": finding.status.name.lower() if finding.status else None, "is": truth.value}
+        for finding in done
+    }
+    execute(connection, *work.audits(Action.SYNC_STATUS, done, told))
+    return late

@@ -1,0 +1,161 @@
+"""Repairs that are killed, after each of their round trips and at random: run again, they come to the same end."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, make_url, text
+
+from outbox import Settings
+from outbox.ids import uuid7
+from outbox.reconcile.model import Access, Action, Outcome
+from outbox.reconcile.options import Job
+from outbox.reconcile.result import Finding
+from tests.conftest import wait_until
+from tests.reconcile.repair_process import Repairer
+from tests.reconcile.repairing import Night
+
+pytestmark = pytest.mark.slow
+
+NAME = "outbox-repair"
+
+
+@pytest.fixture
+def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
+    """Producer and consumer in two databases."""
+    with Night(new_engine(), new_engine(), settings) as night:
+        yield night
+
+
+@pytest.fixture
+def repairers() -> Iterator[list[Repairer]]:
+    """Two that fork repairs."""
+    both = [Repairer(), Repairer()]
+    yield both
+    for each in both:
+        each.close()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Messages that were put out of step, by what is to become of them, and what is found of them."""
+
+    ids: dict[Action, list[UUID]]
+    by_dispatch: list[UUID]
+    findings: list[Finding]
+
+    @property
+    def consumers(self) -> list[UUID]:
+        """Those that the consumer has handled in the end."""
+        return [*self.ids[Action.RESEND], *self.ids[Action.DISPATCH], *self.by_dispatch, *self.ids[Action.RESUME]]
+
+
+def broken(night: Night, each: int) -> Broken:
+    """Break so many messages in every way that can be repaired."""
+    ids = night.consumed(*range(6 * each))
+    # The phantoms aren't the last of their queue: positions must not begin again below the group's offset.
+    phantom, missing, unrecorded, mismatch, withdrawn, parked = (ids[n * each : n * each + each] for n in range(6))
+    night.forget(*missing)
+    night.forget(*withdrawn)
+    night.forget(*unrecorded, ledger=False)
+    night.set_status("rolled_back", *mismatch)
+    night.set_status("parked", *parked)
+    night.set_status("failed", *phantom)
+    night.run("DELETE FROM ledger WHERE message_id = ANY (:ids)", ids=[*parked, *phantom])
+    night.compensate(*withdrawn)
+    for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
+        night.run_at_producer(f"DELETE FROM outbox.{table} WHERE {column} = ANY (:ids)", ids=phantom)
+    undispatched, backlog = night.passed(*range(each)), night.send_only(*range(each))
+    with night.producer.begin() as connection:
+        undecided = [night.app.prepare(connection, "t", n, immunity=3600) for n in range(each)]
+    acts = {
+        Action.RESEND: missing,
+        Action.DISPATCH: undispatched,
+        Action.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
+        Action.RESUME: parked,
+        Action.PARK: phantom,
+        Action.CHECK: undecided,
+    }
+    mine = {*backlog, *itertools.chain.from_iterable(acts.values())}
+    findings = [finding for finding in night.found() if finding.id in mine]
+    assert len(findings) == 9 * each
+    return Broken(acts, backlog, findings)
+
+
+def named(job: Job) -> Job:
+    """Return the job with connections that can be told from others."""
+    producer, consumer = (
+        make_url(access.url).update_query_dict({"application_name": NAME}).render_as_string(hide_password=False)
+        for access in (job.producer, job.consumer)
+    )
+    return replace(
+        job, producer=Access(producer, job.producer.settings), consumer=Access(consumer, job.consumer.settings)
+    )
+
+
+def nobody_repairs(night: Night) -> bool:
+    """Has the server noticed the end of every repair?"""
+    with night.consumer.begin() as connection:
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name"
+        return bool(connection.execute(text(sql), {"name": NAME}).scalar_one() == 0)
+
+
+def assert_mended(night: Night, what: Broken) -> None:
+    """Each act was done once, and recorded once; what is consumed took effect once; nothing else is left."""
+    for action, ids in what.ids.items():
+        acts = Counter(UUID(target.removeprefix("g/")) for _, target, _ in night.acts(action))
+        assert {half_id: acts[half_id] for half_id in ids} == dict.fromkeys(ids, 1), action
+    assert night.sends(*what.ids[Action.RESEND]) == [2] * len(what.ids[Action.RESEND])
+    assert night.sends(*what.ids[Action.DISPATCH], *what.by_dispatch) == [1] * 2 * len(what.by_dispatch)
+    night.settle()
+    assert set(night.status(*what.consumers)) == {"consumed"}
+    effects = dict(night.rows("SELECT message_id, count(*) FROM ledger GROUP BY 1"))
+    assert {half_id: effects.get(half_id) for half_id in what.consumers} == dict.fromkeys(what.consumers, 1)
+    assert set(night.kinds()) == {Outcome.UNDECIDED, Outcome.PHANTOM}
+
+
+def test_killed_after_each_round_trip(night: Night, repairers: list[Repairer]) -> None:
+    """A repair that is killed after any of its round trips, and run again, has done each thing once."""
+    job = named(night.job())
+    what = broken(night, 2)
+    for kind in sorted({finding.outcome for finding in what.findings}):
+        findings = [finding for finding in what.findings if finding.outcome is kind]
+        # Until one comes to its end, each is killed one round trip later than the one before.
+        for after in itertools.count(1):
+            said, pid = repairers[0].start((job, uuid7(), findings, 500, after))
+            if said == "ended":
+                repairers[0].wait()
+                break
+            assert repairers[0].kill(pid)
+            wait_until(lambda: nobody_repairs(night), "the server has noticed the end")
+        assert after > 5, "a repair has more round trips than that"
+    assert_mended(night, what)
+
+
+def test_two_repairs_killed_at_random(night: Night, repairers: list[Repairer]) -> None:
+    """Two repairs of the same differences, killed over and over, come to an end at which each thing is done once."""
+    chance = random.Random(4)  # noqa: S311
+    job = named(night.job())
+    what = broken(night, 40)
+    todo = sum(map(len, what.ids.values()))
+
+    def done() -> int:
+        return sum(len(night.acts(action)) for action in what.ids)
+
+    kills = 0
+    while (before := done()) < todo:
+        order = (job, uuid7(), what.findings, chance.randint(1, 9), 0)
+        running = [each.start(order)[1] for each in repairers]
+        goal = min(before + chance.randint(1, 25), todo)
+        wait_until(lambda goal=goal: done() >= goal, "the repairs get on")  # type: ignore[misc]
+        kills += sum(each.kill(pid) for each, pid in zip(repairers, running, strict=True))
+        wait_until(lambda: nobody_repairs(night), "the server has noticed the end")
+    assert kills > 10, "too few kills: the test has proved too little"
+    assert night.repair(what.findings)
+    assert_mended(night, what)
