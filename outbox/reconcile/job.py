@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from outbox.ids import uuid7
+from outbox.errors import OutboxError
 from outbox.reconcile import settled as settling
 from outbox.reconcile.engine import Engine, LocalEngine
 from outbox.reconcile.look import differing, second_look
@@ -18,11 +18,10 @@ from outbox.reconcile.measuring import Compared, check_measures, measure_all, un
 from outbox.reconcile.model import EngineName, Pair
 from outbox.reconcile.options import Job
 from outbox.reconcile.pairing import FirstLook, Pairing, in_flight
-from outbox.reconcile.record import Record
+from outbox.reconcile.record import Ids, Record
 from outbox.reconcile.repair import repair
 from outbox.reconcile.result import JobResult, MeasureResult, PairResult, Repaired, to_findings
-from outbox.reconcile.rules import as_time
-from outbox.reconcile.snapshots import Snapshots, engine_of, taken
+from outbox.reconcile.snapshots import Snapshots, as_time, engine_of, taken
 from outbox.reconcile.told import Silent, Told, timed
 
 
@@ -46,34 +45,58 @@ def reconcile(job: Job, told: Told | None = None) -> JobResult:
         InvalidSettings: a measure that can't be computed.
         ReconcileError: Spark doesn't start, or fails.
         SchemaMissing, SchemaOutdated: a database isn't migrated.
+        sqlalchemy.exc.DBAPIError: a connection was lost over a repair. What is done is found healed by the next job.
+    """
+    result = compare(job, told)
+    if job.apply:
+        mend(job, result, told)
+    return result
+
+
+def compare(job: Job, told: Told | None = None, ids: Ids | None = None) -> JobResult:
+    """Compare, and write down what differs; repair nothing. ``ids``: those that are in the record already.
+
+    Raises:
+        As `reconcile`.
     """
     began = time.monotonic()
-    teller = told or Silent()
-    record = Record(job, uuid7())
-    runs = [_Run(uuid7(), pair) for pair in job.pairs]
-    try:
-        with _engines(job) as engine, _recorded(record, runs):
-            with taken(job.producer, job.consumer) as snapshots:
-                check_measures(
-                    job.measures, job.pairs, snapshots.producer.connection, snapshots.consumer.connection, job.window
-                )
-                for run in runs:
-                    record.begin(run.id, run.pair, job.window)
-                looks = [Pairing(job, run.pair, snapshots, engine, teller, run.seconds).look() for run in runs]
-                measures = _measures(job, looks, snapshots)
-                begun_at = as_time(snapshots.consumer.now)
-                for run, look in zip(runs, looks, strict=True):
-                    if job.record:
-                        settling.keep(snapshots.consumer, run.pair, look.settled, look.fresh)
-            results = [_finish(job, run, look, begun_at, teller) for run, look in zip(runs, looks, strict=True)]
-            for result in results:
-                record.findings(result)
-                if job.apply:
-                    _repair(job, result, record, teller)
-                record.end(result)
-    finally:
-        record.close()
-    return JobResult(begun_at, results, measures, time.monotonic() - began, job.apply)
+    teller, ids = told or Silent(), ids or Ids.new(job)
+    runs = [_Run(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
+    with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
+        with taken(job.producer, job.consumer) as snapshots:
+            check_measures(
+                job.measures, job.pairs, snapshots.producer.connection, snapshots.consumer.connection, job.window
+            )
+            record.begin(ids)
+            looks = [Pairing(job, run.pair, snapshots, engine, teller, run.seconds).look() for run in runs]
+            measures = _measures(job, looks, snapshots)
+            begun_at = as_time(snapshots.consumer.now)
+            for run, look in zip(runs, looks, strict=True):
+                if job.record and not settling.keep(snapshots.consumer, run.pair, look.settled, look.fresh):
+                    teller.say(f"{run.pair}: another run was faster; which ranges are in sync is kept by that one")
+        results = [_finish(job, run, look, begun_at, teller) for run, look in zip(runs, looks, strict=True)]
+        for result in results:
+            record.findings(result)
+        for result in results:
+            record.end(result)
+    return JobResult(begun_at, results, measures, time.monotonic() - began, policy=job.policy)
+
+
+def mend(job: Job, result: JobResult, told: Told | None = None) -> None:
+    """Repair what `compare` found, by the policy of the job; what became of it is added to the result.
+
+    Raises:
+        SourceError: the record can't be written.
+        sqlalchemy.exc.DBAPIError: a connection was lost. What is done is found healed by the next job.
+    """
+    began, result.applied = time.monotonic(), True
+    with closing(Record(job)) as record:
+        for pair in result.pairs:
+            with _recorded(record, [pair.run_id]):
+                record.reopen(pair.run_id)
+                _repair(job, pair, record, told or Silent())
+                record.end(pair)
+    result.seconds += time.monotonic() - began
 
 
 def _measures(job: Job, looks: list[FirstLook], snapshots: Snapshots) -> list[MeasureResult]:
@@ -144,11 +167,15 @@ def _engines(job: Job) -> Iterator[Callable[[EngineName], Engine]]:
 
 
 @contextmanager
-def _recorded(record: Record, runs: list[_Run]) -> Iterator[None]:
-    """Write into the record why runs ended without a result."""
+def _recorded(record: Record, runs: Iterable[UUID], ids: Ids | None = None) -> Iterator[None]:
+    """Write into the record why these runs ended before their time; that they began too, where ``ids`` are given."""
     try:
         yield
     except BaseException as error:
-        for run in runs:
-            record.fail(run.id, error)
+        # This is the error to tell, also where the record can't be written any more.
+        with suppress(OutboxError):
+            if ids is not None:
+                record.begin(ids)
+            for run_id in runs:
+                record.fail(run_id, error)
         raise

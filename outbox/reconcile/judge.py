@@ -38,27 +38,31 @@ class Rules:
     max_resends: int = 3
 
 
-class _Both:
-    """The rows of both sides, side by side in the order of their ids; -1 where a side has none."""
+class Both:
+    """The rows of both sides (`rows.PRODUCER`, `rows.CONSUMER`), side by side in the order of their ids.
+
+    ``in_producer`` and ``in_consumer`` are the rows of each id in their tables; -1 where a side has none.
+    """
 
     def __init__(self, producer: pa.Table, consumer: pa.Table) -> None:
-        ids = fixed_ids(producer), fixed_ids(consumer)
-        self.ids = np.union1d(*ids) if len(ids[1]) else ids[0]
-        self.in_producer, self.in_consumer = (self._rows(own) for own in ids)
+        ours, theirs = fixed_ids(producer), fixed_ids(consumer)
+        # Both are in order already: finding the places of one in the other takes a twentieth of sorting them together.
+        places = np.searchsorted(ours, theirs)
+        alone = np.ones(len(theirs), bool)
+        inside = places < len(ours)
+        alone[inside] = ours[places[inside]] != theirs[inside]
+        self.ids = np.insert(ours, places[alone], theirs[alone])
+        self.in_producer = np.insert(np.arange(len(ours)), places[alone], -1)
+        self.in_consumer = np.full(len(self.ids), -1)
+        self.in_consumer[places + np.cumsum(alone) - alone] = np.arange(len(theirs))
         self.producer, self.consumer = producer, consumer
 
-    def _rows(self, own: Array) -> Array:
-        """Return the row of each id in a table whose ids are ``own``, or -1."""
-        if len(own) == len(self.ids):
-            return np.arange(len(own))
-        rows = np.full(len(self.ids), -1)
-        rows[np.searchsorted(self.ids, own)] = np.arange(len(own))
-        return rows
-
     def of_producer(self, column: str, missing: Any) -> Array:
+        """Return a column of the producer's table; ``missing`` where it has no such row, or null."""
         return _spread(self.producer[column], self.in_producer, missing)
 
     def of_consumer(self, column: str, missing: Any) -> Array:
+        """Return a column of the consumer's table; ``missing`` where it has no such row, or null."""
         return _spread(self.consumer[column], self.in_consumer, missing)
 
     def digests_differ(self) -> Array:
@@ -72,12 +76,11 @@ class _Both:
         return differ
 
 
-def judge(producer: pa.Table, consumer: pa.Table, rules: Rules) -> tuple[Counter[Outcome], pa.Table]:
-    """Judge all messages of two tables (`rows.PRODUCER`, `rows.CONSUMER`).
+def judge(both: Both, rules: Rules) -> tuple[Counter[Outcome], pa.Table]:
+    """Judge all messages of two sides.
 
     Returns how many there are of each outcome; and, as `rows.FINDING`, the differences and the messages in flight.
     """
-    both = _Both(producer, consumer)
     outcomes = _outcomes(both, rules)
     values, numbers = np.unique(outcomes[outcomes >= 0], return_counts=True)
     counts = Counter({Outcome(int(value)): int(number) for value, number in zip(values, numbers, strict=True)})
@@ -85,9 +88,8 @@ def judge(producer: pa.Table, consumer: pa.Table, rules: Rules) -> tuple[Counter
     return counts, _findings(both, told, outcomes[told])
 
 
-def lags(producer: pa.Table, consumer: pa.Table) -> Array:
+def lags(both: Both) -> Array:
     """Return how long each consumed message took from its dispatch to its effect, in seconds; by both clocks."""
-    both = _Both(producer, consumer)
     took = (both.of_producer("state", -1) == ProducerState.DISPATCHED) & (
         both.of_consumer("status", 0) == InboxState.CONSUMED
     )
@@ -96,7 +98,7 @@ def lags(producer: pa.Table, consumer: pa.Table) -> Array:
     return lag
 
 
-def _outcomes(both: _Both, rules: Rules) -> Array:
+def _outcomes(both: Both, rules: Rules) -> Array:
     state, at = both.of_producer("state", -1), both.of_producer("at", 0)
     compensated = both.of_producer("compensated", False)
     status, effects = both.of_consumer("status", 0), both.of_consumer("effects", -1)
@@ -126,13 +128,16 @@ def _outcomes(both: _Both, rules: Rules) -> Array:
         (withdrawn & took, Outcome.CONSUMED_THOUGH_ROLLED_BACK),
         (effects > 1, Outcome.DUPLICATE_EFFECT),
         (~known, Outcome.PHANTOM),
-        (~unknown & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED)), Outcome.PHANTOM),
+        (
+            (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED)),
+            Outcome.PHANTOM,
+        ),
         (committed & ~unknown & ~fenced & both.digests_differ(), Outcome.DIGEST_MISMATCH),
         (committed & consumed & ~skipped & (effects == 0), Outcome.NO_EFFECT),
         (committed & unknown & (effects == 1), Outcome.UNRECORDED),
         (committed & (waiting | fenced) & (effects == 1), Outcome.STATUS_MISMATCH),
         (withdrawn & waiting, Outcome.STATUS_MISMATCH),
-        (compensated & unknown & (state == ProducerState.DISPATCHED) & for_group, Outcome.STATUS_MISMATCH),
+        (compensated & unknown & (state == ProducerState.DISPATCHED) & for_group & ~before, Outcome.STATUS_MISMATCH),
         (withdrawn, Outcome.ROLLED_BACK),
         (committed & fenced & ~lately, Outcome.UNCOMPENSATED),
         (committed & fenced, Outcome.IN_FLIGHT),
@@ -166,7 +171,7 @@ def _spread(column: pa.ChunkedArray, rows: Array, missing: Any) -> Array:
         column = column.cast(pa.int64())
     if column.null_count:
         column = column.fill_null(missing)
-    own = column.to_numpy()
+    own: Array = column.to_numpy()
     if len(own) == len(rows):
         return own
     values = np.full(len(rows), missing, own.dtype if len(own) else np.array(missing).dtype)
@@ -174,7 +179,7 @@ def _spread(column: pa.ChunkedArray, rows: Array, missing: Any) -> Array:
     return values
 
 
-def _findings(both: _Both, told: Array, outcomes: Array) -> pa.Table:
+def _findings(both: Both, told: Array, outcomes: Array) -> pa.Table:
     columns: dict[str, Any] = {
         "id": pa.Array.from_buffers(pa.binary(16), len(told), [None, pa.py_buffer(both.ids[told].tobytes())]),
         "outcome": pa.array(outcomes, pa.int8()),

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from outbox.reconcile.compare import Collected, compared
 from outbox.reconcile.model import KINDS, Outcome, Pair, Range
 from outbox.reconcile.options import Job
-from outbox.reconcile.postgres import PostgresSide
 from outbox.reconcile.rows import FINDING, to_uuids
 from outbox.reconcile.rules import rules_now
+from outbox.reconcile.sides import sides
+from outbox.store.reconcile import LAST_ID
 
 _BATCH = 2_000
 #: A message on which both sides are at work is different at each look; after so many it is told as it is.
@@ -62,12 +63,11 @@ def second_look(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], 
 
 def _look(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
     """Return which of these messages still differ, and how many of the others have which outcome."""
-    ranges = [Range(each, UUID(int=each.int + 1)) for each in ids]
+    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
     rules = rules_now(job, pair)
-    producer = PostgresSide(job.producer, "producer", pair).read(ranges)
-    consumer = PostgresSide(job.consumer, "consumer", pair).read(ranges)
+    producer, consumer = sides(job, pair, rules.producer_now, rules.consumer_now)
     collected = Collected.empty()
-    collected.add(compared(producer, consumer, rules))
+    collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
     others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
     return differing(collected.table), others
 

@@ -21,7 +21,7 @@ from outbox.reconcile.options import Job
 from outbox.reconcile.result import Lag, PlanTold
 from outbox.reconcile.rows import to_uuids
 from outbox.reconcile.rules import rules_of
-from outbox.reconcile.sides import consumer_side, producer_side
+from outbox.reconcile.sides import sides
 from outbox.reconcile.snapshots import Snapshots
 from outbox.reconcile.told import Told, timed
 
@@ -63,11 +63,8 @@ class Pairing:
             SourceError: a source can't be read.
         """
         rules = rules_of(self.job, self.pair, self.snapshots)
-        comparison = Comparison(
-            producer_side(self.job, self.pair, self.snapshots.producer.name),
-            consumer_side(self.job, self.pair, self.snapshots.consumer.name),
-            rules,
-        )
+        producer, consumer = sides(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
+        comparison = Comparison(producer, consumer, rules)
         with timed(self.seconds, "plan"):
             size = plan.size_of(self.snapshots)
             settled = self._settled()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from outbox.ids import uuid7_at
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.model import Access, Pair
 from outbox.reconcile.options import Job
+from outbox.reconcile.sides import judged_from
 from outbox.reconcile.snapshots import Snapshots, engine_of, reaching
 from outbox.store import reconcile as store
 from outbox.store.execute import execute
@@ -53,13 +52,8 @@ def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consum
         producer_now=producer_now,
         consumer_now=consumer_now,
         grace=int(job.window.grace * 1e6),
-        horizon=uuid7_at(max(producer_now / 1e6 - job.producer.settings.retention, 0)).bytes,
+        horizon=judged_from(job, pair, producer_now).bytes,
         offsets=dict(offsets),
         starts=dict(starts),
         max_resends=job.policy.max_resends,
     )
-
-
-def as_time(microseconds: int) -> dt.datetime:
-    """Return a database's clock as a time."""
-    return dt.datetime.fromtimestamp(microseconds / 1e6, dt.UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ def engine_of(access: Access) -> Engine:
     return create_engine(
         access.url, poolclass=NullPool, connect_args={"connect_timeout": _CONNECT_TIMEOUT}, hide_parameters=True
     )
+
+
+def as_time(microseconds: int) -> dt.datetime:
+    """Return a database's clock as a time."""
+    return dt.datetime.fromtimestamp(microseconds / 1e6, dt.UTC)
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+"""Write an archive: range by range, so that it is whole at any time, and a second try goes on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.errors import InvalidSettings, SourceError
+from outbox.reconcile.archive.files import TEMPORARY, describe_part, read_part, write_manifest, write_part
+from outbox.reconcile.archive.manifest import Content, Kind, Manifest, Part
+from outbox.reconcile.archive.merge import clipped, merged
+from outbox.reconcile.compare import Side
+from outbox.reconcile.model import InboxState, Pair, ProducerState, Range
+from outbox.reconcile.plan import without
+
+_LOCK = ".lock"
+#: What becomes something else without anybody's doing.
+_UNSETTLED: dict[Kind, tuple[str, tuple[int, ...]]] = {
+    "producer": ("state", (ProducerState.UNDECIDED, ProducerState.COMMITTED, ProducerState.SCHEDULED)),
+    "consumer": ("status", (InboxState.FAILED, InboxState.PARKED)),
+}
+
+
+def write_archive(
+    side: Side,
+    ranges: Sequence[Range],
+    folder: Path,
+    *,
+    kind: Kind,
+    pair: Pair,
+    taken_at: dt.datetime,
+    horizon: UUID,
+    done: Callable[[int], None] = lambda _: None,
+) -> Manifest:
+    """Archive the rows of ranges, which are in order and don't overlap; return what is in the archive then.
+
+    Each range is read at once, and becomes a file. What the archive has already isn't read again, unless it wasn't
+    settled. ``taken_at`` is the time by the clock of the database, below ``horizon`` it may have pruned. ``done`` is
+    told how many ranges are finished.
+
+    Raises:
+        InvalidSettings: a range without an end, in which there will be more ids later.
+        SourceError: the side can't be read; the folder has an archive of something else, or is being written to.
+    """
+    if any(each.end is None for each in ranges):
+        raise InvalidSettings(f"archive {folder}: what has no end can't be archived; give until, a time that is past")
+    content = Content.of(kind, pair)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        for left in folder.glob(f".*{TEMPORARY}"):
+            left.unlink()
+        parts = {part.range: part for part in _found(folder, content)}
+        for number, each in enumerate(_to_read(ranges, list(parts.values())), 1):
+            rows, since = side.read([each]), horizon
+            if (old := parts.get(each)) is not None:
+                # What was pruned meanwhile was settled in the end, and is in the archive only.
+                rows, since = merged(rows, read_part(folder / old.file, content, [each])), old.horizon
+            part = Part(_name(each), each, rows.num_rows, _unsettled(rows, kind), taken_at, since)
+            write_part(folder / part.file, content, part, rows)
+            parts[each] = part
+            done(number)
+        manifest = Manifest(folder, content, tuple(parts[each] for each in sorted(parts)))
+        write_manifest(manifest)
+    return manifest
+
+
+def _found(folder: Path, content: Content) -> Iterator[Part]:
+    """Yield the parts that are there, listed or not: the last writer may not have come to its list."""
+    for path in sorted(folder.glob("*.parquet")):
+        has, part = describe_part(path)
+        if has != content:
+            raise SourceError(f"{folder} has an archive of {has}; archive {content} into a folder of its own")
+        yield part
+
+
+def _to_read(ranges: Sequence[Range], parts: Sequence[Part]) -> list[Range]:
+    """Return what isn't archived, or wasn't settled when it was."""
+    archived = sorted(part.range for part in parts)
+    new = [gap for each in ranges for gap in without(each, _inside(each, archived))]
+    return sorted([*new, *(part.range for part in parts if part.unsettled and _inside(part.range, ranges))])
+
+
+def _inside(whole: Range, ranges: Sequence[Range]) -> list[Range]:
+    return [part for each in ranges if (part := clipped(each, whole))]
+
+
+def _unsettled(rows: pa.Table, kind: Kind) -> int:
+    column, states = _UNSETTLED[kind]
+    return pc.sum(pc.is_in(rows[column], value_set=pa.array(states, pa.int8()))).as_py() or 0
+
+
+def _name(each: Range) -> str:
+    return f"{each.first.hex}-{'' if each.end is None else each.end.hex}.parquet"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder against other writers; the system lets go of it when this process ends, however it does."""
+    with (folder / _LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SourceError(f"{folder} is being written to by another process; wait until it is done") from None
+        yield
