@@ -7,6 +7,9 @@ is no transaction across the two databases, and every process may die at any mom
     python -m examples.bank_transfer --crash        # the same, with processes killed at random
     python -m examples.bank_transfer --crash --two-phase    # half messages first; orphans are decided by a fence
     python -m examples.bank_transfer --crash --tcc          # try, confirm or cancel; a checker decides orphans
+    python -m examples.bank_transfer --crash --faults       # tables damaged on purpose: all is found and mended
+
+At the end the tables of both banks are reconciled, by Spark if it is installed; ``--engine local`` does without a JVM.
 
 Read it in this order:
 
@@ -16,10 +19,12 @@ Read it in this order:
 3. `bank_a_tcc`: the same by try, confirm or cancel, and the checker which decides what was left undecided.
 4. `bank_b`: the consumer. One handler credits the receiver, once.
 5. `teller` and `worker`: the two kinds of processes, a few lines each.
-6. `audit`, `halves` and `reservations`: how to prove that not a cent is missing, and that every half message was
-   decided rightly.
+6. `books` and `reconciliation`: what the two banks must agree on, declared; and how it is compared, repaired and
+   compared again. `faults` has what may go wrong, `back_office` what only a human can mend.
+7. `audit`, `halves` and `reservations`: how to prove that not a cent is missing, and that every half message was
+   decided rightly. The audit trusts nobody, the reconciliation least of all.
 
 The rest makes a demo of it: `orders`, `source` and `opening` say which orders there are and what the accounts
-begin with; `workday`, `staff`, `lifeline`, `steps` and `monkey` start, watch, kill and restart the processes; `report`
-and `report_halves` print what came out; `demo` is the table of contents.
+begin with; `workday`, `staff`, `lifeline`, `steps` and `monkey` start, watch, kill and restart the processes; `report`,
+`report_halves` and `report_reconciliation` print what came out; `demo` is the table of contents.
 """

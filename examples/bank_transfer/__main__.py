@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from outbox.embedded import EmbeddedError
+from outbox.reconcile.model import EngineName
 
 from .demo import DemoOptions, run
 
@@ -49,7 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--kills", type=int, metavar="N", help="how many to kill; implies --crash (default: 30)")
     add("--two-phase", action="store_true", help="half messages first, then debit; orphans are decided by a fence")
     add("--tcc", action="store_true", help="reserve, then confirm or cancel; orphans are decided by a checker")
-    add("--seed", type=int, default=1, metavar="N", help="of the generated orders and of the kills")
+    add("--faults", action="store_true", help="damage the tables of both banks after the work; all is found and mended")
+    add("--no-reconcile", dest="reconcile", action="store_false", help="end without comparing the tables of the banks")
+    add(
+        "--engine",
+        type=EngineName,
+        choices=list(EngineName),
+        default=EngineName.AUTO,
+        help="what compares them (default: spark if it is installed, else local)",
+    )
+    add("--report", type=Path, metavar="FILE", help="write the reconciliation's HTML page")
+    add("--seed", type=int, default=1, metavar="N", help="of the generated orders, the kills and the faults")
     add("--strict", action="store_true", help="exit with 1 if an order was refused")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     return parser

@@ -76,8 +76,11 @@ def money(banks: Banks) -> Sums:
         return Sums(_money_of(a, bank_a.Account), _money_of(b, bank_b.Account))
 
 
-def audit(banks: Banks, before: Sums, orders: int) -> Audit:
-    """Compare the two banks with each other, with ``before``, and with the number of orders not refused."""
+def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
+    """Compare the two banks with each other, with ``before``, and with the number of orders not refused.
+
+    ``resent`` is how many messages were sent once more, to repair what was lost.
+    """
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))
         debits = _pairs(a, bank_a.LedgerEntry.transfer_id, -bank_a.LedgerEntry.amount)
@@ -89,7 +92,7 @@ def audit(banks: Banks, before: Sums, orders: int) -> Audit:
         faults = [
             *_unbalanced("A", a, bank_a),
             *_unbalanced("B", b, bank_b),
-            *halves.faults(decisions, a, b, transfers),
+            *halves.faults(decisions, a, b, transfers, resent),
             *reservations.faults(a, transfers),
         ]
         reserved = reservations.read(a)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from decimal import Decimal
+from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Numeric, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -42,8 +43,9 @@ class Account(Base):
 class LedgerEntry(Base):
     """One credit.
 
-    ``transfer_id`` is not unique on purpose: that nothing is credited twice is the work of the inbox, and the
-    audit shall see it if it were.
+    Neither ``transfer_id`` nor ``message_id`` is unique on purpose: that nothing is credited twice is the work of the
+    inbox, and audit and reconciliation shall see it if it were. By ``message_id`` the reconciliation finds the effect
+    of a message.
     """
 
     __tablename__ = "ledger_entry"
@@ -51,6 +53,7 @@ class LedgerEntry(Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     account_id: Mapped[str] = mapped_column(ForeignKey(Account.id))
     transfer_id: Mapped[int]
+    message_id: Mapped[UUID] = mapped_column(index=True)
     amount: Mapped[Decimal]
 
 
@@ -67,5 +70,12 @@ def credit(message: Message, session: Session) -> Park | None:
     if account is None:
         return Park(f"no account {transfer.receiver} at bank B")
     account.balance += transfer.amount
-    session.add(LedgerEntry(account_id=account.id, transfer_id=transfer.transfer_id, amount=transfer.amount))
+    session.add(
+        LedgerEntry(
+            account_id=account.id,
+            transfer_id=transfer.transfer_id,
+            message_id=message.id,
+            amount=transfer.amount,
+        )
+    )
     return None

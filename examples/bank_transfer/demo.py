@@ -1,4 +1,4 @@
-"""The demo from end to end: databases, accounts, a day's work, the audit, the report."""
+"""The demo from end to end: databases, accounts, a day's work, the reconciliation, the audit, the report."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from outbox import embedded
+from outbox.errors import ReconcileError
+from outbox.reconcile.report.html import write_html
 
-from . import audit, opening
+from . import audit, opening, reconciliation
 from .opening import Banks
 from .options import DemoOptions
 from .orders import OrdersUnreadable
@@ -33,8 +35,8 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
     """Run the demo, print its report, and return the exit code.
 
     0: everything is settled and not a cent is missing. 1: it isn't, or orders were refused and ``strict`` is
-    set. 2: the orders can't be read. 130: interrupted. ``before_audit`` is called when all is settled and the
-    processes have ended: the moment for a thief.
+    set. 2: the orders can't be read. 130: interrupted. ``before_audit`` is called when all is settled and
+    reconciled, and the processes have ended: the moment for a thief.
 
     Raises:
         EmbeddedError: there is no PostgreSQL to run it on.
@@ -46,7 +48,7 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
     except OrdersUnreadable as error:
         told.print(str(error), style="red")
         return BAD_INPUT
-    except StaffError as error:
+    except (StaffError, ReconcileError) as error:
         told.print(str(error), style="red")
         return NOT_SETTLED
     except KeyboardInterrupt:
@@ -71,6 +73,7 @@ def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], No
         opening.open_accounts(banks, plan.survey, known, options.opening_balance)
         before = audit.money(banks)
         staff = work(plan, banks, told)
+        reconciled = reconciliation.run(banks, options, told) if options.reconcile else None
         if before_audit is not None:
             before_audit(banks)
         refusals = sorted({*plan.survey.refusals, *staff.refusals})
@@ -78,13 +81,14 @@ def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], No
             orders=plan.survey.rows,
             refusals=tuple(refusals),
             before=before,
-            audit=audit.audit(banks, before, orders=plan.survey.rows - len(refusals)),
+            audit=audit.audit(banks, before, plan.survey.rows - len(refusals), reconciled.resent if reconciled else 0),
             way=options.way,
             kills=staff.kills,
             strikes=staff.strikes,
             stalls=staff.stalls,
             late=staff.late,
             restarts=staff.restarts,
+            reconciliation=reconciled,
             seconds=time.monotonic() - begun,
         )
 
@@ -94,6 +98,8 @@ def _show(report: Report, options: DemoOptions, told: Console) -> None:
         told.print(f"{options.orders or 'order'}:{refusal.line}: {refusal.reason}")
     for parked in report.audit.parked:
         told.print(f"parked: transfer {parked.transfer} of {parked.amount}: {parked.reason}")
+    if options.report and report.reconciliation:
+        write_html(options.report, report.reconciliation.most_telling)
     if options.json:
         sys.stdout.write(report.as_json() + "\n")
     else:

@@ -91,8 +91,10 @@ def read(connection: Connection) -> Halves:
     )
 
 
-def faults(halves: Halves, a: Connection, b: Connection, transfers: Mapping[int, Decimal]) -> Iterator[str]:
-    """Compare the decisions with the transfers, the messages, and what bank B received.
+def faults(
+    halves: Halves, a: Connection, b: Connection, transfers: Mapping[int, Decimal], resent: int
+) -> Iterator[str]:
+    """Compare the decisions with the transfers, the messages (of which ``resent`` are second ones), and bank B's inbox.
 
     Each transfer has one half that was committed. So a half that was rolled back belongs to no debit; that it belongs
     to no message, and to nothing at bank B, is asked for here.
@@ -105,7 +107,8 @@ def faults(halves: Halves, a: Connection, b: Connection, transfers: Mapping[int,
     pairs = [(transfer, amount) for transfer, amount in a.execute(committed)]
     yield from one_each("committed half message", transfers, pairs)
     yield from counts_differ("halves with a message", halves.dispatched, "committed half messages", len(pairs))
-    yield from counts_differ("messages", halves.messages, "halves with a message", halves.dispatched)
+    of = "halves with a message" + (" and resent ones" if resent else "")
+    yield from counts_differ("messages", halves.messages, of, halves.dispatched + resent)
 
     uncommitted = list(a.scalars(select(HALVES.c.id).where(~_decided(COMMIT))))
     if count := _count_of(a, MESSAGES.c.half_id, uncommitted):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
+from outbox.reconcile.model import EngineName
+
 RICHEST = Decimal("999999999999.99")  # numeric(14,2)
 _DEFAULT_KILLS = 30
 
@@ -29,10 +31,13 @@ class DemoOptions:
     ``producers``, ``consumers``: numbers of processes of tellers at bank A, and of workers at bank B.
     ``crash``: kill processes at random; ``kills`` says how many (and implies ``crash``), by default 30.
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
+    ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
+    two are compared, and what was damaged is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
     ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
 
     Raises:
-        ValueError: a number out of range, or two options that exclude each other; names the option.
+        ValueError: a number out of range, two options that exclude each other, or a report in a folder that isn't
+            there; names the option.
     """
 
     orders: Path | None = None
@@ -45,6 +50,10 @@ class DemoOptions:
     kills: int | None = None
     two_phase: bool = False
     tcc: bool = False
+    faults: bool = False
+    reconcile: bool = True
+    engine: EngineName = EngineName.AUTO
+    report: Path | None = None
     seed: int = 1
     strict: bool = False
     json: bool = False
@@ -60,6 +69,10 @@ class DemoOptions:
                 raise ValueError(f"{name} = {value} must be between 1 and {most:,}")
         if self.two_phase and self.tcc:
             raise ValueError("two_phase and tcc are two ways to execute an order; choose one of them")
+        if not self.reconcile and (self.faults or self.report):
+            raise ValueError("faults and report need the reconciliation; leave out no_reconcile")
+        if self.report and not self.report.absolute().parent.is_dir():
+            raise ValueError(f"report = {self.report} is in a folder that isn't there; make the folder first")
         balance = self.opening_balance
         if balance is not None and not (
             balance.is_finite() and 0 <= balance <= RICHEST and balance == round(balance, 2)

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import report_reconciliation
 from .audit import Audit, Sums
 from .options import Way
 from .orders import Refusal
+from .reconciliation import Reconciliation
 from .report_halves import as_facts, tables
 from .words import counted
 
@@ -37,12 +39,15 @@ class Report:
     stalls: Counter[str]
     late: int
     restarts: Counter[str]
+    reconciliation: Reconciliation | None
     seconds: float
 
     @property
     def faults(self) -> tuple[str, ...]:
         """Everything that is wrong, as sentences."""
-        return self.audit.faults
+        if self.reconciliation is None:
+            return self.audit.faults
+        return (*self.reconciliation.faults(len(self.audit.parked)), *self.audit.faults)
 
     @property
     def verdict(self) -> str:
@@ -50,8 +55,10 @@ class Report:
         if self.faults:
             return f"Not settled: {counted(len(self.faults), 'fault')}."
         parked = f", {len(self.audit.parked):,} of them parked" if self.audit.parked else ""
-        found = ((self.kills.total(), "kill"), (len(self.audit.halves.orphans), "orphan"))
-        spite = " and ".join(counted(number, noun) for number, noun in found if number)
+        planted = sum(map(len, self.reconciliation.planted.values())) if self.reconciliation else 0
+        found = ((self.kills.total(), "kill"), (len(self.audit.halves.orphans), "orphan"), (planted, "fault"))
+        *others, last = [counted(number, noun) for number, noun in found if number] or [""]
+        spite = f"{', '.join(others)} and {last}" if others else last
         spite = f", in spite of {spite}" if spite else ""
         return f"Settled: {counted(self.audit.transfers, 'transfer')}{parked}, and not a cent is missing{spite}."
 
@@ -79,6 +86,8 @@ class Report:
         }
         if self.way is not Way.SEND:
             facts |= {"strikes": self.strikes, "stalls": self.stalls, "late": self.late, "halves": as_facts(self.audit)}
+        if self.reconciliation:
+            facts["reconciliation"] = report_reconciliation.as_facts(self.reconciliation)
         return json.dumps(facts, indent=2)
 
     def print(self, console: Console) -> None:
@@ -86,6 +95,9 @@ class Report:
         console.print(self._counts())
         if self.way is not Way.SEND:
             for table in tables(self.audit):
+                console.print(table)
+        if self.reconciliation:
+            for table in report_reconciliation.tables(self.reconciliation):
                 console.print(table)
         console.print(self._money())
         style = "bold red" if self.faults else "bold green"

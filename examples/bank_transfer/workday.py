@@ -77,6 +77,30 @@ def work(plan: Plan, banks: Banks, told: Console) -> Staff:
     return staff
 
 
+@contextmanager
+def at_work(banks: Banks) -> Iterator[Staff]:
+    """Have a worker of each bank at work, without tellers, and without kills."""
+    staff = Staff()
+    try:
+        staff.hire("dispatcher", "worker", ["bank_a"], banks.environment)
+        staff.hire("consumer", "worker", ["bank_b"], banks.environment)
+        yield staff
+    finally:
+        staff.stop()
+
+
+def wait_for(fact: Callable[[], bool], staff: Staff) -> None:
+    """Return when it is so, or when waiting has been in vain for long; the audit is going to say what is missing.
+
+    Raises:
+        StaffError: a process ends again and again without having been killed.
+    """
+    until = time.monotonic() + _STALL_SECONDS
+    while not fact() and time.monotonic() < until:
+        staff.look_after()
+        time.sleep(_POLL_SECONDS)
+
+
 def _hire(plan: Plan, banks: Banks, staff: Staff) -> dict[Employee, int]:
     """Start all processes; return the tellers with the number of orders each has to execute."""
     options = plan.options

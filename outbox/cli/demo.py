@@ -13,6 +13,7 @@ import typer
 import outbox
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption
+from outbox.reconcile.model import EngineName
 
 
 def demo(  # noqa: PLR0917 - options of the command line
@@ -41,15 +42,28 @@ def demo(  # noqa: PLR0917 - options of the command line
     tcc: Annotated[
         bool, typer.Option("--tcc", help="Reserve, then confirm or cancel; a checker decides the orphans.")
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders and of the kills.")] = 1,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Damage the tables of both banks after the work; all is found and mended.")
+    ] = False,
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile/--no-reconcile", help="Compare the tables of the banks at the end.")
+    ] = True,
+    engine: Annotated[
+        EngineName, typer.Option(help="What compares them; auto: Spark if it is installed.")
+    ] = EngineName.AUTO,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the reconciliation's HTML page.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders, the kills and the faults.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an order was refused.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Transfer money between two banks, audit every cent.
+    """Transfer money between two banks, reconcile them, audit every cent.
 
     Each bank has a database. They run on a PostgreSQL of their own that is gone afterwards, or on the server in
     OUTBOX_DATABASE_URL. Needs the extra: pip install 'outbox[demo]'. The exit code is 1 if anything is missing,
     doubled, or undecided.
+
+    At the end the message tables and ledgers of the two banks are reconciled. With --faults they are damaged before:
+    the report says what was found, what was repaired, and what a human had to mend.
 
     With --two-phase or --tcc, kills and stalls are aimed at the moments between a half message and its decision. The
     report says how each orphan was decided.
@@ -58,6 +72,7 @@ def demo(  # noqa: PLR0917 - options of the command line
     Examples:
       outbox demo
       outbox demo --transfers 5000 --crash
+      outbox demo --crash --faults --report report.html
       outbox demo --two-phase --crash
       outbox demo --tcc --crash --orders orders.csv
     """
@@ -74,6 +89,10 @@ def demo(  # noqa: PLR0917 - options of the command line
             kills=kills,
             two_phase=two_phase,
             tcc=tcc,
+            faults=faults,
+            reconcile=reconcile,
+            engine=engine,
+            report=report,
             seed=seed,
             strict=strict,
             json=output is Output.JSON,

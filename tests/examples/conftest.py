@@ -15,6 +15,7 @@ from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
+from outbox.reconcile.model import EngineName
 
 HEADER = '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"'
 
@@ -79,7 +80,8 @@ def demo(server: ServerLike, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setenv(URL_VARIABLE, server.url("postgres"))
 
     def run_demo(before_audit: Callable[[Banks], None] | None = None, **options: Any) -> tuple[int, dict[str, Any]]:
-        code = run(DemoOptions(**options, json=True), before_audit=before_audit)
+        # A Spark session takes longer to start than most of these runs; the tests that want one say so.
+        code = run(DemoOptions(**{"engine": EngineName.LOCAL, **options}, json=True), before_audit=before_audit)
         report: dict[str, Any] = json.loads(capsys.readouterr().out)
         return code, report
 

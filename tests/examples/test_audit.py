@@ -53,11 +53,11 @@ def _cent(table: type[bank_a.Account] | type[bank_b.Account]) -> Callable[[Conne
 
 def _credit_twice(connection: Connection) -> None:
     entry = bank_b.LedgerEntry
-    once = select(entry.account_id, entry.transfer_id, entry.amount).where(
+    once = select(entry.account_id, entry.transfer_id, entry.message_id, entry.amount).where(
         entry.id == select(func.max(entry.id)).scalar_subquery()
     )
-    account, _, amount = connection.execute(once).one()
-    connection.execute(insert(entry).from_select(["account_id", "transfer_id", "amount"], once))
+    account, _, _, amount = connection.execute(once).one()
+    connection.execute(insert(entry).from_select(["account_id", "transfer_id", "message_id", "amount"], once))
     connection.execute(
         update(bank_b.Account).where(bank_b.Account.id == account).values(balance=bank_b.Account.balance + amount)
     )

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "examples.bank_transfer"]
+COMMAND = [sys.executable, "-m", "examples.bank_transfer", "--engine", "local"]
 # More orders than it gets done with before the test ends it.
 ENDLESS = [*COMMAND, "--transfers", "200000"]
 
@@ -44,6 +44,19 @@ def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(tmp_path: Path)
     assert report["ok"]
     assert report["transfers"] == 20
     assert sum(report["kills"].values()) == 1
+
+
+@pytest.mark.slow
+def test_spark_finds_and_mends_the_faults_and_java_says_nothing() -> None:
+    """With Spark installed it is what compares: every fault is found as such, and stderr has our own words only."""
+    command = [*COMMAND, "--engine", "auto", "--transfers", "60", "--faults", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reconciled = json.loads(done.stdout)["reconciliation"]
+    assert reconciled["planted"] == reconciled["found"]
+    assert (len(reconciled["found"]), reconciled["left"]) == (8, {})
+    assert {told["pairs"][0]["plan"]["engine"] for told in reconciled["reports"].values()} == {"spark"}
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["Two", "The"]
 
 
 @pytest.mark.parametrize("arguments", [["--producers", "0"], ["--transfers", "many"], ["--opening-balance", "a lot"]])

@@ -14,6 +14,7 @@ from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
+from outbox.reconcile.model import EngineName
 from tests.examples.conftest import GOOD_IDS, HEADER, ORDERS_BALANCE, REFUSED, Demo
 
 
@@ -57,7 +58,7 @@ def test_refused_orders_are_told_on_stderr_and_strict_makes_them_an_error(
     """The line that an editor could jump to, and exit code 1."""
     file = tmp_path / "orders.csv"
     file.write_text(f"{HEADER}\n1;1;AB;12;5.00;\n2;1;AB;12;nothing;\n")
-    code = run(DemoOptions(orders=file, strict=True))
+    code = run(DemoOptions(orders=file, strict=True, engine=EngineName.LOCAL))
     shown = capsys.readouterr()
     assert code == 1
     assert f"{file}:3: amount 'nothing' is not a number" in shown.err
@@ -144,7 +145,7 @@ def test_the_tables_say_how_the_half_messages_were_decided(
 ) -> None:
     """Counts for people; the plain demo has nothing of it."""
     monkeypatch.setenv(URL_VARIABLE, server.url("postgres"))
-    assert run(DemoOptions(transfers=20, two_phase=two_phase)) == 0
+    assert run(DemoOptions(transfers=20, two_phase=two_phase, engine=EngineName.LOCAL)) == 0
     shown = capsys.readouterr()
     assert ("The half messages" in shown.out) is two_phase
     assert ("0  undecided" in shown.out) is two_phase
@@ -180,6 +181,70 @@ def test_a_cent_too_much_makes_the_exit_code_1(demo: Demo) -> None:
     assert report["faults"][0].startswith("0.01 is too much: ")
 
 
+def test_faults_are_found_repaired_and_mended_to_the_cent(demo: Demo, tmp_path: Path) -> None:
+    """Some of each kind: all found as such, some repaired, the rest mended by hand, and nothing is left."""
+    page = tmp_path / "report.html"
+    code, report = demo(transfers=120, faults=True, report=page)
+    assert (code, report["faults"]) == (0, [])
+    done = report["reconciliation"]
+    kinds = {"missing", "unrecorded", "status_mismatch", "undispatched"}
+    by_hand = {"parked", "digest_mismatch", "duplicate_effect", "phantom"}
+    assert done["planted"] == done["found"] == dict.fromkeys(kinds | by_hand, 1)
+    assert done["repaired"] == dict.fromkeys(kinds, 1)
+    assert {hand["kind"] for hand in done["by_hand"]} == by_hand
+    assert done["left"] == {}
+    assert report["transfers"] == report["inbox_rows"] == 120
+    assert report["messages"] == 121  # one was lost, and resent
+    assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
+    in_sync = {name: told["in_sync"] for name, told in done["reports"].items()}
+    assert in_sync == {"found": False, "repaired": False, "after": True}
+    assert "digest_mismatch" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["two_phase", "tcc"])
+def test_faults_after_kills_are_mended_in_every_way(demo: Demo, way: str) -> None:
+    """What was rolled back at bank A, and credited at bank B, is found and taken back as well."""
+    code, report = demo(transfers=150, kills=5, seed=2, faults=True, **{way: True})
+    assert (code, report["faults"]) == (0, [])
+    done = report["reconciliation"]
+    assert done["planted"] == done["found"]
+    assert done["left"] == {}
+    rolled_back = bool(report["halves"]["rolled_back"])
+    assert ("consumed_though_rolled_back" in done["planted"]) is rolled_back
+    assert rolled_back or way == "two_phase"
+    measures = done["reports"]["after"]["measures"]
+    assert [(measure["name"], measure["in_sync"]) for measure in measures] == [("debited", True), ("promised", True)]
+
+
+def test_without_reconciliation_only_the_audit_speaks(demo: Demo) -> None:
+    """--no-reconcile leaves it out."""
+    code, report = demo(transfers=20, reconcile=False)
+    assert (code, report["faults"]) == (0, [])
+    assert "reconciliation" not in report
+
+
+def test_the_tables_of_the_reconciliation_say_what_was_done(
+    server: ServerLike, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For people: the differences by kind, what was done by hand, and the sums of both banks."""
+    monkeypatch.setenv(URL_VARIABLE, server.url("postgres"))
+    assert run(DemoOptions(transfers=80, faults=True, engine=EngineName.LOCAL)) == 0
+    shown = capsys.readouterr()
+    assert "8 faults planted" in shown.err
+    lines = [line.replace("│", " ").split() for line in shown.out.splitlines()]
+    assert ["all", "8", "8", "4", "4", "0"] in lines
+    assert ["missing", "1", "1", "1"] in lines
+    assert ["phantom", "1", "1", "1"] in lines
+    for part in ("By hand", "bank B's digest agrees", "The sums: debited"):
+        assert part in shown.out
+    sums = {line[0] + line[1]: line[-2:] for line in lines if line[:1] == ["bank"] and len(line) == 6}
+    assert sums["bankA"] == sums["bankB"]
+    assert sums["bankA"][0] == "80"
+    assert "unexplained" in {line[0]: line for line in lines if line[-2:] == ["0", "0.00"]}
+    assert "Settled: 80 transfers, and not a cent is missing, in spite of 8 faults." in shown.out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -189,6 +254,9 @@ def test_a_cent_too_much_makes_the_exit_code_1(demo: Demo) -> None:
         ({"opening_balance": Decimal("0.001")}, "at most 2 decimals"),
         ({"opening_balance": Decimal("NaN")}, "opening_balance = NaN"),
         ({"two_phase": True, "tcc": True}, "two_phase and tcc are two ways"),
+        ({"faults": True, "reconcile": False}, "faults and report need the reconciliation"),
+        ({"report": Path("report.html"), "reconcile": False}, "faults and report need the reconciliation"),
+        ({"report": Path("/no/such/folder/report.html")}, "in a folder that isn't there"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

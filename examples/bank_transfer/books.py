@@ -1,0 +1,84 @@
+"""The books of both banks, compared: which messages, which business table, and which sums must agree."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from outbox.reconcile.measure import Measure
+from outbox.reconcile.model import Access, Effect, EngineName, Pair, Window
+from outbox.reconcile.options import Job
+
+from . import bank_a, bank_b
+from .message import TOPIC
+from .opening import Banks
+from .options import DemoOptions, Way
+
+#: How many ranges of ids are compared at once.
+WORKERS = 2
+
+#: Every message of the topic is to have one row in bank B's ledger.
+PAIR = Pair(TOPIC, bank_b.GROUP, effect=Effect("ledger_entry", "message_id"))
+
+_BODY = {"receiver": "receiver", "transfers": "*", "amount": "amount"}
+_CREDITED = "SELECT account_id AS receiver, count(*) AS transfers, sum(amount) AS amount FROM ledger_entry GROUP BY 1"
+_PROMISED = f"""
+SELECT body ->> 'receiver' AS receiver, count(*) AS transfers, sum((body ->> 'amount')::numeric) AS amount
+  FROM (SELECT convert_from(h.body, 'UTF8')::jsonb AS body, coalesce(o.resolution, 'none') AS resolution
+          FROM {bank_a.outbox.settings.schema}.half_message h
+          LEFT JOIN {bank_a.outbox.settings.schema}.op_message o ON o.half_id = h.id
+         WHERE h.topic = '{TOPIC}') h
+"""
+
+#: What bank A debited is what bank B credited, and what is on its way.
+DEBITED = Measure(
+    name="debited",
+    topic=TOPIC,
+    group=bank_b.GROUP,
+    by=("receiver",),
+    values=("transfers", "amount"),
+    producer="SELECT t.receiver, count(*) AS transfers, -sum(l.amount) AS amount "
+    "FROM ledger_entry l JOIN transfer t ON t.id = l.transfer_id GROUP BY 1",
+    consumer=_CREDITED,
+    in_flight=_BODY,
+)
+
+#: What was promised by half messages is what was credited, what is on its way, and what was rolled back.
+PROMISED = Measure(
+    name="promised",
+    topic=TOPIC,
+    group=bank_b.GROUP,
+    by=("receiver",),
+    values=("transfers", "amount"),
+    producer=f"{_PROMISED} GROUP BY 1",
+    rolled_back=f"{_PROMISED} WHERE resolution = 'rollback' GROUP BY 1",
+    consumer=_CREDITED,
+    in_flight=_BODY,
+)
+
+
+def job(banks: Banks, options: DemoOptions, *, apply: bool = False) -> Job:
+    """Return the comparison of the two banks; ``apply`` also mends what can be mended without a human.
+
+    The day's work is done when it runs: there is no grace for what is on its way. Nothing is taken on trust that was in
+    sync before, since a demo is to show that it is.
+    """
+    urls = banks.environment
+    return Job(
+        producer=Access(urls["BANK_A_URL"], bank_a.outbox.settings),
+        consumer=Access(urls["BANK_B_URL"], bank_b.outbox.settings),
+        pairs=(PAIR,),
+        window=Window(grace=0),
+        engine=engine_of(options),
+        measures=(DEBITED,) if options.way is Way.SEND else (DEBITED, PROMISED),
+        apply=apply,
+        keep_for=0,
+        workers=WORKERS,
+        actor="demo",
+    )
+
+
+def engine_of(options: DemoOptions) -> EngineName:
+    """Return what compares: Spark if it is installed, unless the options say otherwise."""
+    if options.engine is not EngineName.AUTO:
+        return options.engine
+    return EngineName.SPARK if find_spec("pyspark") else EngineName.LOCAL

@@ -1,0 +1,173 @@
+"""After the day's work: compare the banks, repair, mend by hand what only a human can, compare again."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+from rich.console import Console
+from rich.status import Status
+from sqlalchemy import ARRAY, Uuid, any_, func, literal, select
+
+from outbox.reconcile.job import reconcile
+from outbox.reconcile.model import Action, EngineName, Outcome
+from outbox.reconcile.options import Spark
+from outbox.reconcile.repair.work import DONE
+from outbox.reconcile.result import JobResult, Repaired, to_findings
+
+from . import back_office, bank_b, books, faults
+from .back_office import ByHand
+from .evidence import INBOX
+from .findings import counts_differ
+from .opening import Banks
+from .options import DemoOptions
+from .words import counted
+from .workday import at_work, wait_for
+
+_SETTLED = ("consumed", "parked")
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What was planted, found, repaired and mended by hand, and what is found after that.
+
+    Nothing is repaired where nothing was planted: then ``after`` is ``found``.
+    """
+
+    planted: faults.Planted
+    found: JobResult
+    repaired: JobResult | None
+    by_hand: tuple[ByHand, ...]
+    after: JobResult
+    seconds: float
+
+    @property
+    def most_telling(self) -> JobResult:
+        """The comparison that is worth a page: the one that repaired, if there was anything to repair."""
+        return self.repaired or self.after
+
+    @property
+    def repairs(self) -> tuple[Repaired, ...]:
+        """What was repaired without a human."""
+        return repairs(self.repaired) if self.repaired else ()
+
+    @property
+    def resent(self) -> int:
+        """How many messages were sent once more."""
+        return sum(repair.action is Action.RESEND for repair in self.repairs)
+
+    def faults(self, parked: int) -> Iterator[str]:
+        """Yield what is wrong, as sentences; ``parked`` is how many messages bank B can't credit, and rightly so."""
+        yield from self._badly_found()
+        left = by_kind(self.after)
+        yield from counts_differ(
+            "parked at the reconciliation", len(left.pop(Outcome.PARKED, ())), "at the audit", parked
+        )
+        for kind, ids in left.items():
+            yield from _messages(kind.label, ids)
+        for measure in self.after.measures:
+            yield from measure.faults
+            for row in measure.unexplained:
+                yield f"{measure.name}: {row.unexplained} {row.value} unexplained at {', '.join(row.key)}"
+
+    def _badly_found(self) -> Iterator[str]:
+        """Yield where what was found isn't what was planted."""
+        if not self.planted:
+            return
+        found = by_kind(self.found)
+        for kind in sorted({*self.planted, *found}):
+            planted, seen = self.planted.get(kind, frozenset()), found.get(kind, frozenset())
+            yield from _messages(f"planted as {kind.label}, and not found as such", planted - seen)
+            if kind is not Outcome.PARKED:
+                yield from _messages(f"found as {kind.label}, and not planted as such", seen - planted)
+
+
+class Shown:
+    """Shows on a terminal what the reconciliation is at."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._title = ""
+        self._total: int | None = None
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins."""
+        self._title, self._total = title, total
+        self._status.update(title)
+
+    def done(self, steps: int) -> None:
+        """So many steps of the stage are done."""
+        of = "" if self._total is None else f" of {self._total:,}"
+        self._status.update(f"{self._title}: {steps:,}{of}")
+
+    def say(self, sentence: str) -> None:
+        """Something was decided: the report says what."""
+
+
+def run(banks: Banks, options: DemoOptions, told: Console) -> Reconciliation:
+    """Reconcile the banks, whose processes have ended; with faults planted before, and repaired after, if asked for."""
+    begun = time.monotonic()
+    planted = faults.plant(banks, options.seed) if options.faults else {}
+    hit = f"; {counted(sum(map(len, planted.values())), 'fault')} planted" if planted else ""
+    told.print(f"The day's work is done{hit}. The banks are reconciled (engine: {books.engine_of(options)}).")
+    with _one_session(options), told.status("") as status:
+        show = Shown(status)
+        found = after = reconcile(books.job(banks, options), show)
+        repaired, by_hand = _repair(banks, options, show) if planted else (None, ())
+        if planted:
+            after = reconcile(books.job(banks, options), show)
+    return Reconciliation(planted, found, repaired, by_hand, after, time.monotonic() - begun)
+
+
+def by_kind(result: JobResult) -> dict[Outcome, frozenset[UUID]]:
+    """Return the messages that differ, by kind, gravest first."""
+    ids: defaultdict[Outcome, set[UUID]] = defaultdict(set)
+    for pair in result.pairs:
+        for finding in to_findings(pair.findings):
+            ids[finding.outcome].add(finding.id)
+    return {kind: frozenset(ids[kind]) for kind in sorted(ids)}
+
+
+def repairs(result: JobResult) -> tuple[Repaired, ...]:
+    """Return what was repaired."""
+    return tuple(repair for pair in result.pairs for repair in pair.repairs if repair.result == DONE)
+
+
+@contextmanager
+def _one_session(options: DemoOptions) -> Iterator[None]:
+    """Keep one Spark session for all comparisons, since Java takes its time to start."""
+    if books.engine_of(options) is not EngineName.SPARK:
+        yield
+        return
+    from outbox.reconcile.spark.session import session  # noqa: PLC0415 - an extra
+
+    with session(Spark(), books.WORKERS):
+        yield
+
+
+def _repair(banks: Banks, options: DemoOptions, show: Shown) -> tuple[JobResult, tuple[ByHand, ...]]:
+    """Repair, first by policy and then by hand, while the banks' workers consume what they are given again."""
+    with at_work(banks) as staff:
+        repaired = reconcile(books.job(banks, options, apply=True), show)
+        by_hand = tuple(back_office.mend(repaired, banks))
+        again = {repair.id for repair in repairs(repaired)} | {hand.message for hand in by_hand if hand.given_back}
+        wait_for(lambda: _settled(banks, again) == len(again), staff)
+    return repaired, by_hand
+
+
+def _settled(banks: Banks, ids: Collection[UUID]) -> int:
+    """Return how many of these messages bank B is done with."""
+    of_ids = INBOX.c.message_id == any_(literal(list(ids), ARRAY(Uuid)))
+    query = select(func.count()).where(INBOX.c.consumer_group == bank_b.GROUP, of_ids, INBOX.c.status.in_(_SETTLED))
+    with banks.b.connect() as b:
+        return b.scalar(query) or 0
+
+
+def _messages(what: str, ids: Collection[UUID]) -> Iterator[str]:
+    if found := sorted(ids):
+        some = ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")
+        yield f"{counted(len(found), 'message')} {what}: {some}"
