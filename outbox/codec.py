@@ -70,20 +70,31 @@ _PLAIN: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
 )
 
 
-def decode(raw: bytes, content_type: str, model: Any = None) -> Any:
+def is_json(content_type: str) -> bool:
+    """Tell whether bodies of a content type are JSON."""
+    kind = _kind(content_type)
+    return kind == JSON or kind.endswith("+json")
+
+
+def _kind(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def decode(raw: bytes, content_type: str, model: Any = None, *, exact: bool = False) -> Any:
     """Return the body of ``raw``; as ``model`` (pydantic model, dataclass or any type) if given.
+
+    ``exact`` makes JSON numbers with a fraction Decimals, not floats.
 
     Raises:
         InvalidMessage: the bytes don't fit the content type or the model.
     """
-    kind = content_type.partition(";")[0].strip().lower()
-    is_json = kind == JSON or kind.endswith("+json")
+    kind = _kind(content_type)
     try:
-        if model is not None and is_json:
+        if model is not None and is_json(content_type):
             return _adapter(model).validate_json(raw)
         value: Any = raw
-        if is_json:
-            value = json.loads(raw)
+        if is_json(content_type):
+            value = json.loads(raw, parse_float=Decimal if exact else None)
         elif kind.startswith("text/"):
             value = raw.decode()
         return value if model is None else _adapter(model).validate_python(value)

@@ -1,0 +1,83 @@
+"""Two databases that are reconciled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from outbox import Settings
+from outbox.embedded import ServerLike
+from outbox.reconcile import plan
+from tests.reconcile.archiving import empty
+from tests.reconcile.books import Books
+from tests.reconcile.town import Town
+
+
+@pytest.fixture
+def town(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Town]:
+    """A producer and a consumer in two databases."""
+    with Town(new_engine(), new_engine(), settings) as town:
+        yield town
+
+
+@pytest.fixture
+def village(engine: Engine, settings: Settings) -> Iterator[Town]:
+    """A producer and a consumer in one database."""
+    with Town(engine, engine, settings) as town:
+        yield town
+
+
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[UUID]], None]:
+    """A function that sets the ids at which ranges are cut, for tables too small to be cut by their pages."""
+
+    def cut_at(ids: Sequence[UUID]) -> None:
+        monkeypatch.setattr(plan, "points", lambda snapshots, size, count: sorted(ids))
+
+    return cut_at
+
+
+@pytest.fixture(scope="session")
+def _books(server: ServerLike, template: str) -> Iterator[Books]:
+    names = ("books_producer", "books_consumer")
+    for name in names:
+        server.create_database(name, template=template)
+    producer, consumer = (create_engine(server.url(name)) for name in names)
+    books = Books(producer, consumer)
+    books.create()
+    yield books
+    producer.dispose()
+    consumer.dispose()
+    for name in names:
+        server.drop_database(name)
+
+
+@pytest.fixture
+def books(_books: Books) -> Books:
+    """Two businesses with empty books."""
+    _books.empty()
+    return _books
+
+
+@pytest.fixture(scope="session")
+def _one_town(server: ServerLike, template: str) -> Iterator[Town]:
+    names = ("town_producer", "town_consumer")
+    for name in names:
+        server.create_database(name, template=template)
+    producer, consumer = (create_engine(server.url(name)) for name in names)
+    with Town(producer, consumer, Settings()) as town:
+        yield town
+    producer.dispose()
+    consumer.dispose()
+    for name in names:
+        server.drop_database(name)
+
+
+@pytest.fixture
+def emptied_town(_one_town: Town) -> Town:
+    """A producer and a consumer that many tests share, with empty tables: cloning databases costs a second."""
+    empty(_one_town)
+    return _one_town

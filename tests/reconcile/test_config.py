@@ -1,0 +1,345 @@
+"""A reconciliation as a file: what is read, what is refused, and what a command line puts in its place."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from outbox import InvalidSettings, Settings
+from outbox.reconcile.config import parse, read_job, read_parts
+from outbox.reconcile.measure import Measure
+from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair, Tier, Window
+from outbox.reconcile.options import Job, Policy, Spark
+from outbox.reconcile.parts import JobParts, access_of
+from outbox.reconcile.toml import moment_of, seconds_of
+
+WHOLE = """
+tier = "digest"
+engine = "local"
+archives = ["old", "/var/archive"]
+apply = true
+record = false
+keep_for = "2d"
+workers = 4
+actor = "night"
+
+[producer]
+url = "postgresql://auditor@a.example/bank_a"
+schema = "messages"
+
+[consumer]
+url_env = "BANK_B"
+
+[[pair]]
+topic = "transfer"
+group = "bank-b"
+tags = ["large"]
+keys = ["DE*"]
+effect = "books.ledger.message_id"
+
+[window]
+since = 2026-03-01T00:00:00+01:00
+until = "2026-03-02T00:00:00+01:00"
+grace = "1m30s"
+
+[policy]
+max_resends = 5
+missing = "alert"
+parked = "resume"
+
+[[measure]]
+name = "debited"
+by = ["receiver"]
+values = ["amount"]
+producer = "SELECT receiver, amount FROM debit"
+consumer = "SELECT receiver, amount FROM credit"
+in_flight = { receiver = "receiver", amount = "amount" }
+
+[spark]
+master = "local[2]"
+jdbc_jar = "driver.jar"
+ui = true
+conf = { "spark.executor.memory" = "1g" }
+"""
+ENVIRON = {"BANK_B": "postgresql+psycopg://auditor:secret@b.example/bank_b"}
+LEAST: dict[str, Any] = {
+    "producer": {"url": "postgresql://a/a"},
+    "consumer": {"url": "postgresql://b/b"},
+    "pair": [{"topic": "t", "group": "g"}],
+}
+
+
+def write(folder: Path, text: str) -> Path:
+    """Write a file, and return its path."""
+    path = folder / "night.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def at(day: int) -> dt.datetime:
+    """Return a midnight of March 2026."""
+    return dt.datetime(2026, 3, day, tzinfo=dt.timezone(dt.timedelta(hours=1)))
+
+
+def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
+    """Every key ends up in the job, with its type; paths begin in the file's folder."""
+    pair = Pair.of("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"))
+    assert read_job(write(tmp_path, WHOLE), environ=ENVIRON) == Job(
+        producer=Access("postgresql+psycopg://auditor@a.example/bank_a", Settings(schema="messages")),
+        consumer=Access("postgresql+psycopg://auditor:secret@b.example/bank_b", Settings()),
+        pairs=(pair,),
+        window=Window(at(1), at(2), 90.0),
+        tier=Tier.DIGEST,
+        engine=EngineName.LOCAL,
+        archives=(tmp_path / "old", Path("/var/archive")),
+        measures=(
+            Measure(
+                name="debited",
+                topic="transfer",
+                group="bank-b",
+                by=("receiver",),
+                values=("amount",),
+                producer="SELECT receiver, amount FROM debit",
+                consumer="SELECT receiver, amount FROM credit",
+                in_flight={"receiver": "receiver", "amount": "amount"},
+            ),
+        ),
+        policy=Policy({Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RESUME}, 5),
+        apply=True,
+        record=False,
+        keep_for=2 * 86400.0,
+        workers=4,
+        actor="night",
+        spark=Spark("local[2]", None, tmp_path / "driver.jar", True, {"spark.executor.memory": "1g"}),
+    )
+
+
+def test_a_file_with_little_in_it() -> None:
+    """What isn't said is as it is in a job without a file."""
+    assert parse(LEAST).job() == Job(
+        Access("postgresql+psycopg://a/a", Settings()),
+        Access("postgresql+psycopg://b/b", Settings()),
+        (Pair("t", "g"),),
+    )
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:pa%40ss@a/a", "postgresql://a/a?password=pa%40ss", "postgresql://me:pa%40ss@a"]
+)
+def test_a_password_in_the_file_is_refused_and_not_repeated(url: str) -> None:
+    """The error says where a password may be, and doesn't show the one it found."""
+    with pytest.raises(InvalidSettings) as refused:
+        parse(LEAST | {"producer": {"url": url}})
+    assert str(refused.value) == (
+        "producer.url has a password, and a file is no place for it; leave it out and put it into PGPASSFILE, "
+        "or write url_env = the name of an environment variable that has the whole URL"
+    )
+
+
+@pytest.mark.parametrize(
+    "url", ["", "pa:ss", "mysql://me:pa@ss/a", "postgresql+psycopg2://me:pa@ss/a", "postgresql://me:pa@ss:port/a"]
+)
+def test_what_is_no_url_is_refused_and_not_repeated(url: str) -> None:
+    """Whatever stands where a URL should be may hold a password."""
+    with pytest.raises(InvalidSettings, match="BANK") as refused:
+        access_of(url, what="BANK")
+    assert "pa" not in str(refused.value).replace("password", "")
+
+
+def test_an_access_shows_no_password() -> None:
+    """The job of a file can be printed."""
+    parts = parse(LEAST | {"consumer": {"url_env": "BANK_B"}}, environ=ENVIRON)
+    assert "secret" not in repr(parts.job())
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"teir": "full"}, "teir is unknown; did you mean tier?"),
+        ({"tier": "half"}, "tier = 'half' is unknown; choose one of auto, digest, full"),
+        ({"engine": 3}, "engine = 3 must be a text"),
+        ({"workers": True}, "workers = True must be a whole number"),
+        ({"workers": "2"}, "workers = '2' must be a whole number"),
+        ({"workers": 0}, "workers = 0 must be at least 1"),
+        ({"apply": "yes"}, "apply = 'yes' must be true or false"),
+        (
+            {"keep_for": "soon"},
+            "keep_for = 'soon' is no duration; write seconds, or a text such as '90s', '1h30m' or '7d'",
+        ),
+        ({"keep_for": -1}, "keep_for = -1 is no duration"),
+        ({"keep_for": float("nan")}, "keep_for = nan is no duration"),
+        ({"archives": "old"}, "archives = 'old' must be a list"),
+        ({"archives": [1]}, "archives = [1] must be a list of texts"),
+        ({"producer": {}}, "producer.url: give either url or url_env, the name of an environment variable"),
+        ({"producer": {"url": "postgresql://a/a", "url_env": "A"}}, "producer.url: give either url or url_env"),
+        ({"producer": {"url_env": "NOWHERE"}}, "producer.url_env: the environment variable NOWHERE isn't set"),
+        (
+            {"producer": {"url": "postgresql://a/a", "password": "x"}},
+            "producer.password is unknown; known are url, url_env, schema",
+        ),
+        ({"producer": {"url": "postgresql://a/a", "schema": "A-B"}}, "schema 'A-B' must match"),
+        ({"producer": None}, "no producer: give the URL of its database"),
+        ({"pair": []}, "nothing to reconcile: name a topic and a group"),
+        ({"pair": {"topic": "t"}}, "pair = {'topic': 't'} must be a list"),
+        ({"pair": ["t"]}, "pair must be a list of tables; write [[pair]]"),
+        ({"pair": [{"topic": "t"}]}, "pair[1].group is missing; it must be a text"),
+        ({"pair": [{"topic": "t t", "group": "g"}]}, "topic 't t' may only have the characters"),
+        ({"pair": [{"topic": "t", "group": "g"}] * 2}, "a topic and group is named twice"),
+        (
+            {"pair": [{"topic": "t", "group": "g", "effect": "a.b.c.d"}]},
+            "pair[1].effect = 'a.b.c.d' must be table.column",
+        ),
+        ({"window": {"since": "2026-03-01"}}, "window.since = '2026-03-01' is no time with a zone"),
+        ({"window": {"since": dt.date(2026, 3, 1)}}, "window.since = 2026-03-01 is no time with a zone; write it as"),
+        ({"window": {"since": at(2), "until": at(1)}}, "since = 2026-03-02T00:00:00+01:00 must be before until"),
+        ({"window": {"since": at(2), "last": "24h"}}, "since and last exclude each other"),
+        ({"window": {"first": at(2)}}, "window.first is unknown"),
+        ({"policy": {"mising": "resend"}}, "policy.mising is unknown; did you mean missing?"),
+        ({"policy": {"missing": "delete"}}, "policy.missing = 'delete' is unknown; choose one of alert, resend"),
+        ({"policy": {"missing": "park"}}, "'park' can't mend missing; choose one of resend, alert"),
+        ({"policy": {"max_resends": -1}}, "max_resends = -1 must not be negative"),
+        ({"measure": [{"name": "m", "values": ["n"]}]}, "measure[1].consumer is missing"),
+        (
+            {"measure": [{"name": "m", "values": ["n"], "consumer": "SELECT 1", "in_flight": {"n": 1}}]},
+            "measure[1].in_flight.n = 1 must be a text",
+        ),
+        (
+            {"measure": [{"name": "m", "values": ["n"], "consumer": "DROP TABLE x"}]},
+            "measure 'm': consumer must be a single SELECT",
+        ),
+        ({"spark": {"memory": "1g"}}, "spark.memory is unknown"),
+    ],
+)
+def test_what_cant_be_right_is_refused(changes: dict[str, Any], why: str) -> None:
+    """The error names the key, the value, and what may stand there."""
+    document = {key: value for key, value in (LEAST | changes).items() if value is not None}
+    with pytest.raises(ValueError) as refused:
+        parse(document).job(lambda _: at(3))
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("tier = ", "is no TOML: Invalid value (at end of document)"),
+        ("teir = 'full'", "teir is unknown; did you mean tier?"),
+        ("[[pair]]\ntopic = 't t'\ngroup = 'g'", "topic 't t' may only have the characters"),
+    ],
+)
+def test_errors_name_the_file(tmp_path: Path, content: str, why: str) -> None:
+    """Whoever reads the error of a nightly job sees which file it is about."""
+    path = write(tmp_path, content)
+    with pytest.raises(InvalidSettings) as refused:
+        read_parts(path)
+    assert str(refused.value).startswith(f"{path}")
+    assert why in str(refused.value)
+
+
+def test_a_file_that_isnt_there(tmp_path: Path) -> None:
+    """The error says so, and which one."""
+    with pytest.raises(InvalidSettings, match=r"nowhere\.toml can't be read: No such file"):
+        read_parts(tmp_path / "nowhere.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff")
+    with pytest.raises(InvalidSettings, match=r"binary\.toml is no TOML: 'utf-8' codec"):
+        read_parts(tmp_path / "binary.toml")
+
+
+def test_measures_find_their_pair() -> None:
+    """With one pair a measure is of that pair; with several it must say of which."""
+    measure = {"name": "m", "values": ["n"], "consumer": "SELECT 1 AS n", "producer": "SELECT 1 AS n"}
+    (found,) = parse(LEAST | {"measure": [measure]}).measures or ()
+    assert (found.topic, found.group) == ("t", "g")
+    two = LEAST | {"pair": [{"topic": "t", "group": "g"}, {"topic": "t", "group": "h"}]}
+    with pytest.raises(InvalidSettings, match=r"measure\[1\]\.topic: say of which topic and group"):
+        parse(two | {"measure": [measure]})
+    (found,) = parse(two | {"measure": [measure | {"topic": "t", "group": "h"}]}).measures or ()
+    assert (found.topic, found.group) == ("t", "h")
+
+
+def test_a_command_line_counts_more_than_a_file() -> None:
+    """What is said twice is taken from the command line, and the rest from the file."""
+    file = JobParts(tier=Tier.FULL, workers=4, actions={Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RESUME})
+    line = JobParts(tier=Tier.DIGEST, apply=True, actions={Outcome.MISSING: Action.RESEND})
+    assert file.overridden(line) == JobParts(
+        tier=Tier.DIGEST,
+        workers=4,
+        apply=True,
+        actions={Outcome.MISSING: Action.RESEND, Outcome.PARKED: Action.RESUME},
+    )
+    assert file.overridden(JobParts()) == file
+
+
+def test_since_and_last_take_each_others_place() -> None:
+    """A command line that says one of them doesn't contradict a file that says the other."""
+    last, since = JobParts(last=3600.0, until=at(5)), JobParts(since=at(1))
+    assert last.overridden(since) == JobParts(since=at(1), until=at(5))
+    assert since.overridden(last) == JobParts(last=3600.0, until=at(5))
+
+
+def test_a_command_line_chooses_among_the_pairs_of_a_file() -> None:
+    """A pair that the file knows keeps its filter and effect; measures of the others go with them."""
+    known, other = Pair.of("t", "g", {"a"}, None, Effect("ledger")), Pair("t", "h")
+    measures = tuple(
+        Measure(f"m{pair.group}", "t", pair.group, (), ("n",), "SELECT 1", producer="SELECT 1")
+        for pair in (known, other)
+    )
+    file = JobParts(pairs=(known, other), measures=measures)
+    assert file.overridden(JobParts(pairs=(Pair("t", "g"),))) == JobParts(pairs=(known,), measures=measures[:1])
+    chosen = file.overridden(JobParts(pairs=(Pair.of("t", "g", {"b"}), Pair("u", "g"))))
+    assert chosen.pairs == (Pair.of("t", "g", {"b"}, None, Effect("ledger")), Pair("u", "g"))
+
+
+def test_the_last_hours_end_at_the_clock_of_the_producers_database(url: str) -> None:
+    """No decision depends on this host's time."""
+    engine = create_engine(url)
+    parts = JobParts(access_of(url), access_of(url), (Pair("t", "g"),), last=3600.0)
+    with engine.connect() as connection:
+        clock = text("SELECT clock_timestamp() - interval '1 hour'")
+        before = connection.scalar(clock)
+        window = parts.job().window
+        after = connection.scalar(clock)
+    engine.dispose()
+    assert before is not None and window.since is not None and after is not None
+    assert before <= window.since <= after
+    assert window.until is None
+
+
+def test_the_last_hours_before_a_given_end() -> None:
+    """With an end nobody need be asked for the time."""
+    parts = parse(LEAST | {"window": {"last": "24h", "until": at(3)}})
+    assert parts.job().window == Window(at(2), at(3))
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("24h", 86400),
+        ("7d", 604800),
+        ("2w", 1209600),
+        ("1.5h", 5400),
+        (12, 12),
+        (0.5, 0.5),
+    ],
+)
+def test_durations(written: object, seconds: float) -> None:
+    """A text with units, or seconds."""
+    assert seconds_of(written, "x") == seconds
+
+
+@pytest.mark.parametrize("written", ["", "5", "h", "5 m", "-5m", "5M", True, None, float("inf")])
+def test_no_durations(written: object) -> None:
+    """Anything else is refused."""
+    with pytest.raises(InvalidSettings, match=r"x = .* is no duration"):
+        seconds_of(written, "x")
+
+
+def test_moments() -> None:
+    """TOML's own times and ISO text are the same."""
+    assert moment_of("2026-03-01T00:00+01:00", "x") == moment_of(at(1), "x") == at(1)
