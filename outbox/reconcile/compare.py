@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from outbox.reconcile.judge import Rules, judge, lags
+from outbox.reconcile.judge import Both, Rules, judge, lags
 from outbox.reconcile.model import Outcome, Range
 from outbox.reconcile.result import Lag
 from outbox.reconcile.rows import FINDING
@@ -71,8 +71,9 @@ class Comparison:
 
 def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> pa.Table:
     """Judge the rows of the same ids; return findings and counts (`RESULT`)."""
-    counts, findings = judge(producer, consumer, rules)
-    places, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(producer, consumer)), return_counts=True)
+    both = Both(producer, consumer)
+    counts, findings = judge(both, rules)
+    places, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(both)), return_counts=True)
     rows = findings.num_rows
     return pa.concat_tables(
         [

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 import pyarrow as pa
 
+from outbox.reconcile.cancel import cancel
 from outbox.reconcile.compare import Comparison, Task
+
+#: Who is told of finished tasks is told at least so often (seconds), and may end the job.
+_TELL_EVERY = 0.5
+#: A read that is being cancelled may be about to send its next statement: it is cancelled again.
+_CANCEL_EVERY = 0.1
 
 
 class Engine(Protocol):
@@ -32,13 +39,24 @@ class LocalEngine:
         self._workers = workers
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
-        """Yield the result of each task as it is finished."""
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="reconcile") as pool:
-            futures = [pool.submit(comparison, task) for task in tasks]
+        """Yield the result of each task as it is finished; whoever ends this early waits for none of them."""
+        threads: list[int] = []
+        with ThreadPoolExecutor(
+            self._workers, "reconcile", initializer=lambda: threads.append(threading.get_ident())
+        ) as pool:
+            pending = {pool.submit(comparison, task) for task in tasks}
             try:
-                for finished, future in enumerate(as_completed(futures), 1):
-                    yield future.result()
-                    done(finished)
+                while pending:
+                    finished, pending = wait(pending, _TELL_EVERY, FIRST_COMPLETED)
+                    for future in finished:
+                        yield future.result()
+                    done(len(tasks) - len(pending))
             finally:
-                for future in futures:
-                    future.cancel()
+                _give_up(pending, threads)
+
+
+def _give_up(pending: Collection[Future[pa.Table]], threads: Collection[int]) -> None:
+    running = {future for future in pending if not future.cancel()}
+    while running:
+        cancel(threads)
+        running = wait(running, _CANCEL_EVERY).not_done

@@ -12,9 +12,10 @@ from psycopg import sql
 
 from outbox.consumer.reading import like
 from outbox.errors import SourceError
+from outbox.reconcile.cancel import cancellable
 from outbox.reconcile.model import Access, Pair, Range
 from outbox.reconcile.rows import CONSUMER, PRODUCER, fixed_ids
-from outbox.reconcile.secret import hidden, libpq_url, place
+from outbox.reconcile.secret import conninfo, hidden, place, tell
 from outbox.store import reconcile as store
 from outbox.store.execute import Statement
 from outbox.text import summary_of
@@ -65,17 +66,22 @@ class PostgresSide:
         except Exception as error:
             # Whatever the driver says may quote the URL.
             text = hidden(summary_of(error), self.access.url)
-            raise SourceError(f"{place(self.access.url)} can't be read: {text}") from None
+            tell(SourceError(f"{place(self.access.url)} can't be read: {text}"))
 
     def _fetch(self, query: str) -> pa.Table:
         from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - loads a library that not every process needs
 
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
-        with dbapi.connect(libpq_url(self.access.url)) as connection, connection.cursor() as cursor:
+        with (
+            dbapi.connect(conninfo(self.access.url)) as connection,
+            connection.cursor() as cursor,
+            cancellable(cursor),
+        ):
             cursor.execute(rendered(store.read_in_one_snapshot()))
             if self.snapshot is not None:
                 cursor.execute(rendered(store.import_snapshot(self.snapshot)))
             cursor.execute(rendered(store.plan_for_scans()))
+            cursor.execute(rendered(store.plan_for_rows()))
             cursor.execute(query)
             return cursor.fetch_arrow_table()
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from typing import NoReturn
+from urllib.parse import quote, quote_plus
 
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import URL, make_url
 
+from outbox.errors import OutboxError
 
-def libpq_url(url: str) -> str:
-    """Return a SQLAlchemy URL as libpq reads it, password included."""
-    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+def conninfo(url: str) -> str:
+    """Return a SQLAlchemy URL as libpq takes it, password included.
+
+    Not as a URL: SQLAlchemy leaves spaces in a password as they are, which libpq refuses, and quotes in its error.
+    """
+    parts = make_url(url)
+    _, options = parts.get_dialect()().create_connect_args(parts)
+    return make_conninfo(**options)
 
 
 def place(url: str) -> str:
@@ -25,7 +34,21 @@ def hidden(text: str, url: str) -> str:
     return text
 
 
+def tell(error: OutboxError) -> NoReturn:
+    """Raise an error with nothing behind it: psycopg's own keep the password of their connection."""
+    try:
+        raise error from None
+    except OutboxError:
+        error.__context__ = None
+        raise
+
+
 def _forms(url: URL) -> list[str]:
     secrets = [str(value) for value in (url.password, url.query.get("password"), url.query.get("sslpassword")) if value]
-    forms = {form for secret in secrets for form in (secret, quote(secret), quote(secret, safe=""))}
-    return sorted(forms, key=len, reverse=True)
+    return sorted({form for secret in secrets for form in _written(secret)}, key=len, reverse=True)
+
+
+def _written(secret: str) -> tuple[str, ...]:
+    """Return a secret as it is, as URLs have it (SQLAlchemy's leave spaces), and as libpq's own strings have it."""
+    quoted = (quote(secret), quote(secret, safe=""), quote(secret, safe=" +"), quote_plus(secret))
+    return secret, *quoted, secret.replace("\\", "\\\\").replace("'", "\\'")

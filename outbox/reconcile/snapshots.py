@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox import migration
 from outbox.errors import SourceError
 from outbox.reconcile.model import Access
-from outbox.reconcile.secret import hidden, place
+from outbox.reconcile.secret import hidden, place, tell
 from outbox.store import reconcile as store
 from outbox.store.execute import execute
 from outbox.text import summary_of
@@ -75,7 +75,7 @@ def reaching(access: Access) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         text = summary_of(getattr(error, "orig", None) or error)
-        raise SourceError(f"{place(access.url)}: {hidden(text, access.url)}") from None
+        tell(SourceError(f"{place(access.url)}: {hidden(text, access.url)}"))
 
 
 @contextmanager

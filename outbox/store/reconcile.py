@@ -59,10 +59,10 @@ SELECT coalesce(i.id, e.id) AS id, coalesce(i.status, 0)::int2 AS status, coales
 
 _BOUNDED = re.compile(r'\{([a-z]\.(?:\w+|"\w+"))\}')
 
-#: Behind every id.
+#: The last of all ids.
 LAST_ID = UUID(int=2**128 - 1)
 
-_RANGES = "unnest(%(firsts)s::uuid[], %(ends)s::uuid[]) AS r (first_id, end_id)"
+_RANGES = "unnest(%(firsts)s::uuid[], %(lasts)s::uuid[]) AS r (first_id, last_id)"
 
 # --- digests ---------------------------------------------------------------------------------------------
 
@@ -137,7 +137,15 @@ _EXPORT = "SELECT pg_export_snapshot()"
 
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
-_PLAN_FOR_SCANS = "SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true)"
+# Time-outs that are set for the role or the database are meant for services; the snapshot idles while others read.
+_PLAN_FOR_SCANS = """
+SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true), set_config('statement_timeout', '0', true),
+       set_config('idle_in_transaction_session_timeout', '0', true)
+"""
+
+# Without statistics, or with stale ones, the planner expects a handful of rows, and would go through a whole subquery
+# for each of them.
+_PLAN_FOR_ROWS = "SELECT set_config('enable_nestloop', 'off', true)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +286,11 @@ def plan_for_scans() -> Statement:
     return Statement(_PLAN_FOR_SCANS)
 
 
+def plan_for_rows() -> Statement:
+    """For this transaction, have the rows of both sides read by joins whose time doesn't depend on the statistics."""
+    return Statement(_PLAN_FOR_ROWS)
+
+
 def probe(mixing: Mixing) -> Statement:
     """Compute what a hash gives on this server. Rows: ``(number, number)``."""
     digest = r"'\x00112233445566778899aabbccddeeff'::bytea"
@@ -288,7 +301,8 @@ def probe(mixing: Mixing) -> Statement:
 def _over(sql: str, schema: str, between: Between, ranges: Sequence[Ids]) -> Statement:
     """Bound a statement by ranges, where it says ``{h.id}``.
 
-    One range is written out, which the planner can reckon with; several are joined, each a subquery of its own.
+    One range is written out, which the planner can reckon with; several are joined, each a subquery of its own: the
+    ``OFFSET 0`` keeps the planner from turning that round, and looking for the range of each row.
     """
     if between.effects:
         sql = sql.replace("{table}", between.effects[0]).replace("{column}", between.effects[1])
@@ -297,9 +311,10 @@ def _over(sql: str, schema: str, between: Between, ranges: Sequence[Ids]) -> Sta
         sql = _with_bound(sql, "{id} >= %(first)s::uuid" + ("" if end is None else " AND {id} < %(end)s::uuid"))
         values: dict[str, object] = {"first": first, "end": end}
     else:
-        inner = _with_bound(sql, "{id} >= r.first_id AND {id} < r.end_id")
-        sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner}) x"
-        values = {"firsts": [first for first, _ in ranges], "ends": [end or LAST_ID for _, end in ranges]}
+        inner = _with_bound(sql, "{id} >= r.first_id AND {id} <= r.last_id")
+        sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner} OFFSET 0) x"
+        lasts = [LAST_ID if end is None else UUID(int=end.int - 1) for _, end in ranges]
+        values = {"firsts": [first for first, _ in ranges], "lasts": lasts}
     return Statement(in_schema(sql, schema), between.values | values)
 
 

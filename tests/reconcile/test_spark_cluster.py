@@ -1,0 +1,34 @@
+"""Executors that are processes of their own: what is sent to them is all that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from outbox.reconcile.engine import LocalEngine
+from outbox.reconcile.options import Spark
+from outbox.reconcile.spark.engine import SparkEngine
+from tests.reconcile.spark_fixtures import Night, night
+from tests.reconcile.spark_rows import summed
+
+__all__ = ["night"]
+
+
+@pytest.mark.slow
+def test_executors_elsewhere_run_the_package_of_the_driver(night: Night) -> None:
+    """Two executors with nothing of ours but what the driver sends find what the local engine finds."""
+
+    def homes(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import outbox
+
+        yield pa.RecordBatch.from_pydict({"home": [outbox.__file__]})
+
+    conf = {"spark.executor.memory": "512m"}
+    with SparkEngine(Spark(master="local-cluster[2,1,1024]", conf=conf), 2) as engine:
+        result = list(engine.run(night.comparison, night.tasks(), lambda _: None))
+        found = engine.session.spark.range(0, 2, 1, 2).mapInArrow(homes, "home string").toArrow()["home"].to_pylist()
+    assert summed(result) == summed(list(LocalEngine(2).run(night.comparison, night.tasks(), lambda _: None)))
+    assert found
+    assert all(".zip/outbox/" in home for home in found)

