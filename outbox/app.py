@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from outbox.model import Decision, Resolution
 from outbox.operations import Operations
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
+from outbox.schedule import Reconciliation
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Outbox(Operations):
         self.group = group
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.checkers: dict[str, Checker] = {}
+        self.reconciliations: dict[str, Reconciliation] = {}
         self.engine, sync_engine, sessions, async_sessions = _factories(bind)
         self._producer = Producer(sync_engine, self.settings, group, sessions, async_sessions, self._immunity_of)
 
@@ -324,6 +327,36 @@ class Outbox(Operations):
             return handler
 
         return register
+
+    def reconciliation(
+        self,
+        name: str = "nightly",
+        *,
+        at: str | None = None,
+        cron: str | None = None,
+        every: dt.timedelta | float | None = None,
+        timezone: str = "UTC",
+        job: Any = None,
+        config: Path | str | None = None,
+        report: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Have a worker reconcile what this Outbox consumes, with the databases that it comes from, by a timetable.
+
+        When: ``at="03:00"`` each day, by the five fields of ``cron``, or ``every`` timedelta or seconds; one of many
+        workers runs it, by the database's clock. One that was missed is made up for at the next start; the first one
+        is due at once. How: ``job``, an `outbox.reconcile.parts.JobParts`, or the same as a TOML file (``config``,
+        which ``job`` overrides); by default all consumers, without repairs. ``report`` gets each
+        `outbox.reconcile.result.JobResult`. What was found is in ``outbox reconcile runs``.
+
+        Raises:
+            InvalidHandler: there is one of this name.
+            InvalidSettings: a timetable that can't be. What is wrong with the job is told when the worker starts.
+        """
+        if name in self.reconciliations:
+            raise InvalidHandler(f"there is a reconciliation {name!r} already; a second one needs a name of its own")
+        self.reconciliations[name] = Reconciliation(
+            name, at, cron, every, timezone, job, None if config is None else Path(config), report
+        )
 
 
 def _factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:

@@ -25,6 +25,7 @@ UPGRADE = (
         ALTER COLUMN window_end DROP NOT NULL,
         ADD COLUMN job_id UUID NOT NULL DEFAULT gen_random_uuid(),
         ADD COLUMN applied BOOLEAN NOT NULL DEFAULT false,
+        ADD COLUMN schedule TEXT COLLATE "C",
         ADD COLUMN plan JSONB""",
     "ALTER TABLE {s}.reconciliation_run ALTER COLUMN job_id DROP DEFAULT",
     """
@@ -70,6 +71,7 @@ DOWNGRADE = (
         DROP COLUMN job_id,
         DROP COLUMN applied,
         DROP COLUMN plan,
+        DROP COLUMN schedule,
         ALTER COLUMN window_start SET NOT NULL,
         ALTER COLUMN window_end SET NOT NULL""",
 )

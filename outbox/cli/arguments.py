@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import sys
 from typing import Annotated
@@ -37,17 +38,48 @@ def as_seconds(text: str) -> float | None:
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
+def as_time(text: str, name: str) -> tuple[dt.datetime | None, float | None]:
+    """Return the time that a text is, or the seconds before now, as `as_seconds` reads them.
+
+    Raises:
+        Failure: the text is neither, or a time without its zone.
+    """
+    if (seconds := as_seconds(text)) is not None:
+        return None, seconds
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise Failure(
+            f"{name} {text!r} must be a duration (90s, 15m, 2h, 3d) or a time (2026-01-31T12:00:00+00:00)", Code.USAGE
+        ) from None
+    if moment.tzinfo is None:
+        raise Failure(f"{name} {text!r} has no time zone; write {text}+00:00 for UTC", Code.USAGE)
+    return moment, None
+
+
 def make_sure(question: str, otherwise: str, *, yes: bool) -> None:
     """Ask whoever sits at the terminal, unless ``yes`` was given; ``otherwise`` is what then doesn't happen.
 
     Raises:
         Failure: the answer is no, or nobody is there.
     """
-    if yes:
-        return
-    if not sys.stdin.isatty():
+    can_ask(otherwise, yes=yes)
+    if not yes and not ask(question):
+        raise Failure(otherwise, Code.USAGE)
+
+
+def can_ask(otherwise: str, *, yes: bool) -> None:
+    """See that somebody sits at the terminal, unless ``yes`` was given.
+
+    Raises:
+        Failure: nobody is there.
+    """
+    if not yes and not sys.stdin.isatty():
         raise Failure(f"{otherwise}: nobody here to ask; give --yes if you are sure", Code.USAGE)
+
+
+def ask(question: str) -> bool:
+    """Ask whoever sits at the terminal."""
     # Not by typer.confirm, which lets a blank slip to stdout.
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise Failure(otherwise, Code.USAGE)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}

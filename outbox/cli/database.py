@@ -35,15 +35,16 @@ SchemaOption = Annotated[
 ]
 
 
-def find_url(given: str | None) -> URL:
-    """Return the URL of the option, else that of the environment.
+def find_url(given: str | None, option: str = "--url", *variables: str) -> URL:
+    """Return the URL of the option, else that of the environment: of the first of these variables that is set.
 
     Raises:
         Failure: none given, one that can't be read, another database than PostgreSQL, another driver than psycopg 3.
     """
-    text = given or os.environ.get(URL_VARIABLE)
+    names = variables or (URL_VARIABLE,)
+    text = given or next(filter(None, map(os.environ.get, names)), None)
     if not text:
-        raise Failure(f"no database: give --url {_EXAMPLE}, or set {URL_VARIABLE}", Code.USAGE)
+        raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}", Code.USAGE)
     try:
         url = make_url(text)
     except Exception:

@@ -19,8 +19,10 @@ from outbox.errors import (
     InvalidSettings,
     OutboxBusy,
     OutboxError,
+    ReconcileError,
     SchemaBusy,
     SchemaError,
+    SourceError,
 )
 
 
@@ -35,6 +37,7 @@ class Code(enum.IntEnum):
     PARTIAL = 5
     PROBLEMS = 6
     UNAVAILABLE = 69
+    NO_RESULT = 70
     CONFIG = 78
     INTERRUPTED = 130
 
@@ -46,13 +49,14 @@ class Code(enum.IntEnum):
 
 _MEANINGS = {
     Code.DONE: "done",
-    Code.FAILED: "failed",
+    Code.FAILED: "failed; of `reconcile`: differences are left",
     Code.USAGE: "wrong usage, or refused",
     Code.NOT_FOUND: "not found",
     Code.CONFLICT: "conflict: somebody else was first, or is at it",
     Code.PARTIAL: "done in part: some of what was named failed, or is missing",
     Code.PROBLEMS: "a check found problems",
     Code.UNAVAILABLE: "the database is unavailable",
+    Code.NO_RESULT: "`reconcile` came to no result",
     Code.CONFIG: "bad configuration: URL, settings, --app, or a database that isn't migrated",
     Code.INTERRUPTED: "interrupted",
 }
@@ -86,8 +90,10 @@ def as_failure(error: Exception) -> Failure | None:
             code = Code.USAGE
         case DecisionError() | CheckRefused() | OutboxBusy():
             code = Code.CONFLICT
-        case EmbeddedError():
+        case EmbeddedError() | SourceError():
             code = Code.UNAVAILABLE
+        case ReconcileError():
+            code = Code.NO_RESULT
         case DBAPIError():
             return _database_failure(error)
         case PoolTimeout():

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import db, demo, doctor, half, messages, output, run, stats
+from outbox.cli import db, demo, doctor, half, messages, output, reconcile, run, stats
 from outbox.cli.exits import Code, as_failure
 
 _EXAMPLES = """Examples:
@@ -23,6 +23,7 @@ _EXAMPLES = """Examples:
   outbox stats --watch 2
   outbox messages list --since 1h
   outbox half list --status parked
+  outbox reconcile --topic orders --group mail --since 24h
 """
 
 _EPILOG = (
@@ -30,6 +31,7 @@ _EPILOG = (
     "  OUTBOX_DATABASE_URL  the database (or --url)\n"
     "  OUTBOX_SCHEMA        the schema of the outbox tables (or --schema; default: outbox)\n"
     "  OUTBOX_APP           the application of `outbox run`, `half check` and `doctor` (or --app)\n"
+    "  OUTBOX_PRODUCER_URL, OUTBOX_CONSUMER_URL  the databases of `outbox reconcile` (or --producer, --consumer)\n"
     "\n\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {code.meaning}" for code in Code)
 )
 
@@ -69,6 +71,7 @@ app.command("stats")(stats.show_stats)
 app.command("doctor")(doctor.doctor)
 app.add_typer(messages.app, name="messages")
 app.add_typer(half.app, name="half")
+app.add_typer(reconcile.app, name="reconcile")
 app.command("demo")(demo.demo)
 
 

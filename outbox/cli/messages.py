@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
-from outbox.cli.arguments import AfterOption, BodyOption, LimitOption, as_id, as_seconds
+from outbox.cli.arguments import AfterOption, BodyOption, LimitOption, as_id, as_time
 from outbox.cli.bodies import readable
 from outbox.cli.database import SchemaOption, UrlOption, find_settings, find_url, opened, producer_opened, where
 from outbox.cli.exits import Code, Failure
@@ -61,7 +60,7 @@ def show_list(  # noqa: PLR0917 - options of the command line
     from outbox.messages import list_messages  # noqa: PLC0415
 
     address, settings = find_url(url), find_settings(schema)
-    moment, seconds = _since(since)
+    moment, seconds = as_time(since, "--since") if since else (None, None)
     wanted = Filter(topic, key, status.value if status else None, moment, seconds)
     last = as_id(after, "--after") if after else None
     with producer_opened(address, settings) as connection:
@@ -132,20 +131,3 @@ def _print_page(page: Page, output: Output) -> None:
         say(f"looked at 100000 messages; to search further: --after {page.next}")
     elif page.next:
         say(f"there may be more: --after {page.next}")
-
-
-def _since(text: str | None) -> tuple[dt.datetime | None, float | None]:
-    """Return a time, or seconds before now by the database's clock."""
-    if text is None:
-        return None, None
-    if (seconds := as_seconds(text)) is not None:
-        return None, seconds
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise Failure(
-            f"--since {text!r} must be a duration (90s, 15m, 2h, 3d) or a time (2026-01-31T12:00:00+00:00)", Code.USAGE
-        ) from None
-    if moment.tzinfo is None:
-        raise Failure(f"--since {text!r} has no time zone; write {text}+00:00 for UTC", Code.USAGE)
-    return moment, None

@@ -11,12 +11,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox.errors import InvalidSettings
-from outbox.ids import uuid7_at
 from outbox.limits import check_group, check_topic
 from outbox.settings import Settings
 
 #: The first of all ids, and the first of a range that holds them all.
 FIRST_ID = UUID(int=0)
+
+_EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
+_MILLISECOND = dt.timedelta(milliseconds=1)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
@@ -37,7 +39,7 @@ class Outcome(enum.IntEnum):
     CONSUMED_THOUGH_ROLLED_BACK = 10  # took effect, though the producer rolled it back, recalled or compensated it
     DUPLICATE_EFFECT = 11  # the business table has more than one row of it
     PHANTOM = 12  # the consumer has it; the producer never wrote it, never decided it, or it isn't due yet
-    DIGEST_MISMATCH = 13  # the body that the producer has isn't the one that the consumer handled
+    DIGEST_MISMATCH = 13  # committed, and the body that the producer has isn't the one that the consumer handled
     NO_EFFECT = 14  # consumed, and the business table has no row of it
     UNRECORDED = 15  # it took effect, and the inbox has no row of it
     STATUS_MISMATCH = 16  # the inbox contradicts the producer or the business table; which of them is right is known
@@ -231,8 +233,8 @@ class Window:
 
 
 def _at(moment: dt.datetime) -> UUID:
-    # Without version and variant bits: the bound lies before every id of its millisecond.
-    return UUID(int=uuid7_at(moment.timestamp()).int >> 80 << 80)
+    # Without version and variant bits: the bound lies before every id of its millisecond. Without floats: it is exact.
+    return UUID(int=max((moment - _EPOCH) // _MILLISECOND, 0) << 80)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,9 @@ class Access:
     def __repr__(self) -> str:
         from sqlalchemy import make_url  # noqa: PLC0415
 
-        return f"Access({make_url(self.url).render_as_string(hide_password=True)!r})"
+        # A URL may have a password among its options too, which SQLAlchemy doesn't hide.
+        shown = make_url(self.url).difference_update_query(["password", "sslpassword"])
+        return f"Access({shown.render_as_string(hide_password=True)!r})"
 
     @property
     def schema(self) -> str:

@@ -69,10 +69,10 @@ class Spark:
     """
 
     master: str | None = None
-    remote: str | None = None
+    remote: str | None = field(default=None, repr=False)  # may hold a token
     jdbc_jar: Path | None = None
     ui: bool = False
-    conf: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Engine
 
-from outbox.reconcile.model import Pair, Window
+from outbox.ids import uuid7
 from outbox.reconcile.options import Job
 from outbox.reconcile.result import Finding, PairResult, Repaired, to_findings
+from outbox.reconcile.secret import hidden
 from outbox.reconcile.snapshots import engine_of, reaching
+from outbox.reconcile.told import Interrupted
 from outbox.store import reconcile_record as store
 from outbox.store.execute import Statement, execute
 from outbox.text import summary_of
@@ -23,11 +26,32 @@ T = TypeVar("T")
 _BATCH = 2_000
 
 
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """What a job is called in the record, and its runs, one for each pair; ``schedule`` is that which began it."""
+
+    job: UUID
+    runs: tuple[UUID, ...]
+    schedule: str | None = None
+
+    @classmethod
+    def new(cls, job: Job, schedule: str | None = None) -> Ids:
+        """Return new ones for a job."""
+        return cls(uuid7(), tuple(uuid7() for _ in job.pairs), schedule)
+
+    def begin(self, job: Job, number: int) -> Statement:
+        """Return what writes that the pair of this number is being compared: without an end, it died over it."""
+        pair, window = job.pairs[number], job.window
+        values = {"id": self.runs[number], "job": self.job, "topic": pair.topic, "group": pair.group}
+        values |= {"since": window.since, "until": window.until, "schedule": self.schedule}
+        return store.begin_run(job.consumer.schema, values)
+
+
 class Record:
     """The record of one job; does nothing where ``job.record`` is off."""
 
-    def __init__(self, job: Job, job_id: UUID) -> None:
-        self._job, self._id = job, job_id
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._schema = job.consumer.schema
         self._engine: Engine | None = engine_of(job.consumer) if job.record else None
 
@@ -36,15 +60,18 @@ class Record:
         if self._engine is not None:
             self._engine.dispose()
 
-    def begin(self, run_id: UUID, pair: Pair, window: Window) -> None:
-        """Write that a pair is being compared: without an end, it died over it."""
-        values = {"id": run_id, "job": self._id, "topic": pair.topic, "group": pair.group}
-        values |= {"since": window.since, "until": window.until, "applied": self._job.apply}
-        self._write(store.begin_run(self._schema, values))
+    def begin(self, ids: Ids) -> None:
+        """Write that all pairs are being compared, of those that it isn't written of."""
+        self._write(*(ids.begin(self._job, number) for number in range(len(ids.runs))))
+
+    def reopen(self, run_id: UUID) -> None:
+        """Write that what a run found is being repaired: without an end, it died over it."""
+        self._write(store.reopen_run(self._schema, run_id))
 
     def fail(self, run_id: UUID, error: BaseException) -> None:
-        """Write why a run ended without a result."""
-        self._write(store.end_run(self._schema, run_id, {}, None, summary_of(error)))
+        """Write why a run ended before its time."""
+        stopped = isinstance(error, KeyboardInterrupt | Interrupted)
+        self._write(store.fail_run(self._schema, run_id, "interrupted" if stopped else why_of(error, self._job)))
 
     def findings(self, result: PairResult) -> None:
         """Write the differences of a pair, before anything is done about them."""
@@ -89,13 +116,19 @@ class Record:
             "healed": result.healed,
             "seconds": {name: round(seconds, 3) for name, seconds in result.seconds.items()},
         }
-        self._write(store.end_run(self._schema, result.run_id, counts, told, None))
+        self._write(store.end_run(self._schema, result.run_id, counts, told))
 
     def _write(self, *statements: Statement) -> None:
         if self._engine is None:
             return
         with reaching(self._job.consumer), self._engine.begin() as connection:
             execute(connection, *statements)
+
+
+def why_of(error: BaseException, job: Job) -> str:
+    """Return in one line what went wrong with a job, without a password."""
+    text = " ".join(summary_of(error).split())
+    return hidden(hidden(text, job.producer.url), job.consumer.url)
 
 
 def detail_of(finding: Finding) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from outbox.store import reconcile_settled as store
 from outbox.store.execute import execute
 
 #: With another meaning of a range or a mark, older ones are forgotten.
-_FORMAT = 1
+_FORMAT = 2
 
 Kept = tuple[Range, Counter[Outcome]]
 
@@ -34,7 +34,8 @@ Kept = tuple[Range, Counter[Outcome]]
 class Settled:
     """The ranges of a pair that are settled as of these snapshots, and what is needed to go on from here.
 
-    ``ranges`` are those inside the window, ``outside`` are where others begin; ``forgotten`` were touched since.
+    ``ranges`` are those inside the window, ``outside`` are where those begin that have nothing in common with it;
+    ``forgotten`` were touched since.
     """
 
     ranges: list[Kept]
@@ -65,7 +66,7 @@ class _Mark:
         filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
         effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
         horizon = snapshots.producer.access.settings.retention
-        return cls([_FORMAT, here[0], here[1], schema, *filters, effect, horizon], here[2], dict(heads))
+        return cls([_FORMAT, *here[:-1], schema, *filters, effect, horizon], here[-1], dict(heads))
 
     def as_json(self) -> dict[str, Any]:
         return {"identity": self.identity, "snapshot": self.snapshot, "heads": list(self.heads.items())}
@@ -88,7 +89,8 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     touched = _touched(snapshots, pair, [each.first for each, _ in kept], before, now)
     untouched = [each for number, each in enumerate(kept, 1) if number not in touched]
     ranges = [each for each in untouched if _inside(each[0], window)]
-    outside = tuple(each.first for each, _ in untouched if not _inside(each, window))
+    # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
+    outside = tuple(each.first for each, _ in untouched if _apart(each, window))
     return Settled(ranges, version, now.as_json(), outside, len(kept) - len(untouched))
 
 
@@ -143,16 +145,25 @@ def _inside(each: Range, window: Range) -> bool:
     return window.end is None or (each.end is not None and each.end <= window.end)
 
 
+def _apart(each: Range, window: Range) -> bool:
+    if window.end is not None and each.first >= window.end:
+        return True
+    return each.end is not None and each.end <= window.first
+
+
 def _counter(text: str) -> Counter[Outcome]:
     return Counter({Outcome[name.upper()]: number for name, number in json.loads(text).items()})
 
 
 def settled_by(ranges: Sequence[Kept], told: Sequence[UUID]) -> list[Kept]:
-    """Return the ranges, which are in order, in which none of these ids lies."""
+    """Return the ranges, which are in order, in which none of these ids lies.
+
+    Without those that have no end: new messages come into them, and so may rows that only the consumer has.
+    """
     ids = sorted(told)
     kept = []
     for each, counts in ranges:
         place = bisect_left(ids, each.first)
-        if place == len(ids) or (each.end is not None and ids[place] >= each.end):
+        if each.end is not None and (place == len(ids) or ids[place] >= each.end):
             kept.append((each, counts))
     return kept

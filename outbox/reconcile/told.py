@@ -21,6 +21,10 @@ class Told(Protocol):
         """Something was decided."""
 
 
+class Interrupted(Exception):
+    """Raised by one who is told, to end the job; what was done is in the record, and a job may be run again."""
+
+
 class Silent:
     """Nobody."""
 

@@ -115,6 +115,7 @@ def _consumer_start(metadata: MetaData) -> None:
 
 def _reconciliation_run(metadata: MetaData) -> None:
     # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
+    # ``schedule`` is that of the worker by which it began, NULL if somebody began it by hand.
     table = Table(
         "reconciliation_run",
         metadata,
@@ -129,6 +130,7 @@ def _reconciliation_run(metadata: MetaData) -> None:
         Column("error", Text),
         Column("job_id", Uuid, nullable=False),
         Column("applied", Boolean, nullable=False, server_default=text("false")),
+        Column("schedule", CText),
         Column("plan", JSONB),
     )
     # Serves "the last run of this pair".

@@ -38,8 +38,10 @@ INSERT INTO {s}.reconciliation_settled (consumer_group, topic, first_id, end_id,
 SELECT %(group)s, %(topic)s, * FROM unnest(%(firsts)s::uuid[], %(ends)s::uuid[], %(counts)s::jsonb[])
 """
 
+# A restore to a point in time, and a standby that takes over, may lose what the consumer has seen: another timeline.
 _HERE = """
-SELECT (SELECT system_identifier FROM pg_control_system())::text, current_database()::text, pg_current_snapshot()::text
+SELECT (SELECT system_identifier FROM pg_control_system())::text,
+       (SELECT timeline_id FROM pg_control_checkpoint())::text, current_database()::text, pg_current_snapshot()::text
 """
 
 _HEADS = """
@@ -65,10 +67,14 @@ SELECT DISTINCT {_BUCKET.replace("{id}", "half_id")}
         SELECT half_id FROM {{s}}.compensation) t
 """
 
+# Each of the two has an index of its own.
 _TOUCHED_AT_CONSUMER = f"""
 SELECT DISTINCT {_BUCKET.replace("{id}", "message_id")}
-  FROM {{s}}.consumer_message
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND status IN ('failed', 'parked')
+  FROM (SELECT message_id FROM {{s}}.consumer_message
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
+         UNION ALL
+        SELECT message_id FROM {{s}}.consumer_message
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'parked') t
 """
 
 
@@ -112,7 +118,10 @@ def keep(
 
 
 def here() -> Statement:
-    """Read which cluster and database this is, and its snapshot. Rows: ``(system identifier, database, snapshot)``."""
+    """Read which cluster and database this is, and its snapshot.
+
+    Rows: ``(system identifier, timeline, database, snapshot)``.
+    """
     return Statement(_HERE)
 
 

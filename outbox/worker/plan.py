@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
 
 #: What a worker may be told to do. The first four serve the producer's tables, ``prune`` those of both sides.
-ROLES = ("dispatch", "release", "check", "prune", "consume", "retry")
+ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile")
 PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune"})
 _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 
@@ -80,6 +80,8 @@ class Plan:
         if roles & _CONSUMER_ROLES:
             for subscription in outbox.subscriptions.values():
                 self._plan_subscription(subscription)
+        if "reconcile" in roles and outbox.reconciliations:
+            self._plan_reconciliations(outbox)
 
     def _plan_producer(self, outbox: Outbox) -> None:
         settings = self.settings
@@ -142,6 +144,16 @@ class Plan:
         if "prune" in self._roles:
             act = partial(prune_group, settings, subscription, lanes[0].ending)
             self._add(f"prune {name}", lanes[0], act, lambda: settings.prune_interval, eager=False)
+
+    def _plan_reconciliations(self, outbox: Outbox) -> None:
+        from outbox.worker.reconciling import reconcilers  # noqa: PLC0415 - what few workers do
+
+        # A lane of its own: a job may take long, and nothing must wait for it.
+        lane = SyncLane(self._own, None, self._stopping)
+        self.lanes.append(lane)
+        self.parts.setdefault(self._own, set()).add("consumer")
+        for reconciler in reconcilers(outbox, self._stopping):
+            self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
 
     def _add(
         self,

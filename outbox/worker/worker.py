@@ -29,12 +29,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Worker:
     """Runs the background duties of an `Outbox`, each as often as its work comes in.
 
-    ``roles`` limits it to some of ``dispatch``, ``release``, ``check``, ``prune``, ``consume`` and ``retry``; by
-    default it does all that its database has tables and handlers for. As many workers as one likes may run at once.
+    ``roles`` limits it to some of ``dispatch``, ``release``, ``check``, ``prune``, ``consume``, ``retry`` and
+    ``reconcile``; by default it does all that its database has tables and handlers for. As many workers as one likes
+    may run at once.
 
     Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
-    subscriptions), and at most four: dispatch and release share one, prune and probes share one, one checks, one
-    listens; and one for each checker that is being asked (``checks_in_flight`` at most). For each further database that
+    subscriptions), and at most five: dispatch and release share one, prune and probes share one, one checks, one
+    listens, one looks whether to reconcile; and one for each checker that is being asked (``checks_in_flight`` at
+    most). A reconciliation that runs has some of its own, to both databases. For each further database that
     is a ``source`` of subscriptions: one for each of their consuming threads, one for
     probes, one that listens. They don't count in the engine's pool.
 

@@ -17,7 +17,11 @@ from outbox.schema import common_tables, consumer_tables, producer_tables
 
 NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
-CHAIN = {"common": ["common_0001"], "producer": ["producer_0001", "producer_0002"], "consumer": ["consumer_0001"]}
+CHAIN = {
+    "common": ["common_0001"],
+    "producer": ["producer_0001", "producer_0002", "producer_0003"],
+    "consumer": ["consumer_0001", "consumer_0002"],
+}
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
 COMMON, PRODUCER, CONSUMER = (
     {table.name for table in tables().tables.values()} for tables in (common_tables, producer_tables, consumer_tables)
@@ -97,12 +101,13 @@ def test_from_the_first_producer_revision(url: str, engine: Engine) -> None:
     """Undecided halves that wait for their check keep it: its topic is filled in from the half."""
     migration.upgrade(url, ["producer"])
     with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE outbox.half_message DROP COLUMN body_digest"))
         connection.execute(text("DROP TABLE outbox.check_history"))
         connection.execute(text("ALTER TABLE outbox.half_check DROP COLUMN topic"))
         connection.execute(text("DROP INDEX outbox.ix_half_check_next_check_at"))
         connection.execute(text("CREATE INDEX ix_half_check_next_check_at ON outbox.half_check (next_check_at)"))
         connection.execute(text("UPDATE outbox.outbox_version SET version_num = 'producer_0001' "
-                                "WHERE version_num = 'producer_0002'"))  # fmt: skip
+                                "WHERE version_num = 'producer_0003'"))  # fmt: skip
         connection.execute(
             text(
                 "WITH h AS (INSERT INTO outbox.half_message (id, producer_group, topic, content_type, body) "
@@ -110,7 +115,7 @@ def test_from_the_first_producer_revision(url: str, engine: Engine) -> None:
                 "INSERT INTO outbox.half_check (half_id, fenced, next_check_at) SELECT id, false, now() FROM h"
             )
         )
-    assert migration.upgrade(url, ["producer"]) == ["producer_0002"]
+    assert migration.upgrade(url, ["producer"]) == ["producer_0002", "producer_0003"]
     assert migration.check(url) == []
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT topic FROM outbox.half_check")) == "orders"
@@ -172,7 +177,7 @@ def test_what_upgrade_takes(url: str, engine: Engine, kind: str) -> None:
     }
     bind = binds[kind]
     assert migration.upgrade(bind, ["consumer"])
-    assert migration.current(bind)["consumer"] == "consumer_0001"
+    assert migration.current(bind)["consumer"] == CHAIN["consumer"][-1]
 
 
 def test_engine_with_another_isolation_level(url: str) -> None:
@@ -275,8 +280,16 @@ def test_check_compares_with_metadata(url: str) -> None:
             "constraint ck_message_position of message is 'CHECK (\"position\" >= 0)'",
         ),
         ("DROP SEQUENCE outbox.op_sequence CASCADE", "sequence op_sequence is missing"),
-        ("UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num = 'producer_0002'",
-         "producer is at revision producer_0099, this code has producer_0002"),
+        ("UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num = 'producer_0003'",
+         "producer is at revision producer_0099, this code has producer_0003"),
+        (
+            "ALTER TABLE outbox.half_message DROP COLUMN body_digest, ADD COLUMN body_digest bytea DEFAULT sha256('')",
+            "this code expects 'bytea GENERATED substr(sha256(body), 1, 16)'",
+        ),
+        (
+            "ALTER TABLE outbox.half_message ALTER COLUMN body_digest DROP EXPRESSION",
+            "column body_digest of half_message is 'bytea', this code expects 'bytea GENERATED",
+        ),
     ],
 )  # fmt: skip
 def test_check_finds(url: str, engine: Engine, change: str, difference: str) -> None:
@@ -294,7 +307,7 @@ def test_check_of_a_part_that_is_not_there(url: str) -> None:
         migration.check(url)
     migration.upgrade(url, ["producer"])
     found = migration.check(url, ["producer", "consumer"])
-    assert "consumer is at revision none, this code has consumer_0001" in found
+    assert "consumer is at revision none, this code has consumer_0002" in found
     assert "table consumer_message is missing" in found
 
 

@@ -112,3 +112,10 @@ def consume(outbox: Outbox) -> None:
 
     assert_type(handle(Message.__new__(Message), Session()), Retry | Park | Skip | None)
     del handle_all
+
+
+def reconcile(outbox: Outbox) -> None:
+    """A reconciliation by a timetable."""
+    outbox.reconciliation(at="03:00", timezone="Europe/Berlin")
+    outbox.reconciliation("hourly", every=3600, config="night.toml", report=print)
+    outbox.reconciliation("x", at=3)  # type: ignore[arg-type]

@@ -99,9 +99,9 @@ def _findings(pair: PairResult, policy: Policy, limit: int) -> Iterator[Renderab
     for kind, number in pair.differences.items():
         yield ""
         yield Text(kind.label, "bold").append(f": {MEANING[kind]}", "default")
-        yield Padding(Text(f"mend: {plain(mend(kind, policy))}"), (0, 0, 0, 2))
+        yield Padding(Text(f"mend: {plain(mend(kind, policy))}"), (0, 0, 0, 2), expand=False)
         rows = [(str(finding.id), seen(finding, pair.begun_at)) for finding in shown if finding.outcome is kind]
-        yield Padding(_table((), rows), (0, 0, 0, 2))
+        yield Padding(_table((), rows), (0, 0, 0, 2), expand=False)
         if number > len(rows):
             yield Text(f"  … and {number - len(rows):,} more" if rows else f"  {number:,} of them", "dim")
 
