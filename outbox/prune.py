@@ -8,6 +8,7 @@ forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -60,15 +61,19 @@ def prune_consumer_once(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
-    """Delete inbox rows that are settled, old, and pruned by the producer, and replaced offsets of one group.
+    """Delete what one group needs no more: old inbox rows, replaced offsets, old records of reconciliations.
 
-    ``source`` is on the producer's database (the same object as ``connection`` where that is the same one).
-    Returns ``taken`` rows and ``done`` inbox rows.
+    Inbox rows go when they are settled, and the producer has pruned their messages. ``source`` is on the producer's
+    database (the same object as ``connection`` where that is the same one). Returns ``taken`` rows and ``done`` inbox rows.
     """
     schema, batch = settings.schema, settings.prune_batch
     offsets = _delete_all(
         lambda: _transaction(connection, store.old_offsets(schema, group, topic, batch)), batch, stopping
     )
+    records = 0
+    for old_records in (store.old_findings, store.old_runs):
+        statement = old_records(schema, group, topic, batch, settings.record_retention)
+        records += _delete_all(partial(_transaction, connection, statement), batch, stopping)
     deleted, after, going = 0, _FIRST, True
     while going and not stopping():
         with connection.begin():
@@ -83,7 +88,7 @@ def prune_consumer_once(
             deleted += len(forgotten)
         going = len(rows) == batch and bool(old)
         after = rows[-1][0] if rows else after
-    return Counts(taken=offsets + deleted, done=deleted)
+    return Counts(taken=offsets + records + deleted, done=deleted)
 
 
 def _transaction(connection: Connection, statement: Statement) -> int:

@@ -19,7 +19,8 @@ _HOUR = 3600.0
 
 _POSITIVE = (
     *("queues", "max_body_bytes", "read_ahead", "read_ahead_bytes", "max_claims", "dispatch_batch", "prune_batch"),
-    *("retention", "inbox_retention", "idle_wait", "retry_interval", "release_interval", "prune_interval"),
+    *("retention", "inbox_retention", "record_retention"),
+    *("idle_wait", "retry_interval", "release_interval", "prune_interval"),
     *("reconnect_cap", "check_interval", "max_checks", "check_timeout", "check_time_limit", "checks_in_flight"),
     "check_batch",
 )
@@ -43,8 +44,8 @@ class Settings:
 
     ``retention`` keeps decided halves, their ops and messages; ``inbox_retention`` keeps inbox rows, and
     must outlive the former by the retry horizon, or a message could be delivered again to an inbox that
-    has forgotten it. ``max_claims`` is how often a message may be started without ever finishing (the
-    process died) before it is parked.
+    has forgotten it. ``record_retention`` keeps what reconciliations found. ``max_claims`` is how often a message may
+    be started without ever finishing (the process died) before it is parked.
 
     Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is
     left alone, ``check_interval`` (transactionCheckInterval) the pause between two checks, ``max_checks``
@@ -85,6 +86,7 @@ class Settings:
     prune_batch: int = 1_000
     retention: float = 72 * _HOUR
     inbox_retention: float = 2 * 72 * _HOUR
+    record_retention: float = 90 * 24 * _HOUR
 
     idle_wait: float = 0.2
     retry_interval: float = 1.0

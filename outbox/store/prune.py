@@ -83,6 +83,31 @@ DELETE FROM {s}.consumer_message
 RETURNING message_id
 """
 
+_OLD_FINDINGS = """
+DELETE FROM {s}.reconciliation_finding
+ WHERE id = ANY (ARRAY(
+       SELECT f.id FROM {s}.reconciliation_run r JOIN {s}.reconciliation_finding f ON f.run_id = r.id
+        WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
+          AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+# The newest of each schedule says when the next is due.
+_OLD_RUNS = """
+DELETE FROM {s}.reconciliation_run
+ WHERE id = ANY (ARRAY(
+       SELECT r.id FROM {s}.reconciliation_run r
+        WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
+          AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
+          AND NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = r.id)
+          AND EXISTS (SELECT FROM {s}.reconciliation_run n
+                       WHERE n.topic = r.topic AND n.consumer_group = r.consumer_group
+                         AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
 
 def settled_halves(schema: str, after: UUID, limit: int, retention: float) -> Statement:
     """Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
@@ -100,6 +125,21 @@ def old_cursors(schema: str, limit: int) -> Statement:
 def old_offsets(schema: str, group: str, topic: str, limit: int) -> Statement:
     """Delete offsets that newer ones have replaced. Rows: one for each."""
     return Statement(in_schema(_OFFSETS, schema), {"group": group, "topic": topic, "limit": limit})
+
+
+def old_findings(schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
+    """Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each."""
+    return _of_pair(_OLD_FINDINGS, schema, group, topic, limit, retention)
+
+
+def old_runs(schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
+    """Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each."""
+    return _of_pair(_OLD_RUNS, schema, group, topic, limit, retention)
+
+
+def _of_pair(sql: str, schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
+    values = {"group": group, "topic": topic, "limit": limit, "retention": retention}
+    return Statement(in_schema(sql, schema), values)
 
 
 def old_inbox(schema: str, group: str, topic: str, after: UUID, limit: int, retention: float) -> Statement:

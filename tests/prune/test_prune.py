@@ -245,3 +245,32 @@ def test_replaced_offsets_go_and_the_group_goes_on(app: Outbox, engine: Engine, 
             rows = connection.execute(text("SELECT count(*), count(DISTINCT queue) FROM outbox.consumer_offset")).one()
         assert rows[0] == rows[1]
         assert Consumer(app.subscriptions["t", "g"], settings).consume_once(connection, connection).done == 0
+
+
+RUN = """
+INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, schedule)
+VALUES (:id, :id, 't', :group, clock_timestamp() - make_interval(days => :age), :schedule)
+"""
+FINDING = "INSERT INTO outbox.reconciliation_finding (run_id, message_id, kind) VALUES (:id, :id, 'missing')"
+
+
+def test_old_records_of_reconciliations_go(engine: Engine) -> None:
+    """Runs and findings go after ``record_retention``; the newest run of each schedule says when the next is due."""
+    old, older, nightly, young, another = (UUID(int=n) for n in range(1, 6))
+    runs = [
+        {"id": older, "group": "g", "age": 300, "schedule": None},
+        {"id": old, "group": "g", "age": 200, "schedule": None},
+        {"id": nightly, "group": "g", "age": 100, "schedule": "nightly"},
+        {"id": young, "group": "g", "age": 10, "schedule": None},
+        {"id": another, "group": "other", "age": 300, "schedule": None},
+    ]
+    with engine.begin() as connection:
+        connection.execute(text(RUN), runs)
+        connection.execute(text(FINDING), [{"id": each["id"]} for each in runs for _ in range(7)])
+    with engine.connect() as connection:
+        counts = prune_consumer_once(connection, connection, Settings(prune_batch=3), "g", "t")
+        assert counts.taken == 3 * 7 + 2
+        with connection.begin():
+            left = connection.execute(text("SELECT id FROM outbox.reconciliation_run ORDER BY id")).scalars().all()
+            findings = connection.execute(text("SELECT DISTINCT run_id FROM outbox.reconciliation_finding ORDER BY 1"))
+            assert (left, findings.scalars().all()) == ([nightly, young, another], [young, another])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +102,8 @@ def _name(each: Range) -> str:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder against other writers; the system lets go of it when this process ends, however it does."""
+    import fcntl  # noqa: PLC0415 - Unix only; archives can be read elsewhere
+
     with (folder / _LOCK).open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
