@@ -64,7 +64,8 @@ def prune_consumer_once(
     """Delete what one group needs no more: old inbox rows, replaced offsets, old records of reconciliations.
 
     Inbox rows go when they are settled, and the producer has pruned their messages. ``source`` is on the producer's
-    database (the same object as ``connection`` where that is the same one). Returns ``taken`` rows and ``done`` inbox rows.
+    database (the same object as ``connection`` where that is the same one).
+    Returns ``taken`` rows and ``done`` inbox rows.
     """
     schema, batch = settings.schema, settings.prune_batch
     offsets = _delete_all(

@@ -19,7 +19,7 @@ def aside(connection: Connection, seconds: float, *, by_index: bool = False) -> 
     """Read within the caller's transaction, in a savepoint that is undone at the end.
 
     So that no setting is left behind, and a statement which fails doesn't end the transaction. ``seconds`` is how long
-    each statement may take.
+    each statement may take; 0 is as long as it wants.
     """
     savepoint = connection.begin_nested()
     try:

@@ -10,6 +10,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import pyarrow as pa
+
 from outbox.errors import OutboxError
 from outbox.reconcile import settled as settling
 from outbox.reconcile.engine import Engine, LocalEngine
@@ -127,7 +129,7 @@ def _finish(job: Job, run: _Run, look: FirstLook, begun_at: dt.datetime, teller:
         plan=look.plan,
         counts=+counts,
         findings=looked.findings,
-        open=in_flight(look.told),
+        open=pa.concat_tables([in_flight(look.told), looked.open]).sort_by("id"),
         healed=looked.healed,
         lag=look.lag,
         seconds=run.seconds,

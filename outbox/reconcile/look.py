@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from outbox.reconcile.compare import Collected, compared
 from outbox.reconcile.model import KINDS, Outcome, Pair, Range
 from outbox.reconcile.options import Job
+from outbox.reconcile.pairing import in_flight
 from outbox.reconcile.rows import FINDING, to_uuids
 from outbox.reconcile.rules import rules_now
 from outbox.reconcile.sides import sides
@@ -30,9 +31,13 @@ _MOST_LOOKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The differences that are still there (`rows.FINDING`), how the counts change, and how many healed."""
+    """The differences that are still there, and what is in flight now (`rows.FINDING`); how the counts change.
+
+    ``healed`` is how many are no difference any more.
+    """
 
     findings: pa.Table
+    open: pa.Table
     change: Counter[Outcome]
     healed: int
 
@@ -44,12 +49,15 @@ def second_look(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], 
         SourceError: a database can't be read.
     """
     confirmed: list[pa.Table] = [FINDING.empty_table()]
+    opened: list[pa.Table] = [FINDING.empty_table()]
     change: Counter[Outcome] = Counter()
     for finished, batch in enumerate(_batches(findings), 1):
         seen = _outcomes(batch)
         change.subtract(seen.values())
         for look in range(_MOST_LOOKS):
-            still, others = _look(job, pair, sorted(seen))
+            told, others = _look(job, pair, sorted(seen))
+            still = differing(told)
+            opened.append(in_flight(told))
             change.update(others)
             before, seen = seen, _outcomes(still)
             if seen == before or not seen or look == _MOST_LOOKS - 1:
@@ -58,18 +66,18 @@ def second_look(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], 
         confirmed.append(still)
         done(min(finished * _BATCH, findings.num_rows))
     still = pa.concat_tables(confirmed)
-    return Looked(still, change, findings.num_rows - still.num_rows)
+    return Looked(still, pa.concat_tables(opened), change, findings.num_rows - still.num_rows)
 
 
 def _look(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Return which of these messages still differ, and how many of the others have which outcome."""
+    """Return which of these messages differ or are in flight, and how many that don't differ have which outcome."""
     ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
     rules = rules_now(job, pair)
     producer, consumer = sides(job, pair, rules.producer_now, rules.consumer_now)
     collected = Collected.empty()
     collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
     others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
-    return differing(collected.table), others
+    return collected.table, others
 
 
 def differing(table: pa.Table) -> pa.Table:

@@ -71,9 +71,9 @@ class Pairing:
             rows = max(size.larger - sum(settled.counts.values()), 0)
             tier = self._because(plan.choose_tier(self.job, rows))
             gaps = plan.without(self.job.window.range, [each for each, _ in settled.ranges])
-            engine = self._because(plan.choose_engine(self.job, size))
-        digests = self._digests(size, gaps) if tier is Tier.DIGEST else None
-        clean, tasks = self._tasks(size, gaps, digests)
+            engine = self._because(plan.choose_engine(self.job))
+        digests = self._digests(size, gaps, settled) if tier is Tier.DIGEST else None
+        clean, tasks = self._tasks(size, gaps, digests, bool(settled.ranges))
         collected = self._compare(engine, comparison, tasks)
         counts = settled.counts + collected.counts
         for _, some in clean:
@@ -111,15 +111,15 @@ class Pairing:
             )
         return settled
 
-    def _digests(self, size: plan.Size, gaps: Sequence[Range]) -> Digested:
+    def _digests(self, size: plan.Size, gaps: Sequence[Range], settled: settling.Settled) -> Digested:
         with timed(self.seconds, "digest"):
-            points = plan.points(self.snapshots, size, plan.buckets_for(size.larger) - 1)
+            points = plan.points_between(self.snapshots, size, gaps, settled.counts.total())
             buckets = plan.cut(gaps, points)
             self.teller.stage(f"{self.pair}: digests", None)
             return digested(self.snapshots, self.pair, gaps, buckets) if buckets else Digested([], [])
 
     def _tasks(
-        self, size: plan.Size, gaps: Sequence[Range], digests: Digested | None
+        self, size: plan.Size, gaps: Sequence[Range], digests: Digested | None, scattered: bool
     ) -> tuple[list[settling.Kept], list[Task]]:
         """Return the ranges that are clean by their digests, and the tasks that read what is left."""
         if digests is not None:
@@ -127,7 +127,8 @@ class Pairing:
             share = differing / total if total else 0.0
             buckets = len(digests.clean) + len(digests.differing)
             found = f"{len(digests.differing):,} of {buckets:,} ranges differ, with {share:.1%} of the rows"
-            if share <= plan.READ_ALL_ABOVE:
+            # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
+            if scattered or share <= plan.READ_ALL_ABOVE:
                 self._because((None, f"{found}: only they are read"))
                 return digests.clean, plan.few_tasks(plan.joined(digests.differing))
             self._because((None, f"{found}: everything is read"))

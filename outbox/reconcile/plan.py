@@ -5,9 +5,9 @@ Every choice comes with a sentence, which is shown.
 
 from __future__ import annotations
 
-import importlib.util
+import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -16,10 +16,15 @@ from outbox.reconcile.model import EngineName, Range, Tier
 from outbox.reconcile.options import Job
 from outbox.reconcile.snapshots import Snapshot, Snapshots, reaching
 from outbox.store import reconcile as store
-from outbox.store.execute import execute
+from outbox.store.execute import Statement, execute
 
 #: Rows of a side in a bucket that is digested: small, so that little is read for one difference.
 _ROWS_OF_BUCKET = 600
+#: The same between settled ranges. Most of what is there differed before and will again: all but a few rows around
+#: each difference get settled, and the next night reads next to nothing for it.
+_ROWS_OF_SMALL_BUCKET = 50
+#: Up to so many rows between settled ranges their ids are read to cut them.
+_FEW_ROWS = 2_000_000
 _MOST_BUCKETS = 16_384
 #: Rows of a side in a task: bounds the memory, and is worth a task's overhead.
 _ROWS_OF_TASK = 400_000
@@ -27,8 +32,6 @@ _ROWS_OF_TASK = 400_000
 _WORTH_DIGESTS = 20_000
 #: Above this share of rows in differing ranges, it is faster to read everything at once.
 READ_ALL_ABOVE = 0.4
-#: From so many rows of both sides on, Spark's start is worth its while.
-_WORTH_SPARK = 20_000_000
 #: Points by which the rows of a range are reckoned.
 POINTS = 2_000
 #: Ids in one statement: each range is a subquery.
@@ -57,20 +60,38 @@ def size_of(snapshots: Snapshots) -> Size:
 def _rows(snapshot: Snapshot, table: str) -> int:
     with reaching(snapshot.access):
         (((rows, size),),) = execute(snapshot.connection, store.size(snapshot.access.schema, table))
-    # A table that grew since its last ANALYZE, or never had one.
-    return max(int(rows), int(size) // _BYTES_OF_ROW // 2)
+    return int(rows) or int(size) // _BYTES_OF_ROW
 
 
 def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
     """Return about ``count`` ids that are evenly spread over the larger side, in order."""
     if count < 1:
         return []
+    return _sampled(snapshots, size, lambda schema, table, column: store.sample(schema, table, column, count))
+
+
+def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], settled: int) -> list[UUID]:
+    """Return the ids that cut ``gaps`` into ranges to be digested, in order.
+
+    ``settled`` is how many messages lie in the settled ranges between them.
+    """
+    rows = size.larger - settled
+    if not settled or rows > _FEW_ROWS:
+        return points(snapshots, size, buckets_for(size.larger) - 1)
+    step = max(rows // _MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET)
+    return _sampled(
+        snapshots, size, lambda schema, table, column: store.sample_ranges(schema, table, column, gaps, step)
+    )
+
+
+def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[str, str, str], Statement]) -> list[UUID]:
+    """Return ids of the larger side, in order; ``sample`` reads them, from a column of a table of a schema."""
     if size.producer >= size.consumer:
         snapshot, table, column = snapshots.producer, "half_message", "id"
     else:
         snapshot, table, column = snapshots.consumer, "consumer_message", "message_id"
     with reaching(snapshot.access):
-        (rows,) = execute(snapshot.connection, store.sample(snapshot.access.schema, table, column, count))
+        (rows,) = execute(snapshot.connection, sample(snapshot.access.schema, table, column))
     return sorted({row[0] for row in rows})
 
 
@@ -144,16 +165,15 @@ def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Task]:
     return [*tasks, Task(len(tasks), tuple(ranges))] if ranges else tasks
 
 
-def choose_engine(job: Job, size: Size) -> tuple[EngineName, str]:
-    """Return the engine for a job of this size, and why."""
-    rows = size.producer + size.consumer
+def choose_engine(job: Job) -> tuple[EngineName, str]:
+    """Return the engine for a job, and why."""
     if job.engine is not EngineName.AUTO:
         return job.engine, f"engine {job.engine}, as asked"
-    if rows < _WORTH_SPARK:
-        return EngineName.LOCAL, f"engine local: about {rows:,} rows on both sides don't pay for starting Spark"
-    if importlib.util.find_spec("pyspark") is None:
-        return EngineName.LOCAL, "engine local: PySpark isn't installed (pip install 'outbox[spark]')"
-    return EngineName.SPARK, f"engine spark: about {rows:,} rows on both sides"
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return EngineName.SPARK, "engine spark: it was submitted to one"
+    if job.spark.master or job.spark.remote or job.spark.jdbc_jar:
+        return EngineName.SPARK, "engine spark: one is named"
+    return EngineName.LOCAL, "engine local: on one machine Spark is no faster, and takes seconds to start"
 
 
 def choose_tier(job: Job, rows: int) -> tuple[Tier, str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from outbox.reconcile.aside import aside
 from outbox.reconcile.model import Outcome, Pair, Range
 from outbox.reconcile.snapshots import Snapshot, Snapshots, engine_of, reaching
 from outbox.store import reconcile_settled as store
@@ -26,6 +27,9 @@ from outbox.store.execute import execute
 
 #: With another meaning of a range or a mark, older ones are forgotten.
 _FORMAT = 2
+
+#: Messages of a range that is kept, unless a range that was digested has more: few, since one late message spoils it.
+ROWS_OF_RANGE = 600
 
 Kept = tuple[Range, Counter[Outcome]]
 
@@ -86,8 +90,10 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     if not keep_for or before is None or before["identity"] != now.identity or not rows:
         return Settled([], version, now.as_json())
     kept = [(Range(first, end), _counter(counts)) for first, end, counts in rows]
-    touched = _touched(snapshots, pair, [each.first for each, _ in kept], before, now)
-    untouched = [each for number, each in enumerate(kept, 1) if number not in touched]
+    # With the ends too: what lies between two ranges must not count for the one before it.
+    bounds = sorted({bound for each, _ in kept for bound in each if bound is not None})
+    touched = {bounds[number - 1] for number in _touched(snapshots, pair, bounds, before, now) if number}
+    untouched = [each for each in kept if each[0].first not in touched]
     ranges = [each for each in untouched if _inside(each[0], window)]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
     outside = tuple(each.first for each, _ in untouched if _apart(each, window))
@@ -126,12 +132,13 @@ def keep(snapshots_of: Snapshot, pair: Pair, settled: Settled, fresh: Sequence[K
 def _touched(snapshots: Snapshots, pair: Pair, bounds: list[UUID], before: Mapping[str, Any], now: _Mark) -> set[int]:
     producer, consumer = snapshots.producer, snapshots.consumer
     heads = dict.fromkeys(now.heads, 0) | {int(queue): int(position) for queue, position in before["heads"]}
-    with reaching(producer.access):
+    # By index: both are about what came lately, and statistics don't know what is late.
+    with reaching(producer.access), aside(producer.connection, 0.0, by_index=True):
         (ours,) = execute(
             producer.connection,
             store.touched_at_producer(producer.access.schema, pair.topic, bounds, before["snapshot"], heads),
         )
-    with reaching(consumer.access):
+    with reaching(consumer.access), aside(consumer.connection, 0.0, by_index=True):
         (theirs,) = execute(
             consumer.connection,
             store.touched_at_consumer(consumer.access.schema, pair.group, pair.topic, bounds),
@@ -161,9 +168,19 @@ def settled_by(ranges: Sequence[Kept], told: Sequence[UUID]) -> list[Kept]:
     Without those that have no end: new messages come into them, and so may rows that only the consumer has.
     """
     ids = sorted(told)
-    kept = []
+    kept: list[Kept] = []
     for each, counts in ranges:
         place = bisect_left(ids, each.first)
         if each.end is not None and (place == len(ids) or ids[place] >= each.end):
-            kept.append((each, counts))
+            _append(kept, each, counts)
     return kept
+
+
+def _append(kept: list[Kept], each: Range, counts: Counter[Outcome]) -> None:
+    """Add a range to others before it; to the last of them, if that is its neighbour and both are small."""
+    if kept:
+        before, others = kept[-1]
+        if before.end == each.first and others.total() + counts.total() <= ROWS_OF_RANGE:
+            kept[-1] = Range(before.first, each.end), others + counts
+            return
+    kept.append((each, counts))

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.store.execute import Statement, in_schema
+from outbox.store.reconcile import as_array
 
 _LOAD = """
 SELECT first_id, end_id, counts::text FROM {s}.reconciliation_settled
@@ -60,7 +61,8 @@ SELECT DISTINCT {_BUCKET.replace("{id}", "half_id")}
          UNION ALL
         SELECT m.half_id
           FROM unnest(%(queues)s::int[], %(positions)s::int8[]) AS q (queue, position)
-          JOIN {{s}}.message m ON m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position
+         CROSS JOIN LATERAL (SELECT half_id FROM {{s}}.message m
+                              WHERE m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position OFFSET 0) m
          UNION ALL
         SELECT half_id FROM {{s}}.half_check
          UNION ALL
@@ -141,7 +143,7 @@ def touched_at_producer(
         in_schema(_TOUCHED_AT_PRODUCER, schema),
         {
             "topic": topic,
-            "bounds": list(bounds),
+            "bounds": as_array(bounds),
             "snapshot": snapshot,
             "queues": list(heads),
             "positions": list(heads.values()),
@@ -151,4 +153,6 @@ def touched_at_producer(
 
 def touched_at_consumer(schema: str, group: str, topic: str, bounds: Sequence[UUID]) -> Statement:
     """Find the ranges with messages that failed or are parked. Rows: ``(n,)`` as of `touched_at_producer`."""
-    return Statement(in_schema(_TOUCHED_AT_CONSUMER, schema), {"group": group, "topic": topic, "bounds": list(bounds)})
+    return Statement(
+        in_schema(_TOUCHED_AT_CONSUMER, schema), {"group": group, "topic": topic, "bounds": as_array(bounds)}
+    )

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine
 
 from outbox import Settings
 from outbox.embedded import ServerLike
-from outbox.reconcile import plan
+from outbox.reconcile import plan, settled
 from tests.reconcile.archiving import empty
 from tests.reconcile.books import Books
 from tests.reconcile.town import Town
@@ -32,10 +32,17 @@ def village(engine: Engine, settings: Settings) -> Iterator[Town]:
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[UUID]], None]:
-    """A function that sets the ids at which ranges are cut, for tables too small to be cut by their pages."""
+    """A function that sets the ids at which ranges are cut, for tables too small to be cut by their pages.
+
+    Settled ranges aren't joined.
+    """
 
     def cut_at(ids: Sequence[UUID]) -> None:
-        monkeypatch.setattr(plan, "points", lambda snapshots, size, count: sorted(ids))
+        monkeypatch.setattr(settled, "ROWS_OF_RANGE", 1)
+        monkeypatch.setattr(plan, "points", lambda *_: sorted(ids))
+        monkeypatch.setattr(plan, "points_between", lambda *_: sorted(ids))
+        monkeypatch.setattr(plan, "points_between", lambda snapshots, size, gaps, settled: sorted(ids))
+        monkeypatch.setattr(settled, "ROWS_OF_RANGE", 0)  # they would all be joined
 
     return cut_at
 

@@ -321,6 +321,15 @@ def test_files_that_cannot_be_written(sides: Town, tmp_path: Path) -> None:
     assert runs(sides) == []
 
 
+def test_a_file_that_fails_after_all(sides: Town, tmp_path: Path) -> None:
+    """A file that can't be written when it comes to it is no difference; the report is on stdout by then."""
+    sides.plant([MISSING])
+    result = reconcile(*PAIR, "--html", str(tmp_path / ("x" * 250)), "-o", "json")
+    assert (result.code, result.json["differences"]) == (Code.NO_RESULT, 1)
+    assert "can't be written: File name too long" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_archive(sides: Town, tmp_path: Path) -> None:
     """What was archived stands in for what was pruned."""
     ids = sides.plant([fate(age=100 * HOUR)] * 3, ids=ids_at(100 * HOUR, 3))

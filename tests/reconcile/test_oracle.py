@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from outbox import Settings
-from outbox.reconcile import digest, plan
+from outbox.reconcile import digest, plan, settled
 from outbox.reconcile.model import Effect, InboxState, Outcome, Pair, ProducerState, Tier
 from outbox.reconcile.result import PairResult
 from outbox.store import reconcile as store
@@ -128,6 +128,7 @@ class World:
     bucket: int
     pair: Pair
     read_all_above: float
+    rows_of_range: int
     seed: int
 
 
@@ -144,6 +145,7 @@ worlds = st.builds(
         effect=st.sampled_from([None, Effect("ledger")]),
     ),
     read_all_above=st.sampled_from([plan.READ_ALL_ABOVE, 1.0]),
+    rows_of_range=st.sampled_from([1, 20]),
     seed=st.integers(0, 2**32),
 )
 
@@ -299,7 +301,9 @@ def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> Non
     town.plant(world.rows, ids=ids)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(plan, "READ_ALL_ABOVE", world.read_all_above))
-        stack.enter_context(mock.patch.object(plan, "points", lambda *_: sorted(ids)[:: world.bucket]))
+        stack.enter_context(mock.patch.object(settled, "ROWS_OF_RANGE", world.rows_of_range))
+        for points in ("points", "points_between"):
+            stack.enter_context(mock.patch.object(plan, points, lambda *_: sorted(ids)[:: world.bucket]))
         compare_in_all_ways(town, world.pair)
         for step in chance.choices(STEPS, k=6):
             step(town, chance, ids)

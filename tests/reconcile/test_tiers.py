@@ -1,0 +1,231 @@
+"""How a comparison is planned: tiers, ranges, tasks and hashes; what is chosen is told, and changes no finding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox.reconcile import digest, plan
+from outbox.reconcile.model import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
+from outbox.reconcile.snapshots import taken
+from outbox.store import reconcile as store
+from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
+
+Cut = Callable[[Sequence[UUID]], None]
+MISSING = fate(status=InboxState.NONE)
+
+
+def ranges_of(numbers: Sequence[int | None]) -> list[Range]:
+    """Return ranges between numbers, two by two."""
+    ids = [None if number is None else UUID(int=number) for number in numbers]
+    return [Range(first or FIRST_ID, end) for first, end in zip(ids[::2], ids[1::2], strict=True)]
+
+
+edges = st.lists(st.integers(0, 60), unique=True, max_size=8).map(sorted)
+ends = st.booleans()
+
+
+@given(edges, ends, edges, st.integers(0, 60), st.integers(1, 60))
+def test_cut_and_without_lose_no_id_and_double_none(
+    some: list[int], is_open: bool, points: list[int], first: int, length: int
+) -> None:
+    """What is left of a window without its settled ranges, cut into buckets, has each other id exactly once."""
+    settled = ranges_of([*some[: len(some) // 2 * 2]])
+    if is_open and settled:
+        settled[-1] = Range(settled[-1].first, None)
+    window = Range(UUID(int=first), None if is_open else UUID(int=first + length))
+    inside = [each for each in settled if each.first >= window.first and (window.end is None or _ends_in(each, window))]
+
+    pieces = plan.cut(plan.without(window, inside), [UUID(int=point) for point in points])
+
+    for number in range(130):
+        id_ = UUID(int=number)
+        expected = id_ in window and not any(id_ in each for each in inside)
+        assert sum(id_ in piece for piece in pieces) == int(expected)
+    assert all(piece.end is None or piece.first < piece.end for piece in pieces)
+    assert pieces == sorted(pieces, key=lambda piece: piece.first)
+
+
+def _ends_in(each: Range, window: Range) -> bool:
+    return each.end is not None and window.end is not None and each.end <= window.end
+
+
+@given(st.lists(st.integers(1, 2_000_000), max_size=30), st.booleans())
+def test_tasks_have_each_range_once_and_are_bounded(rows: list[int], touching: bool) -> None:
+    """Ranges are joined and gathered into tasks that hold no more rows than a task may, unless one range does."""
+    step = 10 if touching else 9
+    pieces = [(Range(UUID(int=n * 10), UUID(int=n * 10 + step)), size) for n, size in enumerate(rows)]
+    weight = {each.first: size for each, size in pieces}
+
+    tasks = plan.few_tasks(plan.joined(pieces))
+
+    got = [each for task in tasks for each in task.ranges]
+    assert [task.number for task in tasks] == list(range(len(tasks)))
+    for number in range(len(rows) * 10):
+        id_ = UUID(int=number)
+        assert sum(id_ in each for each in got) == sum(id_ in each for each, _ in pieces)
+    for task in tasks:
+        within = [size for first, size in weight.items() if any(first in each for each in task.ranges)]
+        assert sum(within) <= 2 * plan._ROWS_OF_TASK or len(within) == 1
+        assert len(task.ranges) <= plan._RANGES_OF_TASK
+
+
+def test_few_rows_are_read_and_many_are_digested(town: Town) -> None:
+    """Left to itself a job reads small tables, digests large ones, and reads only what differs there; it says so."""
+    (odd,) = town.plant([MISSING])
+    small = town.reconcile()
+    assert (small.plan.tier, small.plan.engine) == (Tier.FULL, EngineName.LOCAL)
+    assert "too few for digests to pay" in " ".join(small.plan.why)
+
+    town.plant_bulk(30_000, topic="bulk")
+    town.at_producer("ANALYZE outbox.half_message")
+    large = town.reconcile(replace(WITH_EFFECT, topic="bulk", effect=None), tier=Tier.AUTO)
+
+    assert large.plan.tier is Tier.DIGEST
+    assert large.plan.buckets > 20
+    assert (large.plan.differing, large.plan.rows_read) == (0, 0)
+    assert large.lag is not None
+    assert large.lag.sampled
+    assert counted(large) == {Outcome.CONSUMED: 30_000}
+    again = town.reconcile(tier=Tier.DIGEST)
+    assert kinds(again) == {odd: Outcome.MISSING}
+    assert again.plan.rows_read == 1
+
+
+def test_the_next_nights_of_a_large_table_cost_what_is_new(town: Town) -> None:
+    """Ranges are cut by the tables' own pages and ids, night after night: little is read, and nothing is overlooked."""
+    pair = replace(WITH_EFFECT, effect=None)
+    ids = town.plant_bulk(30_000)
+    town.at_producer("ANALYZE outbox.half_message")
+    assert town.reconcile(pair, tier=Tier.DIGEST).counts == {Outcome.CONSUMED: 30_000}
+    odd = ids[100:400:100]
+    expected: dict[UUID, Outcome] = {}
+    for each in odd:
+        late = town.plant([MISSING], ids=[UUID(int=each.int + 1)])
+        expected[late[0]] = Outcome.MISSING
+        result = town.reconcile(pair, tier=Tier.DIGEST)
+        assert kinds(result) == expected
+        assert counted(result) == {Outcome.CONSUMED: 30_000, Outcome.MISSING: len(expected)}
+        assert result.plan.kept > 20
+        assert result.plan.rows_read < 5_000
+
+
+@pytest.mark.parametrize("odd", [1, 2, 5])
+def test_digests_read_the_ranges_that_differ_and_no_others(town: Town, small_buckets: Cut, odd: int) -> None:
+    """One difference in a range has that range read, of as many rows as it has; the others are counted."""
+    ids = town.plant([IN_SYNC] * 100, ids=ids_at(HOUR, 100))
+    small_buckets(ids[10::10])
+    missing = ids[5 : 5 + 20 * odd : 20]
+    town.forget(*missing)
+
+    result = town.reconcile(tier=Tier.DIGEST)
+
+    assert kinds(result) == dict.fromkeys(missing, Outcome.MISSING)
+    if odd < 5:
+        assert (result.plan.buckets, result.plan.differing) == (10, odd)
+        assert result.plan.rows_read == odd * 19
+    else:
+        assert result.plan.rows_read == 195
+        assert "everything is read" in result.plan.why[-1]
+
+
+#: Everything that a digest must see, each beside nine messages in sync.
+DIRT = {
+    "undecided": fate(state=ProducerState.UNDECIDED, status=InboxState.NONE),
+    "undispatched": fate(state=ProducerState.COMMITTED, status=InboxState.NONE),
+    "scheduled": fate(state=ProducerState.SCHEDULED, status=InboxState.NONE),
+    "missing": MISSING,
+    "phantom": fate(state=None, effects=1),
+    "body": fate(same_body=False, effects=1),
+    "parked": fate(status=InboxState.PARKED),
+    "failed": fate(status=InboxState.FAILED),
+    "fenced": fate(status=InboxState.ROLLED_BACK),
+    "consumed though rolled back": fate(state=ProducerState.ROLLED_BACK, effects=1),
+    "consumed though compensated": fate(compensated=True, effects=1),
+    "two effects": fate(effects=2),
+    "no effect": fate(),
+    "unrecorded": fate(status=InboxState.NONE, effects=1),
+    "an effect of a rolled back one": fate(state=ProducerState.ROLLED_BACK, status=InboxState.NONE, effects=1),
+}
+
+
+@pytest.mark.parametrize("mixing", [store.FAST, store.PORTABLE], ids=["fast", "portable"])
+def test_each_difference_alone_makes_its_range_differ(
+    town: Town, small_buckets: Cut, mixing: store.Mixing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every difference shows in the digests of its range, also where all else agrees, by either hash."""
+    monkeypatch.setattr(digest, "mixing_of", lambda snapshots: mixing)
+    monkeypatch.setattr(plan, "READ_ALL_ABOVE", 1.0)
+    ids = ids_at(HOUR, 10 * len(DIRT))
+    good = fate(effects=1)
+    fates: list[Fate] = [each for dirt in DIRT.values() for each in (*[good] * 9, dirt)]
+    town.plant(fates, ids=ids)
+    clean = town.plant([good] * 30)
+    small_buckets([*ids[10::10], *clean[::10]])
+
+    result = town.reconcile(WITH_EFFECT, tier=Tier.DIGEST)
+
+    assert set(kinds(result)) == set(ids[9::10])
+    assert (result.plan.buckets, result.plan.differing) == (len(DIRT) + 4 - 1, len(DIRT))
+
+
+def test_two_differences_do_not_cancel_out(town: Town, small_buckets: Cut) -> None:
+    """A missing message and a phantom, two bodies exchanged, an effect moved: equal numbers are no agreement."""
+    ids = town.plant([fate(effects=1)] * 40, ids=ids_at(HOUR, 40))
+    small_buckets(ids[10::10])
+    town.forget(ids[3])
+    town.plant([fate(state=None, effects=1)], ids=[UUID(int=ids[3].int + 1)])
+    town.run(
+        "UPDATE outbox.consumer_message c SET body_digest = d.body_digest FROM outbox.consumer_message d"
+        " WHERE (c.message_id, d.message_id) IN ((:a, :b), (:b, :a))",
+        a=ids[13],
+        b=ids[14],
+    )
+    town.run("UPDATE ledger SET message_id = :b WHERE message_id = :a", a=ids[23], b=ids[24])
+
+    found = kinds(town.reconcile(WITH_EFFECT, tier=Tier.DIGEST))
+
+    assert found == {
+        ids[3]: Outcome.UNRECORDED,
+        UUID(int=ids[3].int + 1): Outcome.PHANTOM,
+        ids[13]: Outcome.DIGEST_MISMATCH,
+        ids[14]: Outcome.DIGEST_MISMATCH,
+        ids[23]: Outcome.NO_EFFECT,
+        ids[24]: Outcome.DUPLICATE_EFFECT,
+    }
+
+
+def test_the_hash_is_one_that_both_servers_compute_alike(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast hash needs PostgreSQL 14 on both sides and the same values; else both hash by md5."""
+    with taken(*town.accesses) as snapshots:
+        assert digest.mixing_of(snapshots) is store.FAST
+        values = iter([[[(1, 2)]], [[(1, 3)]]])
+        with monkeypatch.context() as patch:
+            patch.setattr(digest, "execute", lambda *_: next(values))
+            assert digest.mixing_of(snapshots) is store.PORTABLE
+        with monkeypatch.context() as patch:
+            versions = iter([18, 13])
+            patch.setattr(digest, "_version", lambda _: next(versions))
+            assert digest.mixing_of(snapshots) is store.PORTABLE
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_many_small_tasks_find_what_one_finds(town: Town, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the ids are cut into tasks, and however many run at once, each message is judged exactly once."""
+    monkeypatch.setattr(plan, "_ROWS_OF_TASK", 200)
+    ids = town.plant_bulk(20_000)
+    odd = random.Random(workers).sample(ids, 30)  # noqa: S311
+    town.forget(*odd)
+
+    result = town.reconcile(tier=Tier.FULL, workers=workers)
+
+    assert kinds(result) == dict.fromkeys(odd, Outcome.MISSING)
+    assert counted(result) == {Outcome.CONSUMED: 19_970, Outcome.MISSING: 30}
+    assert result.plan.ranges > 20
+    assert result.plan.rows_read == 39_970
