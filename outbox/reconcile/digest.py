@@ -7,7 +7,8 @@ A range is clean if all this holds of its messages, each shown by a count and a 
 - what the inbox has, all of it consumed, is what was committed of the topic, with the same digests of the bodies;
 - nothing was compensated; and the business table, if one is named, has one row for each.
 
-Then every message of it is `CONSUMED`, `ROLLED_BACK` or `LEFT_OUT`, whatever time it is. Ranges that aren't clean
+Then every message of it is `CONSUMED`, `ROLLED_BACK` or `LEFT_OUT`, whatever time it is. A range that the producer may
+have pruned, and of which it has nothing left, is clean too: its messages are `UNJUDGED`. Ranges that aren't clean
 may still be in sync (a message was sent twice, another topic has a backlog); they are read.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -44,8 +46,10 @@ class Digested:
         return differing + 2 * sum(sum(counts.values()) for _, counts in self.clean), differing
 
 
-def digested(snapshots: Snapshots, pair: Pair, gaps: Sequence[Range], buckets: Sequence[Range]) -> Digested:
-    """Digest ``buckets``, which together are the ``gaps``; both are in order.
+def digested(
+    snapshots: Snapshots, pair: Pair, gaps: Sequence[Range], buckets: Sequence[Range], horizon: UUID
+) -> Digested:
+    """Digest ``buckets``, which together are the ``gaps``; both are in order. What is below ``horizon`` may be pruned.
 
     Raises:
         SourceError: a database failed.
@@ -63,7 +67,10 @@ def digested(snapshots: Snapshots, pair: Pair, gaps: Sequence[Range], buckets: S
     )
     result = Digested([], [])
     for number, bucket in enumerate(buckets, 1):
-        if (counts := sides.clean(number)) is None:
+        counts = sides.clean(number)
+        if counts is None and bucket.end is not None and bucket.end <= horizon:
+            counts = sides.pruned(number)
+        if counts is None:
             result.differing.append((bucket, sides.rows(number)))
         else:
             result.clean.append((bucket, counts))
@@ -125,6 +132,12 @@ class _Sides:
             return None
         left_out = (of_topic - addressed) - (back - back_addressed)
         return +Counter({Outcome.CONSUMED: rows, Outcome.ROLLED_BACK: back, Outcome.LEFT_OUT: left_out})
+
+    def pruned(self, bucket: int) -> Counter[Outcome] | None:
+        """Return the counts of a bucket of which the producer has nothing left; None if it has anything."""
+        if any(bucket in table for table in (self.halves, self.ops, self.messages, self.compensated)):
+            return None
+        return Counter({Outcome.UNJUDGED: int(self.inbox.get(bucket, (0,))[0])})
 
     def _without(self, mix: int, part: int) -> int:
         return mix ^ part if self.xor else mix - part

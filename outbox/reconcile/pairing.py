@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -72,7 +73,7 @@ class Pairing:
             tier = self._because(plan.choose_tier(self.job, rows))
             gaps = plan.without(self.job.window.range, [each for each, _ in settled.ranges])
             engine = self._because(plan.choose_engine(self.job))
-        digests = self._digests(size, gaps, settled) if tier is Tier.DIGEST else None
+        digests = self._digests(size, gaps, settled, UUID(bytes=rules.horizon)) if tier is Tier.DIGEST else None
         clean, tasks = self._tasks(size, gaps, digests, bool(settled.ranges))
         collected = self._compare(engine, comparison, tasks)
         counts = settled.counts + collected.counts
@@ -111,12 +112,12 @@ class Pairing:
             )
         return settled
 
-    def _digests(self, size: plan.Size, gaps: Sequence[Range], settled: settling.Settled) -> Digested:
+    def _digests(self, size: plan.Size, gaps: Sequence[Range], settled: settling.Settled, horizon: UUID) -> Digested:
         with timed(self.seconds, "digest"):
             points = plan.points_between(self.snapshots, size, gaps, settled.counts.total())
             buckets = plan.cut(gaps, points)
             self.teller.stage(f"{self.pair}: digests", None)
-            return digested(self.snapshots, self.pair, gaps, buckets) if buckets else Digested([], [])
+            return digested(self.snapshots, self.pair, gaps, buckets, horizon) if buckets else Digested([], [])
 
     def _tasks(
         self, size: plan.Size, gaps: Sequence[Range], digests: Digested | None, scattered: bool

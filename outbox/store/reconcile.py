@@ -310,6 +310,11 @@ def plan_for_rows() -> Statement:
     return Statement(_PLAN_FOR_ROWS)
 
 
+def plan_for_rows_of_session() -> Statement:
+    """Do as `plan_for_scans` and `plan_for_rows` for all that a connection of our own does from now on."""
+    return Statement(f"{_PLAN_FOR_SCANS};{_PLAN_FOR_ROWS}".replace("true)", "false)"))
+
+
 def as_array(ids: Sequence[UUID]) -> str:
     """Return ids as PostgreSQL reads an array: psycopg would take seven times as long for thousands of them."""
     return f"{{{','.join(map(str, ids))}}}"

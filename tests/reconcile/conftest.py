@@ -41,8 +41,6 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[UUID]],
         monkeypatch.setattr(settled, "ROWS_OF_RANGE", 1)
         monkeypatch.setattr(plan, "points", lambda *_: sorted(ids))
         monkeypatch.setattr(plan, "points_between", lambda *_: sorted(ids))
-        monkeypatch.setattr(plan, "points_between", lambda snapshots, size, gaps, settled: sorted(ids))
-        monkeypatch.setattr(settled, "ROWS_OF_RANGE", 0)  # they would all be joined
 
     return cut_at
 

@@ -324,9 +324,14 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
     scattered = [Range(each, UUID(int=each.int + (1 << 80))) for each in ids[::10]]
 
     with taken(*town.accesses) as snapshots:
-        for snapshot, part in ((snapshots.producer, "producer"), (snapshots.consumer, "consumer")):
+        for snapshot, part, pair in (
+            (snapshots.producer, "producer", PAIR),
+            (snapshots.consumer, "consumer", PAIR),
+            (snapshots.consumer, "consumer", WITH_EFFECT),
+        ):
             execute(snapshot.connection, store.plan_for_rows())
-            side = PostgresSide(snapshot.access, part, WITH_EFFECT)  # type: ignore[arg-type]
+            side = PostgresSide(snapshot.access, part, pair)  # type: ignore[arg-type]
+            assert side._fetch("SELECT current_setting('enable_nestloop') AS s")["s"].to_pylist() == ["off"]
 
             def plan(ranges: list[Range], side: PostgresSide = side, snapshot=snapshot) -> list[str]:  # type: ignore[no-untyped-def]
                 return [row[0] for row in execute(snapshot.connection, explain(side.statement(ranges)))[0]]

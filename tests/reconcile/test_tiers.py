@@ -229,3 +229,17 @@ def test_many_small_tasks_find_what_one_finds(town: Town, workers: int, monkeypa
     assert counted(result) == {Outcome.CONSUMED: 19_970, Outcome.MISSING: 30}
     assert result.plan.ranges > 20
     assert result.plan.rows_read == 39_970
+
+
+def test_what_the_producer_has_pruned_is_not_read(town: Town, small_buckets: Cut) -> None:
+    """Ranges beyond the retention of which the producer has nothing are counted by their digests, and settled."""
+    retention = town.settings.retention
+    old, young = ids_at(retention + HOUR, 40), ids_at(HOUR, 40)
+    town.plant([fate(state=None)] * 40, ids=old)
+    town.plant([IN_SYNC] * 40, ids=young)
+    small_buckets(ids_at(retention + 60))
+
+    result = town.reconcile(tier=Tier.DIGEST, keep_for=HOUR)
+
+    assert counted(result) == {Outcome.UNJUDGED: 40, Outcome.CONSUMED: 40}
+    assert (result.plan.differing, result.plan.rows_read) == (0, 0)

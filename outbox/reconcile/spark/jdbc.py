@@ -22,6 +22,7 @@ from outbox.reconcile.postgres import PostgresSide, rendered
 from outbox.reconcile.rows import CONSUMER, PRODUCER
 from outbox.reconcile.spark.tasks import ANSWER_DDL, answered
 from outbox.reconcile.spark.wire import from_wire
+from outbox.store.reconcile import plan_for_rows_of_session
 from outbox.store.reconcile_plain import plain_rows
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def _merged(tasks: Sequence[Task], partitions: int) -> list[Task]:
 def _read(spark: SparkSession, side: PostgresSide, schema: pa.Schema, tasks: Sequence[Task]) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415
 
-    options = jdbc_options(side.access.url)
+    # A setting of the session: JDBC commits each statement, and a transaction's would be gone before the query.
+    options = jdbc_options(side.access.url) | {"sessionInitStatement": plan_for_rows_of_session().sql}
     columns = {field.name: _kind(field.type) for field in schema}
     parts = [
         spark.read.format("jdbc")
