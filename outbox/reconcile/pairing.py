@@ -96,7 +96,7 @@ class Pairing:
             told=told,
             lag=self._lag(comparison, collected, clean),
             settled=settled,
-            fresh=settling.settled_by(clean, to_uuids(told)),
+            fresh=settling.settled_by([] if digests is None else digests.clean, to_uuids(told)),
         )
 
     def _settled(self) -> settling.Settled:

@@ -1,0 +1,74 @@
+"""The reconciliation as arms of its benchmark: whole jobs, second look and record included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from benchmarks.reconcile_arms import AHEAD, AT_END, Found, Place
+from benchmarks.reconcile_fill import GROUP, TOPIC
+from outbox import Settings
+from outbox.reconcile.job import reconcile
+from outbox.reconcile.model import Access, EngineName, Outcome, Pair, Tier
+from outbox.reconcile.options import Job, Spark
+
+_WEEK = 7 * 86400.0
+
+
+def full(place: Place) -> Callable[[], Found]:
+    """Return what reads every row, in threads."""
+    return partial(_found, _job(place, Tier.FULL))
+
+
+def full_on_spark(place: Place) -> Callable[[], Found]:
+    """Start Spark; return what reads every row there."""
+    from outbox.reconcile.spark.session import session  # noqa: PLC0415 - only one arm needs it
+
+    job = _job(place, Tier.FULL, EngineName.SPARK)
+    stack = ExitStack()
+    AT_END.append(stack.close)
+    opened = stack.enter_context(session(Spark(), job.workers))
+    # Spark ends a Python that had nothing to do for a minute, while others had their rounds.
+    some = opened.spark.range(0, 2 * job.workers, 1, 2 * job.workers).mapInArrow(_import, "id bigint")
+    AHEAD.append(some.count)
+    return partial(_found, job)
+
+
+def _import(batches: Iterator[Any]) -> Iterator[Any]:
+    from adbc_driver_postgresql import dbapi  # noqa: F401, PLC0415 - in Spark's Python
+
+    from outbox.reconcile.spark import tasks  # noqa: F401, PLC0415
+
+    time.sleep(0.3)  # so that no Python does all of them
+    yield from batches
+
+
+def digests(place: Place) -> Callable[[], Found]:
+    """Return what makes digests of everything, whatever was settled before."""
+    return partial(_found, _job(place, Tier.DIGEST, keep_for=0.0))
+
+
+def settled(place: Place) -> Callable[[], Found]:
+    """Return what makes digests of what isn't settled, and settles it."""
+    return partial(_found, _job(place, Tier.DIGEST))
+
+
+def _job(place: Place, tier: Tier, engine: EngineName = EngineName.LOCAL, keep_for: float = _WEEK) -> Job:
+    settings = Settings()
+    return Job(
+        Access(place.producer, settings),
+        Access(place.consumer, settings),
+        (Pair(TOPIC, GROUP),),
+        tier=tier,
+        engine=engine,
+        keep_for=keep_for,
+    )
+
+
+def _found(job: Job) -> Found:
+    (pair,) = reconcile(job).pairs
+    ids, outcomes = (pair.findings[name].to_pylist() for name in ("id", "outcome"))
+    return {id_: Outcome(outcome).label for id_, outcome in zip(ids, outcomes, strict=True)}
