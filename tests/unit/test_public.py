@@ -50,7 +50,8 @@ def test_error_tree_is_as_drawn() -> None:
     def walk(kind: type[BaseException], depth: int) -> None:
         real.append((4 * (depth + 1), kind.__name__))
         for below in kind.__subclasses__():
-            walk(below, depth + 1)
+            if below.__module__ == errors.__name__:  # an extra may have one of its own
+                walk(below, depth + 1)
 
     walk(errors.OutboxError, 0)
     assert drawn == real
