@@ -23,12 +23,24 @@
     ├── RecallRefused                       the message is out already, or was never scheduled
     ├── NotParked                           resume was asked for a message that isn't parked
     ├── MessagesPruned                      a group fell behind what the producer still keeps
-    └── ReconcileError                      a reconciliation that can't be run
-        └── SourceError                     one of its sources can't be read
+    ├── ReconcileError                      a reconciliation that can't be run
+    │   └── SourceError                     one of its sources can't be read
+    ├── CompensationRefused                 the local transaction can't be rolled back: its message took effect, or
+    │                                       nobody knows how
+    └── AdminError                          what an operator asked for can't be done
+        ├── InvalidRequest                  a filter, page token, selector or option that isn't one
+        ├── UnknownDatabase                 no database of this name is registered
+        ├── MessageNotFound                 no registered database knows this message
+        ├── OperationNotFound               no registered database has this operation
+        ├── ActRefused                      the message isn't in a state in which this can be done
+        ├── VersionMismatch                 the message has changed since it was looked at
+        ├── SelectorChanged                 what a preview showed isn't what would be acted on now
+        └── OperationTooLarge               more messages than one operation may have
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 
@@ -158,3 +170,58 @@ class ReconcileError(OutboxError):
 
 class SourceError(ReconcileError):
     """A source of a reconciliation can't be read; the message holds no password."""
+
+
+class CompensationRefused(OutboxError):
+    """A local transaction can't be rolled back: its message took effect, or no compensation is registered."""
+
+
+class AdminError(OutboxError):
+    """What an operator asked for can't be done; nothing was changed."""
+
+
+class InvalidRequest(AdminError):
+    """A filter, page token, selector or option that isn't one; ``field`` names it."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.field)
+
+
+class UnknownDatabase(AdminError):
+    """No database of this name is registered."""
+
+    def __init__(self, name: str, registered: Sequence[str]) -> None:
+        super().__init__(f"no database {name!r} is registered; there are: {', '.join(registered)}")
+        self.name = name
+        self.registered = list(registered)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.registered)
+
+
+class MessageNotFound(AdminError):
+    """No registered database knows this message."""
+
+
+class OperationNotFound(AdminError):
+    """No registered database has this operation."""
+
+
+class ActRefused(AdminError):
+    """A message isn't in a state in which this can be done, or somebody else was faster."""
+
+
+class VersionMismatch(AdminError):
+    """A message has changed since it was looked at."""
+
+
+class SelectorChanged(AdminError):
+    """What a preview showed isn't what would be acted on now."""
+
+
+class OperationTooLarge(AdminError):
+    """More messages than one operation may have."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from pathlib import Path
+from types import CodeType, TracebackType
 
 _SUMMARY_CHARS = 1000
 _TRACE_CHARS = 4000
+_KIND_CHARS = 200
+
+#: What differs between two errors of one kind: words with a digit in them, and what is quoted.
+_VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|[^\s,;:()\[\]{}=]*\d[^\s,;:()\[\]{}=]*""")
+_OURS = str(Path(__file__).parent)
 
 
 def storable(value: object) -> str:
@@ -40,3 +48,30 @@ def error_text(error: BaseException) -> str:
     """Return an exception's summary, an empty line, and the end of its traceback."""
     text = storable("".join(traceback.format_exception(error)))
     return f"{summary_of(error)}\n\n{text[-_TRACE_CHARS:]}"
+
+
+def kind_of_error(error: BaseException) -> str:
+    """Return what errors with one cause have in common: the class, and the innermost function of the application.
+
+    Without line numbers, so that the next release of the application doesn't make a new kind of the old trouble.
+    """
+    frame = _innermost(error.__traceback__)
+    where = f" in {Path(frame.co_filename).name}:{frame.co_qualname}" if frame else ""
+    return storable(f"{type(error).__qualname__}{where}")[:_KIND_CHARS]
+
+
+def kind_of_text(text: str) -> str:
+    """Return what texts with one cause have in common: the first line, without numbers, ids and what is quoted."""
+    first = text.strip().partition("\n")[0]
+    return _VARIABLE.sub("…", first)[:_KIND_CHARS]
+
+
+def _innermost(trace: TracebackType | None) -> CodeType | None:
+    """Return the innermost function beside the handler's own code, which is where a trace leaves this package first."""
+    codes = []
+    while trace is not None:
+        codes.append(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    theirs = [code for code in codes if not code.co_filename.startswith(_OURS)] or codes
+    home = str(Path(theirs[0].co_filename).parent) if theirs else ""
+    return next((code for code in reversed(theirs) if code.co_filename.startswith(home)), None)

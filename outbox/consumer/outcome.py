@@ -13,8 +13,10 @@ from outbox.consumer.subscription import Subscription
 from outbox.errors import InvalidMessage
 from outbox.model import Counts, Park, Retry, Skip, Status
 from outbox.store.inbox import Settled
-from outbox.text import error_text, storable
+from outbox.text import error_text, kind_of_error, kind_of_text, storable
 
+#: The kind of messages that never come to an end.
+CRASH_KIND = "the worker died each time"
 _MAX_DELAY = 100 * 366 * 86400.0
 
 
@@ -22,12 +24,14 @@ _MAX_DELAY = 100 * 366 * 86400.0
 class Failure:
     """An attempt whose changes must be undone; ``status`` is where the message goes if nothing else says so.
 
-    ``delay`` in seconds overrides the retry table.
+    ``delay`` in seconds overrides the retry table. ``kind`` is what failures with this cause have in common; made from
+    the error if nothing better is known.
     """
 
     error: str
     status: Status = Status.FAILED
     delay: float | None = None
+    kind: str | None = None
 
 
 def failure_of(answer: Any) -> Failure | None:
@@ -54,7 +58,7 @@ def _retry(after: Any, reason: Any) -> Failure:
 def failure_from(error: Exception) -> Failure:
     """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
     status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
-    return Failure(error_text(error), status)
+    return Failure(error_text(error), status, kind=kind_of_error(error))
 
 
 def settle(
@@ -80,7 +84,8 @@ def settle(
             if delay is None:
                 table = subscription.retry_delays or (0.0,)
                 delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311
-    return Settled(message_id, position, status.value, attempts, digest, failure.error, delay)
+    kind = failure.kind or kind_of_text(failure.error)
+    return Settled(message_id, position, status.value, attempts, digest, failure.error, delay, kind)
 
 
 def counts_of(row: Settled) -> Counts:

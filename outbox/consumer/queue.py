@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from outbox.consumer.handling import HandlerSession
-from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
+from outbox.consumer.outcome import CRASH_KIND, Failure, counts_of, failure_from, settle
 from outbox.consumer.reading import Entry, next_messages, read_source, to_entries
 from outbox.consumer.subscription import Subscription
 from outbox.joined import commit
@@ -285,7 +285,9 @@ class QueueConsumer:
     ) -> tuple[State, Counts]:
         error = f"started {claims - 1} times without ever finishing: the worker died each time"
         attempts = known[entry.id][2] if entry.id in known else 0
-        row = inbox.Settled(entry.id, entry.position, Status.PARKED.value, attempts, entry.digest(), error)
+        row = inbox.Settled(
+            entry.id, entry.position, Status.PARKED.value, attempts, entry.digest(), error, kind=CRASH_KIND
+        )
         at_commit(connection, inbox.settle(self._place, row))
         at_commit(connection, inbox.append_offset(self._place, entry.position, 1))
         self._one_by_one = max(self._one_by_one, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outbox.consumer.handling import HandlerSession
-from outbox.consumer.outcome import Failure, counts_of, failure_from, settle
+from outbox.consumer.outcome import CRASH_KIND, Failure, counts_of, failure_from, settle
 from outbox.consumer.reading import Entry, read_source, to_entry
 from outbox.consumer.subscription import Subscription
 from outbox.joined import commit
@@ -56,7 +56,7 @@ class Retrier:
         entry = Entry(position, message_id, None)
         if claims > settings.max_claims:
             died = f"started {claims - 1} times without ever finishing: the worker died each time"
-            return self._record(connection, place, entry, attempts, Failure(died, Status.PARKED))
+            return self._record(connection, place, entry, attempts, Failure(died, Status.PARKED, kind=CRASH_KIND))
         try:
             with connection.begin():
                 if not execute(connection, inbox.lock_failed(settings.schema, subscription.group, message_id))[0]:

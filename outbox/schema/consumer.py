@@ -62,9 +62,20 @@ def _consumer_message(metadata: MetaData) -> None:
         Column("last_error", Text),
         Column("received_at", _TIME, nullable=False, server_default=_NOW),
         Column("changed_at", _TIME, nullable=False, server_default=_NOW),
+        # What failures with one cause have in common; dead letters are grouped by it.
+        Column("error_kind", Text),
+        # Parked, and somebody has decided that this is the end of it.
+        Column("discarded_at", _TIME),
+        # The operation that fenced the message off before a compensation, and what the inbox said before.
+        Column("fenced_by", Uuid),
+        Column("fenced_from", Text),
         CheckConstraint("status IN ('consumed', 'failed', 'parked', 'rolled_back')", name="status"),
         CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
         CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
+        CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
+        CheckConstraint("fenced_from IN ('unconsumed', 'failed', 'parked')", name="fenced_from"),
+        CheckConstraint("(fenced_by IS NULL) = (fenced_from IS NULL)", name="fenced"),
+        CheckConstraint("fenced_by IS NULL OR status = 'rolled_back'", name="fenced_by"),
     )
     # Serves the retry pass: the next due failures of a group.
     Index(
@@ -81,6 +92,22 @@ def _consumer_message(metadata: MetaData) -> None:
         table.c.topic,
         table.c.message_id,
         postgresql_where=table.c.status == "parked",
+    )
+    # Serves operators: dead letters by their kind.
+    Index(
+        "ix_consumer_message_dead",
+        table.c.consumer_group,
+        table.c.topic,
+        func.coalesce(table.c.error_kind, text("'unclassified'::text")),
+        table.c.message_id,
+        postgresql_where=(table.c.status == "parked") & table.c.discarded_at.is_(None),
+    )
+    # Serves operators: what was discarded.
+    Index(
+        "ix_consumer_message_discarded",
+        table.c.discarded_at,
+        table.c.message_id,
+        postgresql_where=table.c.discarded_at.is_not(None),
     )
 
 

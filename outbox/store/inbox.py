@@ -98,13 +98,13 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest
 
 _SETTLE = """
 INSERT INTO {s}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
-                                       next_attempt_at, body_digest, last_error)
+                                       next_attempt_at, body_digest, last_error, error_kind)
 VALUES (%(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(attempts)s,
-        clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s)
+        clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s, %(kind)s)
 ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = excluded.status, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
-       body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error, claims = 0,
-       changed_at = clock_timestamp()
+       body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error,
+       error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()
  WHERE c.status = 'failed'
 """
 
@@ -131,7 +131,8 @@ SELECT attempts FROM {s}.consumer_message
 
 _RESUME = """
 UPDATE {s}.consumer_message
-   SET status = 'failed', attempts = 0, claims = 0, next_attempt_at = clock_timestamp(), changed_at = clock_timestamp()
+   SET status = 'failed', attempts = 0, claims = 0, next_attempt_at = clock_timestamp(), changed_at = clock_timestamp(),
+       discarded_at = NULL
  WHERE consumer_group = %s AND message_id = %s AND status = 'parked'
 RETURNING message_id
 """
@@ -165,6 +166,7 @@ class Settled:
     digest: bytes | None
     error: str | None
     delay: float | None = None
+    kind: str | None = None
 
 
 def heads(schema: str, topic: str) -> Statement:
@@ -264,6 +266,7 @@ def settle(place: Place, row: Settled) -> Statement:
         "delay": row.delay,
         "digest": row.digest,
         "error": row.error,
+        "kind": row.kind,
     }
     return Statement(in_schema(_SETTLE, place.schema), values)
 

@@ -32,8 +32,9 @@ SELECT m.id, c.number FROM unnest(%s::uuid[]) AS m (id) CROSS JOIN LATERAL (
 
 _INSERT_INBOX = """
 INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
-                                  last_error)
-SELECT %(group)s, id, %(topic)s, queue, position, %(status)s, %(attempts)s, digest, %(why)s
+                                  last_error, error_kind)
+SELECT %(group)s, id, %(topic)s, queue, position, %(status)s, %(attempts)s, digest, %(why)s,
+       CASE WHEN %(status)s = 'parked' THEN 'parked by a repair' END
   FROM unnest(%(ids)s::uuid[], %(queues)s::int[], %(positions)s::bigint[], %(digests)s::bytea[])
        AS m (id, queue, position, digest)
  ORDER BY id
@@ -45,6 +46,8 @@ RETURNING message_id
 _SETTLE_INBOX = """
 UPDATE {s}.consumer_message
    SET status = %(status)s, next_attempt_at = NULL, claims = 0, changed_at = clock_timestamp(),
+       discarded_at = NULL, fenced_by = NULL, fenced_from = NULL,
+       error_kind = CASE WHEN %(status)s = 'parked' THEN coalesce(error_kind, 'parked by a repair') END,
        last_error = CASE WHEN %(why)s::text IS NOT NULL THEN concat_ws('; before: ', %(why)s::text, last_error) END
  WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[])
 """

@@ -9,9 +9,9 @@ from outbox import migration
 from tests.cli.conftest import Cli
 
 ALL = {
-    "common": {"database": "common_0001", "code": "common_0001"},
+    "common": {"database": "common_0002", "code": "common_0002"},
     "producer": {"database": "producer_0003", "code": "producer_0003"},
-    "consumer": {"database": "consumer_0002", "code": "consumer_0002"},
+    "consumer": {"database": "consumer_0003", "code": "consumer_0003"},
 }
 
 
@@ -19,11 +19,11 @@ def test_upgrade_and_current(cli: Cli, empty_url: str) -> None:
     """An upgrade says on stderr what it installed, a second one that there was nothing to do."""
     first = cli("db", "upgrade", "--url", empty_url, "--part", "producer")
     assert (first.code, first.out) == (0, "")
-    done = "common_0001, producer_0001, producer_0002, producer_0003"
+    done = "common_0001, common_0002, producer_0001, producer_0002, producer_0003"
     assert first.err == f"installed {done} in database 'cli_empty' on 127.0.0.1, schema 'outbox'\n"
     current = cli("db", "current", "--url", empty_url, "-o", "json").json
-    assert current == {**ALL, "consumer": {"database": None, "code": "consumer_0002"}}
-    assert cli("db", "upgrade", "--url", empty_url).err.startswith("installed consumer_0001, consumer_0002 in")
+    assert current == {**ALL, "consumer": {"database": None, "code": "consumer_0003"}}
+    assert cli("db", "upgrade", "--url", empty_url).err.startswith("installed consumer_0001, consumer_0002, consumer_0003 in")
     assert cli("db", "upgrade", "--url", empty_url).err.startswith("nothing to do in")
 
 
@@ -74,7 +74,7 @@ def test_downgrade_asks_first(cli: Cli, url: str) -> None:
     assert migration.current(url)["consumer"]
     done = cli("db", "downgrade", "--part", "consumer", "--yes")
     assert (done.code, done.out) == (0, "")
-    assert done.err.startswith("removed consumer_0002, consumer_0001 in")
+    assert done.err.startswith("removed consumer_0003, consumer_0002, consumer_0001 in")
     assert migration.current(url)["consumer"] is None
 
 

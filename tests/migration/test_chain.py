@@ -18,9 +18,9 @@ from outbox.schema import common_tables, consumer_tables, producer_tables
 NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
-    "common": ["common_0001"],
+    "common": ["common_0001", "common_0002"],
     "producer": ["producer_0001", "producer_0002", "producer_0003"],
-    "consumer": ["consumer_0001", "consumer_0002"],
+    "consumer": ["consumer_0001", "consumer_0002", "consumer_0003"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
 COMMON, PRODUCER, CONSUMER = (
