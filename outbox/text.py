@@ -62,7 +62,7 @@ def kind_of_error(error: BaseException) -> str:
 
 def kind_of_text(text: str) -> str:
     """Return what texts with one cause have in common: the first line, without numbers, ids and what is quoted."""
-    first = text.strip().partition("\n")[0]
+    first = text.lstrip().partition("\n")[0][:_SUMMARY_CHARS]
     return _VARIABLE.sub("…", first)[:_KIND_CHARS]
 
 

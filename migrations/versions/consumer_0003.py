@@ -7,7 +7,7 @@ from alembic import op
 revision = "consumer_0003"
 down_revision = "consumer_0002"
 branch_labels = None
-depends_on = None
+depends_on = ("common_0002",)
 
 UPGRADE = (
     """

@@ -10,7 +10,7 @@ from tests.cli.conftest import Cli
 
 ALL = {
     "common": {"database": "common_0002", "code": "common_0002"},
-    "producer": {"database": "producer_0003", "code": "producer_0003"},
+    "producer": {"database": "producer_0004", "code": "producer_0004"},
     "consumer": {"database": "consumer_0003", "code": "consumer_0003"},
 }
 
@@ -19,7 +19,7 @@ def test_upgrade_and_current(cli: Cli, empty_url: str) -> None:
     """An upgrade says on stderr what it installed, a second one that there was nothing to do."""
     first = cli("db", "upgrade", "--url", empty_url, "--part", "producer")
     assert (first.code, first.out) == (0, "")
-    done = "common_0001, common_0002, producer_0001, producer_0002, producer_0003"
+    done = "common_0001, common_0002, producer_0001, producer_0002, producer_0003, producer_0004"
     assert first.err == f"installed {done} in database 'cli_empty' on 127.0.0.1, schema 'outbox'\n"
     current = cli("db", "current", "--url", empty_url, "-o", "json").json
     assert current == {**ALL, "consumer": {"database": None, "code": "consumer_0003"}}
@@ -31,7 +31,7 @@ def test_current_as_table(cli: Cli) -> None:
     """The table shows each part with both versions."""
     result = cli("db", "current")
     assert result.out.splitlines()[0].split() == ["part", "database", "code"]
-    assert "producer  producer_0003  producer_0003" in result.out
+    assert "producer  producer_0004  producer_0004" in result.out
     assert (result.code, result.err) == (0, "")
 
 

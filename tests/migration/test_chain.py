@@ -19,7 +19,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001", "common_0002"],
-    "producer": ["producer_0001", "producer_0002", "producer_0003"],
+    "producer": ["producer_0001", "producer_0002", "producer_0003", "producer_0004"],
     "consumer": ["consumer_0001", "consumer_0002", "consumer_0003"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
@@ -107,7 +107,7 @@ def test_from_the_first_producer_revision(url: str, engine: Engine) -> None:
         connection.execute(text("DROP INDEX outbox.ix_half_check_next_check_at"))
         connection.execute(text("CREATE INDEX ix_half_check_next_check_at ON outbox.half_check (next_check_at)"))
         connection.execute(text("UPDATE outbox.outbox_version SET version_num = 'producer_0001' "
-                                "WHERE version_num = 'producer_0003'"))  # fmt: skip
+                                "WHERE version_num = 'producer_0004'"))  # fmt: skip
         connection.execute(
             text(
                 "WITH h AS (INSERT INTO outbox.half_message (id, producer_group, topic, content_type, body) "
@@ -115,7 +115,7 @@ def test_from_the_first_producer_revision(url: str, engine: Engine) -> None:
                 "INSERT INTO outbox.half_check (half_id, fenced, next_check_at) SELECT id, false, now() FROM h"
             )
         )
-    assert migration.upgrade(url, ["producer"]) == ["producer_0002", "producer_0003"]
+    assert migration.upgrade(url, ["producer"]) == ["producer_0002", "producer_0003", "producer_0004"]
     assert migration.check(url) == []
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT topic FROM outbox.half_check")) == "orders"
@@ -280,8 +280,8 @@ def test_check_compares_with_metadata(url: str) -> None:
             "constraint ck_message_position of message is 'CHECK (\"position\" >= 0)'",
         ),
         ("DROP SEQUENCE outbox.op_sequence CASCADE", "sequence op_sequence is missing"),
-        ("UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num = 'producer_0003'",
-         "producer is at revision producer_0099, this code has producer_0003"),
+        ("UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num = 'producer_0004'",
+         "producer is at revision producer_0099, this code has producer_0004"),
         (
             "ALTER TABLE outbox.half_message DROP COLUMN body_digest, ADD COLUMN body_digest bytea DEFAULT sha256('')",
             "this code expects 'bytea GENERATED substr(sha256(body), 1, 16)'",
