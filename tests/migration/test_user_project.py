@@ -87,7 +87,7 @@ def test_each_minds_its_own_tables(url: str, engine: Engine, tmp_path: Path, hel
         "producer_0002",
         "producer_0001",
     ]
-    assert migration.upgrade(url) == ["producer_0001", "producer_0002", "producer_0003"]
+    assert migration.upgrade(url) == ["producer_0001", "producer_0002", "producer_0003", "producer_0004"]
     project.run("downgrade", "base")
     assert migration.check(url) == []
     assert "account" not in inspect(engine).get_table_names()
