@@ -8,7 +8,7 @@ the sum of all money with that before the first transfer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -57,6 +57,7 @@ class Audit:
     inbox_rows: int
     retries: int
     parked: tuple[Parked, ...]
+    refunded: Mapping[int, Decimal]
     in_flight: int
     halves: Halves
     reservations: Counter[str]
@@ -64,8 +65,8 @@ class Audit:
 
 
 def settled(connection: Connection) -> int:
-    """Return how many messages bank B is done with: consumed, or parked."""
-    done = INBOX.c.status.in_(("consumed", "parked"))
+    """Return how many messages bank B is done with: consumed, parked, or fenced off since they were rolled back."""
+    done = INBOX.c.status.in_(("consumed", "parked", "rolled_back"))
     query = select(func.count()).where(INBOX.c.consumer_group == bank_b.GROUP, done)
     return connection.scalar(query) or 0
 
@@ -84,6 +85,7 @@ def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))
         debits = _pairs(a, bank_a.LedgerEntry.transfer_id, -bank_a.LedgerEntry.amount)
+        refunds = _pairs(a, bank_a.LedgerEntry.refund_of, bank_a.LedgerEntry.amount)
         decisions = halves.read(a)
         arrivals = _pairs(b, bank_b.LedgerEntry.transfer_id, bank_b.LedgerEntry.amount)
         inbox_rows, retries, reasons = _inbox(b)
@@ -97,7 +99,9 @@ def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
         ]
         reserved = reservations.read(a)
 
-    in_flight = transfers.keys() - {transfer for transfer, _ in arrivals} - {p.transfer for p in parked}
+    refunded: dict[int, Decimal] = {transfer: amount for transfer, amount in refunds if transfer is not None}
+    arrived = {transfer for transfer, _ in arrivals}
+    in_flight = transfers.keys() - arrived - {p.transfer for p in parked} - refunded.keys()
     sums = Sums(
         sums.bank_a,
         sums.bank_b,
@@ -108,7 +112,13 @@ def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
         *_sum_faults(before, sums),
         *faults,
         *one_each("debit", transfers, [(t, amount) for t, amount in debits if t is not None]),
-        *one_each("credit", transfers, [*arrivals, *((p.transfer, p.amount) for p in parked)], in_flight),
+        *one_each(
+            "credit", transfers, [*arrivals, *((p.transfer, p.amount) for p in parked)], in_flight | refunded.keys()
+        ),
+        *transfers_found("refunded with another amount", (t for t, n in refunded.items() if transfers.get(t) != n)),
+        *transfers_found(
+            "refunded, and credited or parked all the same", refunded.keys() & (arrived | {p.transfer for p in parked})
+        ),
         *transfers_found("in flight", in_flight),
         *counts_differ("transfers", len(transfers), "accepted orders", orders),
         *counts_differ("inbox rows", inbox_rows, "halves with a message", decisions.dispatched),
@@ -121,6 +131,7 @@ def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
         inbox_rows=inbox_rows,
         retries=retries,
         parked=tuple(parked),
+        refunded=refunded,
         in_flight=len(in_flight),
         halves=decisions,
         reservations=reserved,

@@ -4,7 +4,10 @@ There are three ways to execute an order. Debit and message in one local transac
 can be (`order_transfer`). With a half message first, the intent is on record before the work begins
 (`order_transfer_two_phase`). When the outcome is known only later, the money is reserved meanwhile (`bank_a_tcc`).
 
-``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, and dispatches what was sent.
+A transfer that bank B can't credit is refunded when an operator says so (`refund`).
+
+``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, dispatches what was sent, and
+refunds.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from .bank_a_books import (
     require_funds,
     told,
 )
+from .bank_a_refund import refund
 from .bank_a_tcc import Reservation, order_transfer_tcc
 from .message import TOPIC, TransferOrdered
 from .orders import Order
@@ -44,6 +48,7 @@ __all__ = [
     "order_transfer_tcc",
     "order_transfer_two_phase",
     "outbox",
+    "refund",
 ]
 
 

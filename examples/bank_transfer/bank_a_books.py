@@ -52,13 +52,14 @@ class Transfer(Base):
 
 
 class LedgerEntry(Base):
-    """One movement of an account; without a transfer it is the opening balance."""
+    """One movement of an account: the debit of a transfer, its refund, or, with neither, the opening balance."""
 
     __tablename__ = "ledger_entry"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
     transfer_id: Mapped[int | None] = mapped_column(ForeignKey(Transfer.id), unique=True)
+    refund_of: Mapped[int | None] = mapped_column(ForeignKey(Transfer.id), unique=True)
     amount: Mapped[Decimal]
 
 

@@ -29,7 +29,7 @@ SELECT body ->> 'receiver' AS receiver, count(*) AS transfers, sum((body ->> 'am
          WHERE h.topic = '{TOPIC}') h
 """
 
-#: What bank A debited is what bank B credited, and what is on its way.
+#: What bank A debited, and did not refund, is what bank B credited, and what is on its way.
 DEBITED = Measure(
     name="debited",
     topic=TOPIC,
@@ -37,7 +37,8 @@ DEBITED = Measure(
     by=("receiver",),
     values=("transfers", "amount"),
     producer="SELECT t.receiver, count(*) AS transfers, -sum(l.amount) AS amount "
-    "FROM ledger_entry l JOIN transfer t ON t.id = l.transfer_id GROUP BY 1",
+    "FROM ledger_entry l JOIN transfer t ON t.id = l.transfer_id "
+    "WHERE NOT EXISTS (SELECT FROM ledger_entry r WHERE r.refund_of = t.id) GROUP BY 1",
     consumer=_CREDITED,
     in_flight=_BODY,
 )

@@ -60,6 +60,7 @@ class Report:
         *others, last = [counted(number, noun) for number, noun in found if number] or [""]
         spite = f"{', '.join(others)} and {last}" if others else last
         spite = f", in spite of {spite}" if spite else ""
+        parked += f", {len(self.audit.refunded):,} refunded" if self.audit.refunded else ""
         return f"Settled: {counted(self.audit.transfers, 'transfer')}{parked}, and not a cent is missing{spite}."
 
     def as_json(self) -> str:
@@ -78,6 +79,7 @@ class Report:
             "parked": [
                 {"transfer": p.transfer, "amount": f"{p.amount:.2f}", "reason": p.reason} for p in self.audit.parked
             ],
+            "refunded": {str(transfer): f"{amount:.2f}" for transfer, amount in self.audit.refunded.items()},
             "in_flight": self.audit.in_flight,
             "kills": self.kills,
             "restarts": self.restarts,
@@ -117,6 +119,7 @@ class Report:
             (self.audit.inbox_rows, "inbox rows", "at bank B"),
             (self.audit.retries, "retries", "at bank B"),
             (len(self.audit.parked), "parked", "for a human"),
+            (len(self.audit.refunded), "refunded", "by bank A"),
             (self.audit.in_flight, "in flight", ""),
             (self.kills.total(), "kills", _by_role(self.kills)),
             (self.restarts.total(), "restarts", _by_role(self.restarts)),
