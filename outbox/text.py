@@ -55,9 +55,13 @@ def kind_of_error(error: BaseException) -> str:
 
     Without line numbers, so that the next release of the application doesn't make a new kind of the old trouble.
     """
-    frame = _innermost(error.__traceback__)
-    where = f" in {Path(frame.co_filename).name}:{frame.co_qualname}" if frame else ""
-    return storable(f"{type(error).__qualname__}{where}")[:_KIND_CHARS]
+    code = _innermost(error.__traceback__)
+    where = f" in {Path(code.co_filename).name}:{code.co_qualname}" if code else ""
+    # SQLAlchemy's errors are few, and say less than the driver's inside them.
+    original = getattr(error, "orig", None) or error
+    constraint = getattr(getattr(original, "diag", None), "constraint_name", None)
+    what = type(original).__qualname__ + (f" of {constraint}" if constraint else "")
+    return storable(f"{what}{where}")[:_KIND_CHARS]
 
 
 def kind_of_text(text: str) -> str:

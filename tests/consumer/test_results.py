@@ -129,6 +129,30 @@ def test_a_body_that_cannot_be_read(bench: Bench) -> None:
     assert "InvalidMessage" in str(row.error)
 
 
+def test_failures_with_one_cause_are_of_one_kind(bench: Bench) -> None:
+    """The kind is written beside the error; a success wipes it out, as it does the error."""
+
+    def handler(message: Message, session: Session) -> Park | None:
+        if message.body == 4:
+            return Park("no account AB-4 at bank B")
+        session.execute(text("INSERT INTO taken VALUES (1)"))
+        return None
+
+    bench.run("CREATE TABLE taken (n int PRIMARY KEY)")
+    bench.run("INSERT INTO taken VALUES (1)")
+    consumer = bench.declare(handler)
+    ids = bench.send(1, 2, 4)
+    bench.consume(consumer)
+    kinds = {row[0]: row[1] for row in bench.rows("SELECT message_id, error_kind FROM outbox.consumer_message")}
+    assert kinds[ids[0]] == kinds[ids[1]]
+    assert kinds[ids[0]].startswith("UniqueViolation of taken_pkey in test_results.py:")
+    assert kinds[ids[2]] == "no account … at bank B"
+    bench.run("DELETE FROM taken")
+    bench.retry(consumer)
+    assert bench.rows("SELECT error_kind IS NULL, last_error IS NULL FROM outbox.consumer_message "
+                      "WHERE status = 'consumed'") == [(True, True)]  # fmt: skip
+
+
 def swallow(message: Message, session: Session) -> None:
     """Run a statement that fails, and go on as if nothing had happened."""
     try:

@@ -1,0 +1,73 @@
+"""The kind of an error: what failures with one cause have in common, and only those."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outbox.text import kind_of_error, kind_of_text
+
+
+def _caught(function: object, *arguments: object) -> Exception:
+    try:
+        function(*arguments)  # type: ignore[operator]
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def _credit(account: str) -> None:
+    raise KeyError(f"no account {account}")
+
+
+def _outer(account: str) -> None:
+    _credit(account)
+
+
+def test_two_values_are_one_kind() -> None:
+    """The message doesn't count, nor the line; class and function do."""
+    assert kind_of_error(_caught(_credit, "7")) == kind_of_error(_caught(_credit, "8"))
+    assert kind_of_error(_caught(_credit, "7")) == "KeyError in test_text.py:_credit"
+
+
+def test_the_innermost_function_counts() -> None:
+    """Two ways into the function that fails are one kind."""
+    assert kind_of_error(_caught(_outer, "7")) == "KeyError in test_text.py:_credit"
+
+
+def test_a_library_is_not_to_blame() -> None:
+    """The function that called the library is named, not where in the library it ended."""
+
+    def read(text: str) -> object:
+        return json.loads(text)
+
+    kind = kind_of_error(_caught(read, "{"))
+    assert kind == "JSONDecodeError in test_text.py:test_a_library_is_not_to_blame.<locals>.read"
+
+
+def test_an_error_without_a_trace() -> None:
+    """One that was never raised has a class all the same."""
+    assert kind_of_error(ValueError("x")) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("no account AB-71000001 at bank B", "no account … at bank B"),
+        ("no account CD-2 at bank B\nand more", "no account … at bank B"),
+        ("unknown currency 'XXX'", "unknown currency …"),
+        ("message 0190b2c4-1f2e-7c3a-8d4e-5f6a7b8c9d0e: late", "message …: late"),
+        ("gone", "gone"),
+        ("", ""),
+    ],
+)
+def test_what_varies_is_left_out(text: str, kind: str) -> None:
+    """Numbers, ids and quoted values vary from message to message."""
+    assert kind_of_text(text) == kind
+
+
+def test_a_long_text_makes_a_short_kind() -> None:
+    """A kind is fit for an index, however long the error is."""
+    assert len(kind_of_text("x1" * 10_000_000)) <= 200
+    assert len(kind_of_text("y" * 10_000_000)) == 200
