@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, Orphan, Outbox, Resolution, Settings, embedded, migration
+from outbox import INJECTED, AlreadyRolledBack, Orphan, Outbox, Resolution, Settings, embedded, migration
 from outbox.worker import Worker
 from tests.conftest import wait_until
 from tests.producer.bank import idle_in_transaction
@@ -85,7 +85,8 @@ def test_orphans_are_decided_and_delivered(new_bench: NewBench) -> None:
     early = prepare(bench, count=3)
     worker = bench.work()
     ids = early + prepare(bench, count=10) + prepare(bench, "shipped", count=10)
-    with pytest.raises(LookupError):
+    # Without immunity, the check may be there before the function's first statement, and roll the half back itself.
+    with pytest.raises((LookupError, AlreadyRolledBack)):
         pay()
     wait_until(lambda: len(bench.effects()) >= 23, "what was committed is handled")
     assert sorted(bench.effects()) == sorted(ids)
@@ -134,7 +135,7 @@ def test_role_check_alone(new_bench: NewBench) -> None:
     worker = bench.work(roles=["check"])
     ids = prepare(bench, count=5)
     wait_for_ops(bench, ids)
-    assert set(worker.health()) == {"check"}
+    assert set(worker.health()) == {"check", "report"}
     assert bench.rows("SELECT half_id FROM outbox.message") == []
     bench.work(roles=["dispatch", "consume"])
     wait_until(lambda: len(bench.effects()) >= 5, "another one delivers them")
