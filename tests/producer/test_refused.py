@@ -179,7 +179,9 @@ def test_closed_connection(engine: Engine, outbox: Outbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "bind", [None, "postgresql+psycopg://h/d", sessionmaker(), async_sessionmaker(), object()], ids=repr
+    "bind",
+    [None, "postgresql+psycopg://h/d", sessionmaker(), async_sessionmaker(), object()],
+    ids=lambda bind: type(bind).__name__,
 )
 def test_bind_that_is_none(bind: Any) -> None:
     """An Outbox is made on an engine or a session factory with an engine, and says so."""
