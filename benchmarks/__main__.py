@@ -13,8 +13,8 @@ from benchmarks.measure import Figure
 from outbox import embedded, migration
 
 NAMES = ("send", "dispatch", "consume", "effect", "latency", "pinned", "check", "imports", "reconcile")
-#: Run only when asked for: it takes an hour, and 30 GB of disk.
-_LONG = ("reconcile_growth",)
+#: Run only when asked for: they take a quarter of an hour and an hour, and 10 and 30 GB of disk.
+_LONG = ("console", "reconcile_growth")
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
 _SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}

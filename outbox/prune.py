@@ -1,8 +1,8 @@
 """Prune: delete what is older than the retention and settled; evidence outlives doubt.
 
-Undecided halves, failed and parked messages are never pruned: somebody still has to decide about them. An inbox
-row goes only after the producer has pruned its message, so that nothing can come again which the inbox has
-forgotten.
+Undecided halves, failed and parked messages are never pruned: somebody still has to decide about them, unless they
+were discarded. An inbox row goes only after the producer has pruned its message, so that nothing can come again which
+the inbox has forgotten. The audit is never pruned.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 _FIRST = UUID(int=0)
+_DAY = 86400.0
+#: How long (seconds) samples are kept, a day more than the longest chart shows; and workers that died.
+SAMPLES = 8 * _DAY
+WORKERS = _DAY
+_OPERATIONS = 100
 
 
 def prune_producer_once(
@@ -90,6 +95,28 @@ def prune_consumer_once(
         going = len(rows) == batch and bool(old)
         after = rows[-1][0] if rows else after
     return Counts(taken=offsets + records + deleted, done=deleted)
+
+
+def prune_records_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+) -> Counts:
+    """Delete what both sides have: old samples, workers that died, operations that finished long ago, with their items.
+
+    Returns ``taken`` rows and ``done`` operations.
+    """
+    schema, batch = settings.schema, settings.prune_batch
+    # What was rolled back is known as long as an inbox knows it.
+    age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _OPERATIONS)
+    rows = 0
+    for statement in (
+        store.old_samples(schema, SAMPLES, batch),
+        store.dead_workers(schema, WORKERS, batch),
+        store.old_items(schema, age, batch, few),
+    ):
+        rows += _delete_all(partial(_transaction, connection, statement), batch, stopping)
+    statement = store.old_operations(schema, age, few)
+    operations = _delete_all(partial(_transaction, connection, statement), few, stopping)
+    return Counts(taken=rows + operations, done=operations)
 
 
 def _transaction(connection: Connection, statement: Statement) -> int:

@@ -9,7 +9,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox.store import stats as store
 from outbox.store.dispatch import newest_cursor, plan_by_index, to_cursor
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 LIMIT = 10_000
 _SECONDS = 10.0
+
+_OF_TOPIC = ("messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled", "capped")
+_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class GroupStats:
 
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
     topic's producer is in another database. ``failed``: will be retried, the oldest due one since
-    ``oldest_due`` seconds. ``parked``: waiting for a human.
+    ``oldest_due`` seconds. ``parked``: waiting for a human, and not discarded.
     """
 
     group: str
@@ -75,22 +78,40 @@ class Stats:
     groups: list[GroupStats]
 
 
-def stats(connection: Connection, settings: Settings, parts: Collection[str]) -> Stats:
+def stats(connection: Connection, settings: Settings, parts: Collection[str], *, seconds: float = _SECONDS) -> Stats:
     """Return how things stand for the parts (``producer``, ``consumer``) whose tables the database has.
 
-    ``connection`` must not be in a transaction; runs one that only reads, with a time limit on each statement.
+    ``connection`` must not be in a transaction; runs one that only reads, in which no statement takes longer than
+    ``seconds``.
     """
     schema = settings.schema
     topics: dict[str, TopicStats] = {}
     heads: dict[str, dict[int, int]] = {}
     groups: list[GroupStats] = []
     with connection.begin():
-        *_, ((at,),) = execute(connection, store.look_only(_SECONDS), plan_by_index(), store.now())
+        *_, ((at,),) = execute(connection, store.look_only(seconds), plan_by_index(), store.now())
         if "producer" in parts:
             topics, heads = _topics(connection, schema)
         if "consumer" in parts:
             groups = _groups(connection, schema, heads)
     return Stats(at, [topics[name] for name in sorted(topics)], groups)
+
+
+def as_sample(stats: Stats) -> dict[str, Any]:
+    """Return the statistics as they are kept once a minute, without what is zero or isn't known.
+
+    ``at``; ``topics`` by name; ``groups`` by topic and name.
+    """
+    groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for group in stats.groups:
+        groups[group.topic][group.group] = _told(group, _OF_GROUP)
+    topics = {topic.topic: _told(topic, _OF_TOPIC) for topic in stats.topics}
+    return {"at": stats.at.isoformat(), "topics": topics, "groups": groups}
+
+
+def _told(of: object, names: Collection[str]) -> dict[str, Any]:
+    # A lag of zero is told: it is another thing than one that isn't known.
+    return {name: value for name in names if (value := getattr(of, name)) or (name == "lag" and value is not None)}
 
 
 def _topics(connection: Connection, schema: str) -> tuple[dict[str, TopicStats], dict[str, dict[int, int]]]:

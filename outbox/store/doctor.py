@@ -186,6 +186,7 @@ SELECT g.consumer_group, g.topic, p.*, r.*
               (array_agg(message_id ORDER BY changed_at))[1]
          FROM (SELECT message_id, changed_at FROM {s}.consumer_message m
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked'
+                  AND discarded_at IS NULL
                 ORDER BY message_id LIMIT %(limit)s) m) p
  CROSS JOIN LATERAL (
        SELECT count(*), extract(epoch FROM clock_timestamp() - min(next_attempt_at))::float8
@@ -339,6 +340,7 @@ def unpruned(schema: str, age: float, limit: int) -> Statement:
 def groups(schema: str, grace: float, limit: int) -> Statement:
     """Count parked messages, and failed ones whose retry was due ``grace`` seconds ago; ``limit`` of each at most.
 
+    What is discarded doesn't count.
     Rows: ``(group, topic, parked, seconds since the first was, its id, retries overdue, seconds since the first was)``.
     """
     return Statement(in_schema(_GROUPS, schema), {"grace": grace, "limit": limit})

@@ -66,20 +66,22 @@ DELETE FROM {s}.consumer_offset
 RETURNING 1
 """
 
-_OLD_INBOX = """
-SELECT message_id, status IN ('consumed', 'rolled_back')
-       AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
-  FROM {s}.consumer_message
+# Settled is what nobody waits for any more; what was discarded is, from then on.
+_SETTLED = """(status IN ('consumed', 'rolled_back') OR discarded_at IS NOT NULL)
+       AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
+
+_OLD_INBOX = f"""
+SELECT message_id, {_SETTLED}
+  FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id > %(after)s AND topic = %(topic)s
  ORDER BY message_id LIMIT %(limit)s
 """
 
 _STILL_KEPT = "SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])"
 
-_FORGET = """
-DELETE FROM {s}.consumer_message
- WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND status IN ('consumed', 'rolled_back')
-   AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+_FORGET = f"""
+DELETE FROM {{s}}.consumer_message
+ WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND {_SETTLED}
 RETURNING message_id
 """
 
@@ -105,6 +107,46 @@ DELETE FROM {s}.reconciliation_run
                        WHERE n.topic = r.topic AND n.consumer_group = r.consumer_group
                          AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
         LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_OLD_SAMPLES = """
+DELETE FROM {s}.stats_sample
+ WHERE sampled_at = ANY (ARRAY(
+       SELECT sampled_at FROM {s}.stats_sample
+        WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_DEAD_WORKERS = """
+DELETE FROM {s}.worker
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM {s}.worker
+        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
+   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
+RETURNING 1
+"""
+
+# Items of operations that have finished don't change any more.
+_OLD_ITEMS = """
+DELETE FROM {s}.operation_item
+ WHERE ctid = ANY (ARRAY(
+       SELECT i.ctid
+         FROM (SELECT id FROM {s}.operation
+                WHERE finished_at < clock_timestamp() - make_interval(secs => %(age)s)
+                ORDER BY id LIMIT %(operations)s) o
+        CROSS JOIN LATERAL (SELECT ctid FROM {s}.operation_item WHERE operation_id = o.id LIMIT %(limit)s) i
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_OLD_OPERATIONS = """
+DELETE FROM {s}.operation o
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM {s}.operation
+        WHERE finished_at < clock_timestamp() - make_interval(secs => %(age)s)
+        ORDER BY id LIMIT %(limit)s))
+   AND NOT EXISTS (SELECT FROM {s}.operation_item i WHERE i.operation_id = o.id)
 RETURNING 1
 """
 
@@ -158,3 +200,24 @@ def still_kept(schema: str, ids: Sequence[UUID]) -> Statement:
 def forget(schema: str, group: str, ids: Sequence[UUID], retention: float) -> Statement:
     """Delete inbox rows that are settled and old. Rows: one for each."""
     return Statement(in_schema(_FORGET, schema), {"group": group, "ids": list(ids), "retention": retention})
+
+
+def old_samples(schema: str, age: float, limit: int) -> Statement:
+    """Delete samples that are ``age`` seconds old. Rows: one for each."""
+    return Statement(in_schema(_OLD_SAMPLES, schema), {"age": age, "limit": limit})
+
+
+def dead_workers(schema: str, age: float, limit: int) -> Statement:
+    """Delete workers that weren't seen for ``age`` seconds. Rows: one for each."""
+    return Statement(in_schema(_DEAD_WORKERS, schema), {"age": age, "limit": limit})
+
+
+def old_items(schema: str, age: float, limit: int, operations: int) -> Statement:
+    """Delete items of the first ``operations`` that finished ``age`` seconds ago. Rows: one for each."""
+    values = {"age": age, "limit": limit, "operations": operations}
+    return Statement(in_schema(_OLD_ITEMS, schema), values)
+
+
+def old_operations(schema: str, age: float, limit: int) -> Statement:
+    """Delete the first of such operations, those whose items are gone. Rows: one for each."""
+    return Statement(in_schema(_OLD_OPERATIONS, schema), {"age": age, "limit": limit})

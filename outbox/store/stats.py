@@ -89,7 +89,8 @@ SELECT g.consumer_group, g.topic,
        (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed' LIMIT %(limit)s) f),
        (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' LIMIT %(limit)s) f),
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL
+         LIMIT %(limit)s) f),
        (SELECT extract(epoch FROM clock_timestamp() - min(next_attempt_at))::float8
           FROM {s}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
@@ -164,7 +165,7 @@ def offsets(schema: str) -> Statement:
 
 
 def failures(schema: str, limit: int) -> Statement:
-    """Count failed and parked messages, ``limit`` of each at most.
+    """Count failed messages, and parked ones that aren't discarded; ``limit`` of each at most.
 
     Rows: ``(group, topic, failed, parked, seconds that the oldest due retry waits)``.
     """

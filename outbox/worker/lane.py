@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection
@@ -105,6 +106,16 @@ class SyncLane(Lane):
         for driver in drivers:
             # SQLAlchemy drops an invalidated connection without closing it.
             driver.close()
+
+    def last(self, act: Callable[[Connection], None]) -> None:
+        """Do something on the connection although no pass begins any more; nothing if it isn't open and free."""
+        if self._turn.taken:
+            return
+        with self._turn, suppress(Exception):  # nobody waits for it, and nothing depends on it
+            if self._connections is not None and not self._ended:
+                act(self._connections[0])
+        if self._ended:
+            self.end()
 
     def cut(self) -> None:
         """Take the connections away from a pass that runs on."""

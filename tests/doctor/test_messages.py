@@ -160,6 +160,8 @@ def test_parked(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
     call = give_back.partition(": ")[2].replace("actor=…, reason=…", "actor='ann', reason='again'")
     eval(call, {"outbox": outbox, "UUID": UUID})  # noqa: S307 - the text of the finding is what is tested
     assert the(examine(engine), "message.parked").details["messages"] == 1
+    sql(engine, "UPDATE outbox.consumer_message SET discarded_at = now() WHERE status = 'parked'")
+    assert codes(examine(engine)) == []
 
 
 def test_overdue_retry(engine: Engine, outbox: Outbox, till: list[Any]) -> None:

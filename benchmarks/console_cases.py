@@ -1,0 +1,189 @@
+"""What the pages of the console, its endpoints and the command line ask the service layer for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from outbox.admin.model import (
+    Action,
+    AuditFilter,
+    HalfFilter,
+    InboxFilter,
+    MessageFilter,
+    PageRequest,
+    ScheduledFilter,
+    Selector,
+    Target,
+)
+from outbox.admin.service import Admin
+
+_STATUSES = ("undecided", "rolled_back", "committed", "dispatched", "scheduled", "recalled")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of a page; without ``bar`` it isn't a page but an order, which may take its time."""
+
+    page: str
+    what: str
+    call: Callable[[], Any]
+    bar: bool = True
+
+
+def cases(admin: Admin) -> Iterator[Case]:
+    """Return all calls, with conditions that find much, little, and nothing."""
+    now = dt.datetime.now(dt.UTC)
+    for window in ("1h", "6h", "24h", "7d"):
+        yield Case("overview", f"over {window}", partial(admin.overview, window))
+    yield from _messages(admin, now)
+    yield from _ways(admin)
+    yield from _dead(admin)
+    yield from _inbox(admin, now)
+    yield from _paged("halves", "all", admin.halves, HalfFilter())
+    for name, wanted in (
+        ("parked", HalfFilter(status="parked")),
+        ("orphans of a topic", HalfFilter(topic="refund", status="orphan")),
+        ("older than an hour", HalfFilter(min_age=3600.0)),
+    ):
+        yield from _paged("halves", name, admin.halves, wanted)
+    yield from _paged("scheduled", "all", admin.scheduled, ScheduledFilter())
+    yield from _paged("scheduled", "recalled, of a topic", admin.scheduled, ScheduledFilter("bank_a", "refund", True))
+    yield from _audit(admin, now)
+    yield from _operations(admin)
+    yield Case("handlers", "all", admin.handlers)
+    yield Case("handlers", "workers", admin.workers)
+    yield Case("system", "all", admin.system)
+    yield from _previews(admin)
+
+
+def _paged(page: str, name: str, look: Callable[[Any, PageRequest], Any], wanted: Any) -> Iterator[Case]:
+    """Return the first page of a list, and one behind nine others."""
+    yield Case(page, name, partial(look, wanted, PageRequest()))
+    token = None
+    for _ in range(9):
+        token = look(wanted, PageRequest(size=500, token=token)).next_page_token
+        if token is None:
+            return
+    yield Case(page, f"{name}, behind nine pages of 500", partial(look, wanted, PageRequest(token=token)))
+
+
+def _messages(admin: Admin, now: dt.datetime) -> Iterator[Case]:
+    day_ago, yesterday = now - dt.timedelta(hours=13), now - dt.timedelta(hours=12)
+    for name, wanted in (
+        ("all", MessageFilter()),
+        *((f"status {status}", MessageFilter(statuses=(status,))) for status in _STATUSES),
+        ("status committed or scheduled", MessageFilter(statuses=("committed", "scheduled"))),
+        ("a topic with many", MessageFilter(topic="transfer")),
+        ("a topic with few", MessageFilter(topic="refund")),
+        ("a topic with none", MessageFilter(topic="nothing")),
+        ("a key with many", MessageFilter(key="account-77")),
+        ("a key with none", MessageFilter(key="nobody")),
+        ("a tag", MessageFilter(tag="late")),
+        ("a header", MessageFilter(header=("trace", "abc"))),
+        ("a value in the body", MessageFilter(body=("receiver", "78"))),
+        ("a value in no body", MessageFilter(body=("receiver", "nobody"))),
+        ("an hour of yesterday", MessageFilter(since=day_ago, until=yesterday)),
+        ("a topic with few in an hour of yesterday", MessageFilter(topic="refund", since=day_ago, until=yesterday)),
+        (
+            "rolled back in an hour of yesterday",
+            MessageFilter(statuses=("rolled_back",), since=day_ago, until=yesterday),
+        ),
+    ):
+        yield from _paged("messages", name, admin.messages, wanted)
+
+
+def _ways(admin: Admin) -> Iterator[Case]:
+    for status in _STATUSES:
+        found = admin.messages(MessageFilter(statuses=(status,)), PageRequest(size=1)).items
+        if found:
+            yield Case("message", status, partial(admin.message, found[0].id))
+    for status in ("parked", "failed", "consumed"):
+        (row,) = admin.inbox(InboxFilter(statuses=(status,)), PageRequest(size=1)).items
+        yield Case("message", f"{status} in an inbox", partial(admin.message, row.message_id))
+        yield Case("message", f"body of one {status}", partial(admin.body, row.message_id))
+
+
+def _dead(admin: Admin) -> Iterator[Case]:
+    yield Case("dead letters", "groups", admin.dead_groups)
+    yield Case("dead letters", "groups of a topic", partial(admin.dead_groups, group="bank_b", topic="transfer"))
+    yield Case("dead letters", "groups of none", partial(admin.dead_groups, topic="nothing"))
+    kinds = admin.dead_groups()
+    for name, kind in (("the biggest kind", kinds[0]), ("the smallest kind", kinds[-1])):
+        yield from _paged("dead letters", name, admin.inbox, InboxFilter(fingerprint=kind.fingerprint))
+    discarded = InboxFilter(statuses=("parked",), discarded=True)
+    yield from _paged("dead letters", "discarded", admin.inbox, discarded)
+
+
+def _inbox(admin: Admin, now: dt.datetime) -> Iterator[Case]:
+    day_ago, yesterday = now - dt.timedelta(hours=13), now - dt.timedelta(hours=12)
+    (row,) = admin.inbox(InboxFilter(statuses=("parked",)), PageRequest(size=1)).items
+    for name, wanted in (
+        ("all", InboxFilter()),
+        *(
+            (f"status {each}", InboxFilter(statuses=(each,)))
+            for each in ("consumed", "failed", "parked", "rolled_back")
+        ),
+        ("a group", InboxFilter(group="bank_b")),
+        ("a group with none", InboxFilter(group="nobody")),
+        ("a topic with none", InboxFilter(topic="refund")),
+        ("one message", InboxFilter(message_id=row.message_id)),
+        ("parked with an error", InboxFilter(statuses=("parked",), error="does not exist")),
+        ("parked with an error that none has", InboxFilter(statuses=("parked",), error="nobody")),
+        ("an error that none has", InboxFilter(error="nobody")),
+        ("many attempts", InboxFilter(attempts_gte=10)),
+        ("parked after many attempts", InboxFilter(statuses=("parked",), attempts_gte=18)),
+        ("an hour of yesterday", InboxFilter(since=day_ago, until=yesterday)),
+        ("parked in an hour of yesterday", InboxFilter(statuses=("parked",), since=day_ago, until=yesterday)),
+    ):
+        yield from _paged("inbox", name, admin.inbox, wanted)
+
+
+def _audit(admin: Admin, now: dt.datetime) -> Iterator[Case]:
+    (row,) = admin.audit(AuditFilter(), PageRequest(size=1)).items
+    for name, wanted in (
+        ("all", AuditFilter()),
+        ("an operator", AuditFilter(actor="operator-7")),
+        ("nobody", AuditFilter(actor="nobody")),
+        ("a kind of act", AuditFilter(action="rollback")),
+        ("a message", AuditFilter(target=row.target)),
+        ("a day", AuditFilter(since=now - dt.timedelta(days=9), until=now - dt.timedelta(days=8))),
+    ):
+        yield from _paged("audit", name, admin.audit, wanted)
+
+
+def _operations(admin: Admin) -> Iterator[Case]:
+    yield Case("operations", "all", partial(admin.operations, PageRequest()))
+    for state in ("waiting", "running", "done", "partly", "cancelled"):
+        yield Case("operations", state, partial(admin.operations, PageRequest(), state=state))
+    (running,) = admin.operations(PageRequest(size=1), state="running").items
+    (done,) = admin.operations(PageRequest(size=1), state="done").items
+    for name, row in (("one under way", running), ("one that is done", done)):
+        yield Case("operation", name, partial(admin.operation, row.id))
+        yield Case("operation", f"items of {name}", partial(admin.operation_items, row.id, PageRequest()))
+        yield Case(
+            "operation",
+            f"failed items of {name}",
+            partial(admin.operation_items, row.id, PageRequest(), state="failed"),
+        )
+
+
+def _previews(admin: Admin) -> Iterator[Case]:
+    kinds = admin.dead_groups()
+    ids: list[UUID] = [row.message_id for row in admin.inbox(InboxFilter(statuses=("parked",)), PageRequest(500)).items]
+    few = Selector(targets=tuple(Target(id_, "bank_b") for id_ in ids[:50]))
+    many = Selector(targets=tuple(Target(id_, "bank_b") for id_ in ids))
+    yield Case("preview", "retry 50 by name", partial(admin.preview, Action.RETRY, few))
+    yield Case("preview", "retry 500 by name", partial(admin.preview, Action.RETRY, many), bar=False)
+    smallest = Selector(inbox=InboxFilter(fingerprint=kinds[-1].fingerprint))
+    yield Case("preview", "retry the smallest kind", partial(admin.preview, Action.RETRY, smallest))
+    biggest = Selector(inbox=InboxFilter(fingerprint=kinds[0].fingerprint))
+    yield Case("preview", "retry the biggest kind", partial(admin.preview, Action.RETRY, biggest), bar=False)
+    parked = Selector(inbox=InboxFilter(statuses=("parked",), discarded=False))
+    yield Case("preview", "retry all that is parked", partial(admin.preview, Action.RETRY, parked), bar=False)
+    refunds = Selector(messages=MessageFilter(topic="refund"))
+    yield Case("preview", "resend a topic with few", partial(admin.preview, Action.RESEND, refunds), bar=False)

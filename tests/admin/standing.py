@@ -1,0 +1,112 @@
+"""A producer's and a consumer's database, and what tests of the overview put into them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, text
+
+from outbox import Message, Outbox, Park, Retry, Settings
+from outbox.admin.databases import Databases
+from outbox.admin.model import Overview, Problem
+from outbox.admin.overview import overview
+from outbox.consumer.consumer import Consumer
+from outbox.dispatch import dispatch_once
+from outbox.report import Facts, report_once
+
+DUTIES = ("dispatch", "release", "check", "operate", "consume paid of mail")
+
+
+def open_databases(**engines: Engine) -> Databases:
+    """Register databases by name."""
+    return Databases.open(engines, Settings())
+
+
+def look(window: str = "1h", **engines: Engine) -> Overview:
+    """Return how things stand."""
+    return overview(open_databases(**engines), window)
+
+
+def told(found: Overview, word: str) -> list[Problem]:
+    """Return the problems whose sentence has this word."""
+    return [problem for problem in found.problems if word in problem.text]
+
+
+def send(engine: Engine, count: int, topic: str = "paid", **options: Any) -> list[UUID]:
+    """Send messages in one transaction."""
+    outbox = Outbox(engine, settings=Settings())
+    with engine.begin() as connection:
+        return [outbox.send(connection, topic, {"n": n}, key=str(n), **options) for n in range(count)]
+
+
+def dispatch(engine: Engine) -> None:
+    """Dispatch all there is."""
+    with engine.connect() as connection:
+        while dispatch_once(connection, Settings()).more:
+            pass
+
+
+def consume(engine: Engine, source: Engine, answers: Sequence[Park | Retry | None] = (), limit: int = 1000) -> None:
+    """Have group mail consume so many messages of topic paid, and answer so first."""
+    left, handled = list(answers), []
+
+    def handle(message: Message, session: Any) -> Park | Retry | None:
+        handled.append(message.id)
+        return left.pop(0) if left else None
+
+    outbox = Outbox(engine, settings=Settings())
+    outbox.consumer("paid", group="mail")(handle)
+    consumer = Consumer(outbox.subscriptions["paid", "mail"], Settings(), lambda: len(handled) >= limit)
+    with engine.connect() as connection, source.connect() as reading:
+        consumer.start(connection, reading)
+        while len(handled) < limit and consumer.consume_once(connection, reading):
+            pass
+
+
+def report(
+    engine: Engine,
+    duties: Iterable[str] = DUTIES,
+    handlers: Sequence[Mapping[str, Any]] = (),
+    *,
+    number: int = 1,
+    health: Mapping[str, Any] | None = None,
+) -> None:
+    """Have a worker report that it is there; no sample is taken."""
+    facts = Facts(
+        UUID(int=number), f"host:{number}", "1.0", ["all"], handlers, {name: dict(health or {}) for name in duties}
+    )
+    with engine.connect() as connection:
+        report_once(connection, Settings(), facts, lambda _: {})
+
+
+def handler(kind: str, topic: str, group: str | None = None, **options: Any) -> dict[str, Any]:
+    """Return a handler as workers tell it."""
+    return {"kind": kind, "topic": topic, "group": group, "name": f"app.{kind}", "options": options}
+
+
+def sql(engine: Engine, statement: str, **values: Any) -> None:
+    """Run a statement."""
+    with engine.begin() as connection:
+        connection.execute(text(statement), values)
+
+
+def sample(
+    engine: Engine, minutes_ago: int, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None
+) -> None:
+    """Write the sample of an earlier minute, taken when the minute began."""
+    with engine.begin() as connection:
+        minute: dt.datetime = connection.scalar(text("SELECT date_trunc('minute', clock_timestamp())")) or _never()
+        at = minute - dt.timedelta(minutes=minutes_ago)
+        stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}})
+        connection.execute(
+            text("INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (:at, CAST(:stats AS jsonb))"),
+            {"at": at, "stats": stats},
+        )
+
+
+def _never() -> dt.datetime:
+    raise AssertionError
