@@ -26,9 +26,10 @@ from outbox.store import dispatch as store
 from outbox.store import operator
 from outbox.store.execute import execute, lock_key
 from outbox.store.halves import take_lock, try_lock
+from outbox.store.repair import compensated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -99,18 +100,30 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
     return Counts(taken=due, done=messages, more=due == place.limit)
 
 
-def resend(connection: Connection, settings: Settings, half_ids: Sequence[UUID], *, actor: str, reason: str) -> int:
+def resend(
+    connection: Connection,
+    settings: Settings,
+    half_ids: Sequence[UUID],
+    *,
+    actor: str,
+    reason: str,
+    origin: Mapping[str, str] | None = None,
+) -> int:
     """Append dispatched messages once more, under the same id, in the caller's transaction; return how many.
 
-    A group that has consumed a message knows its id and does nothing.
+    A group that has consumed a message knows its id and does nothing. What was compensated is left out: a group that
+    had passed it without a trace would take it now. ``origin`` is by which way the act came.
     """
     sends = newest_sends(connection, settings, half_ids)
+    # A statement of its own, after the lock: who compensates holds it to the end.
+    for (half_id,) in execute(connection, compensated(settings.schema, list(sends)))[0]:
+        del sends[half_id]
     place = _placement(settings, len(sends))
     _, ((_, messages, _, _),) = execute(connection, store.plan_by_index(), store.resend(place, list(sends)))
     execute(
         connection,
         *(
-            operator.audit(settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1})
+            operator.audit(settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin)
             for half_id, sent in sends.items()
         ),
     )
@@ -155,7 +168,15 @@ def dispatch_passed(
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 
-def recall(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> None:
+def recall(
+    connection: Connection,
+    settings: Settings,
+    half_id: UUID,
+    *,
+    actor: str,
+    reason: str,
+    origin: Mapping[str, str] | None = None,
+) -> None:
     """Take back a scheduled message before it is due, in the caller's transaction.
 
     Raises:
@@ -169,7 +190,7 @@ def recall(connection: Connection, settings: Settings, half_id: UUID, *, actor: 
     if not found:
         raise HalfNotFound(half_id)
     if recalled:
-        execute(connection, operator.audit(settings.schema, actor, "recall", str(half_id), reason))
+        execute(connection, operator.audit(settings.schema, actor, "recall", str(half_id), reason, origin=origin))
         return
     if deliver_at is None:
         why = "it has no delivery time: it was sent at once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox.check.asking import Asker, EngineRoom, Room
@@ -68,6 +69,36 @@ def check(outbox: Outbox) -> Counts:
             return check_once(connection, outbox.settings, outbox.checkers, asker)
     finally:
         asker.end()
+
+
+def operate(outbox: Outbox) -> Counts:
+    """Carry out all operations that were ordered in this database, whatever their rates; return what was done.
+
+    Rollbacks are those of topics that have a compensation here; one that fails is left for its next try, which is due
+    later. For an outbox on a sync engine with plain compensations.
+
+    Raises:
+        InvalidHandler: an async compensation or database; run a `Worker` for these.
+    """
+    # What services import for their tests needn't pay for it otherwise.
+    from outbox.admin.operations.run import operate_once  # noqa: PLC0415
+    from outbox.compensate.run import compensate_once  # noqa: PLC0415
+
+    engine, total = _engine(outbox), Counts()
+    if topics := sorted(each.topic for each in outbox.compensations.values() if each.is_async):
+        raise InvalidHandler(f"operate can't run the async compensation of {topics[0]!r}; run a Worker")
+    with engine.connect() as connection:
+        while True:
+            counts = operate_once(connection, outbox.settings, rated=False)
+            counts += compensate_once(
+                connection,
+                outbox.settings,
+                compensations=outbox.compensations,
+                rooms=lambda _: EngineRoom(engine),
+            )
+            if not counts:
+                return replace(total, more=False)
+            total += counts
 
 
 def _dispatch(engine: Engine, settings: Settings) -> None:

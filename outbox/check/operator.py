@@ -1,7 +1,8 @@
 """What an operator does about an undecided half: decide it, set its counter back, or have it checked again.
 
 Each act is recorded in `audit`, in the transaction in which it is done; one that came too late, or was refused, leaves
-nothing there. `resolve`, `reset`, `reset_parked` and `request_check` run in the caller's transaction.
+nothing there. `resolve`, `reset`, `reset_parked` and `request_check` run in the caller's transaction; ``origin`` is by
+which way the act came.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def resolve(
     actor: str,
     reason: str,
     force: bool = False,
+    origin: Mapping[str, str] | None = None,
 ) -> Decision:
     """Decide an undecided half, parked or not.
 
@@ -63,12 +65,28 @@ def resolve(
     if decision.first:
         execute(
             connection,
-            audit(settings.schema, actor, "resolve", str(half_id), reason, {"resolution": resolution, "force": force}),
+            audit(
+                settings.schema,
+                actor,
+                "resolve",
+                str(half_id),
+                reason,
+                {"resolution": resolution, "force": force},
+                origin,
+            ),
         )
     return decision
 
 
-def reset(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> None:
+def reset(
+    connection: Connection,
+    settings: Settings,
+    half_id: UUID,
+    *,
+    actor: str,
+    reason: str,
+    origin: Mapping[str, str] | None = None,
+) -> None:
     """Set the counter of an undecided half back to 0 and have it checked by the next pass (RocketMQ: resume).
 
     Raises:
@@ -77,7 +95,7 @@ def reset(connection: Connection, settings: Settings, half_id: UUID, *, actor: s
     """
     _need_reason(reason, f"resetting half message {half_id}")
     _change(connection, settings, half_id, store.reset(settings.schema, half_id))
-    execute(connection, audit(settings.schema, actor, "reset", str(half_id), reason))
+    execute(connection, audit(settings.schema, actor, "reset", str(half_id), reason, origin=origin))
 
 
 def reset_parked(
@@ -102,7 +120,15 @@ def reset_parked(
     return [half_id for (half_id,) in rows]
 
 
-def request_check(connection: Connection, settings: Settings, half_id: UUID, *, actor: str, reason: str) -> None:
+def request_check(
+    connection: Connection,
+    settings: Settings,
+    half_id: UUID,
+    *,
+    actor: str,
+    reason: str,
+    origin: Mapping[str, str] | None = None,
+) -> None:
     """Have the next pass check an undecided half; one that is parked exactly once more.
 
     Raises:
@@ -111,7 +137,8 @@ def request_check(connection: Connection, settings: Settings, half_id: UUID, *, 
     """
     _need_reason(reason, f"checking half message {half_id}")
     _change(connection, settings, half_id, store.once_more(settings.schema, half_id))
-    execute(connection, audit(settings.schema, actor, "check", str(half_id), reason, {"asked": "next pass"}))
+    asked = {"asked": "next pass"}
+    execute(connection, audit(settings.schema, actor, "check", str(half_id), reason, asked, origin))
 
 
 def check_now(

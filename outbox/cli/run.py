@@ -41,13 +41,13 @@ def run(
         str | None,
         typer.Option(
             metavar="ROLE,…",
-            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile. "
+            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, operate. "
             "Default: all there is work for.",
         ),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="How much to tell on stderr.")] = LogLevel.INFO,
 ) -> None:
-    """Run a worker: dispatch, check, consume, retry, prune, reconcile.
+    """Run a worker: dispatch, check, consume, retry, prune, reconcile, carry out what operators order.
 
     It runs until it is told to stop. Run as many as you like, on as many machines. SIGTERM or Ctrl-C ends it
     in good order: running handlers are waited for (OUTBOX_DRAIN_TIMEOUT, seconds); a second one ends it at once.

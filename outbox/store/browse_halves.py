@@ -16,7 +16,8 @@ CHECK = ("status", "fenced", "check_times", "being_asked", "last_answer", "last_
          "next_check_in", "parked_at", "reason")  # fmt: skip
 HISTORY = ("asked_at", "asked", "worker", "answer", "seconds", "error", "state")
 
-_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
+#: How an undecided half stands, by its check ``c``; see `outbox.halves.HalfStatus`.
+STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
             WHEN c.next_check_at <= statement_timestamp() THEN 'orphan'
             WHEN c.checked_at IS NULL THEN 'immune'
             ELSE 'waiting' END"""
@@ -31,13 +32,13 @@ _LAST = f"""{_BEING_ASKED}, CASE WHEN NOT {_BEING_ASKED} THEN c.last_answer END,
 # Ids begin with the time: the oldest come first. Each half message is looked up by itself: a merge of the two tables
 # would first read past all that were decided before.
 _LIST = f"""
-SELECT c.half_id, c.topic, h.key, {_STATUS}, h.born_at,
+SELECT c.half_id, c.topic, h.key, {STATUS}, h.born_at,
        extract(epoch FROM statement_timestamp() - h.born_at)::float8, c.fenced, c.check_times, {_LAST}
   FROM (SELECT * FROM {{s}}.half_check WHERE %(after)s::uuid IS NULL OR half_id > %(after)s::uuid
          ORDER BY half_id LIMIT %(window)s) c
   LEFT JOIN LATERAL (SELECT key, born_at FROM {{s}}.half_message WHERE id = c.half_id LIMIT 1) h ON true
  WHERE (%(topic)s::text IS NULL OR c.topic = %(topic)s)
-   AND (%(status)s::text IS NULL OR {_STATUS} = %(status)s)
+   AND (%(status)s::text IS NULL OR {STATUS} = %(status)s)
    AND (%(age)s::float8 IS NULL OR h.born_at <= statement_timestamp() - make_interval(secs => %(age)s))
  ORDER BY c.half_id LIMIT %(limit)s
 """
@@ -49,7 +50,7 @@ SELECT half_id FROM {s}.half_check
 """
 
 _CHECK = f"""
-SELECT {_STATUS}, c.fenced, c.check_times, {_LAST.replace(_FIRST_LINE, "c.last_error")}
+SELECT {STATUS}, c.fenced, c.check_times, {_LAST.replace(_FIRST_LINE, "c.last_error")}
   FROM {{s}}.half_check c WHERE c.half_id = %(id)s
 """
 

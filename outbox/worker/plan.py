@@ -13,7 +13,8 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.dispatch import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
-from outbox.prune import prune_producer_once
+from outbox.prune import prune_producer_once, prune_records_once
+from outbox.report import EVERY as REPORT_EVERY
 from outbox.store.wakeup import OPS
 from outbox.worker.async_lane import AsyncLane
 from outbox.worker.database import Database
@@ -21,13 +22,14 @@ from outbox.worker.duty import Duty
 from outbox.worker.lane import Lane, Pass, SyncLane
 from outbox.worker.listener import Listener
 from outbox.worker.passes import on_producer, prune_group, send_notification, start_group
+from outbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
 
-#: What a worker may be told to do. The first four serve the producer's tables, ``prune`` those of both sides.
-ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile")
-PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune"})
+#: What a worker may be told to do. The first four serve the producer's tables, ``prune`` and ``operate`` both sides'.
+ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "operate")
+PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "operate"})
 _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 
 #: The longest wait (seconds) of a duty that notifications wake.
@@ -82,6 +84,12 @@ class Plan:
                 self._plan_subscription(subscription)
         if "reconcile" in roles and outbox.reconciliations:
             self._plan_reconciliations(outbox)
+        if "operate" in roles:
+            self._plan_operate(outbox, producing=producing)
+        if "prune" in roles and self._own in self.parts:
+            self._plan_records()
+        if self.duties:
+            self._plan_report(outbox)
 
     def _plan_producer(self, outbox: Outbox) -> None:
         settings = self.settings
@@ -154,6 +162,34 @@ class Plan:
         self.parts.setdefault(self._own, set()).add("consumer")
         for reconciler in reconcilers(outbox, self._stopping):
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
+
+    def _plan_operate(self, outbox: Outbox, *, producing: bool) -> None:
+        from outbox.worker import operating  # noqa: PLC0415 - services that only send and consume don't pay for it
+
+        # Lanes of their own: operators wait for what they ordered, and a compensation may take long.
+        self.parts.setdefault(self._own, set())
+        lane = SyncLane(self._own, None, self._stopping)
+        self.lanes.append(lane)
+        act, told = operating.operating(outbox, lane), partial(self._wake, self._own, OPS)
+        self._add("operate", lane, act, lambda: self.settings.idle_wait, after=told, eager=False)
+        if producing and outbox.compensations:
+            lane = SyncLane(self._own, None, self._stopping)
+            rooms = operating.Rooms(self._own, self._stopping)
+            self.lanes.append(lane)
+            self.ends.append(rooms.end)
+            act = operating.compensating(outbox, lane, rooms)
+            self._add("compensate", lane, act, lambda: self.settings.idle_wait, eager=False)
+
+    def _plan_records(self) -> None:
+        upkeep = self._upkeep_of(self._own)
+        act = on_producer(partial(prune_records_once, stopping=upkeep.ending), self.settings)
+        self._add("prune records", upkeep, act, lambda: self.settings.prune_interval, eager=False)
+
+    def _plan_report(self, outbox: Outbox) -> None:
+        upkeep = self._upkeep_of(self._own)
+        reporter = Reporter(outbox, self._roles, self.duties)
+        self._add("report", upkeep, reporter, lambda: REPORT_EVERY, eager=False)
+        self.ends.append(partial(reporter.goodbye, upkeep))
 
     def _add(
         self,

@@ -178,17 +178,18 @@ def test_a_duty_that_fails_stops_no_other(bench: Bench) -> None:
 
 
 def test_roles(bench: Bench) -> None:
-    """A worker does what its roles say, and refuses roles that don't exist or leave nothing to do."""
+    """A worker does what its roles say, and reports; roles that don't exist or leave nothing to do are refused."""
     with pytest.raises(InvalidSettings, match="'cook'"):
         Worker(bench.outbox, roles=["cook"])
     with pytest.raises(InvalidSettings, match="nothing to do"):
         Worker(bench.outbox, roles=["consume"]).start()
     bench.outbox.consumer("paid", group="mail", threads=2)(bench.handle)
-    assert set(bench.work(roles=["dispatch"]).health()) == {"dispatch"}
+    assert set(bench.work(roles=["dispatch"]).health()) == {"dispatch", "report"}
     assert set(bench.work(roles=["consume", "retry"]).health()) == {
         "consume paid of mail #1",
         "consume paid of mail #2",
         "retry paid of mail",
+        "report",
     }
 
 
@@ -205,7 +206,7 @@ def test_a_database_without_tables_is_refused(server: embedded.ServerLike) -> No
 
 
 def test_connections(bench: Bench) -> None:
-    """One connection for each consuming thread and four more, none idle in a transaction, none taken from the pool."""
+    """One connection for each consuming thread and five more, none idle in a transaction, none taken from the pool."""
     bench.outbox.consumer("paid", group="mail", threads=2)(bench.handle)
     bench.outbox.consumer("paid", group="audit")(bench.handle)
     worker = bench.work()
@@ -213,7 +214,7 @@ def test_connections(bench: Bench) -> None:
     wait_until(lambda: len(bench.effects()) >= 2 * len(ids), "all messages are handled")
     wait_until(lambda: all(health.last_success for health in worker.health().values()), "all duties have run")
     bench.engine.dispose()  # the application's own
-    wait_until(lambda: bench.rows(f"SELECT count(*) {OTHERS}") == [2 + 1 + 4], "seven connections are open")
+    wait_until(lambda: bench.rows(f"SELECT count(*) {OTHERS}") == [2 + 1 + 5], "eight connections are open")
     wait_until(lambda: bench.rows(f"SELECT DISTINCT state {OTHERS}") == ["idle"], "none is in a transaction")
     assert bench.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert worker.stop()
