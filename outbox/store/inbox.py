@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox.store.execute import Statement, in_schema
+from outbox.store.execute import Statement, in_schema, lock_key
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
@@ -34,11 +34,11 @@ SELECT position, half_id, send_number, visible_at, key, tag, headers::text, cont
  ORDER BY position
 """
 
-_BY_ID = """
+_BY_ID = f"""
 SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.headers::text, h.content_type, h.body,
-       h.born_at, true
-  FROM {s}.message m JOIN {s}.half_message h ON h.id = m.half_id
- WHERE m.half_id = %s
+       h.born_at, {MATCHES}
+  FROM {{s}}.message m JOIN {{s}}.half_message h ON h.id = m.half_id
+ WHERE m.half_id = %(id)s
  ORDER BY m.send_number LIMIT 1
 """
 
@@ -124,7 +124,7 @@ RETURNING message_id, queue, position, attempts, claims
 """
 
 _LOCK_FAILED = """
-SELECT attempts FROM {s}.consumer_message
+SELECT attempts, attempts = 0 AND last_error IS NULL FROM {s}.consumer_message
  WHERE consumer_group = %s AND message_id = %s AND status = 'failed' AND next_attempt_at <= clock_timestamp()
    FOR UPDATE SKIP LOCKED
 """
@@ -136,6 +136,8 @@ UPDATE {s}.consumer_message
  WHERE consumer_group = %s AND message_id = %s AND status = 'parked'
 RETURNING message_id
 """
+
+_FORGET = "DELETE FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = %s"
 
 _STATUS = "SELECT status FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = %s"
 
@@ -153,6 +155,11 @@ class Place:
     def values(self) -> tuple[str, str, int]:
         """Return the three columns that name the place."""
         return self.group, self.topic, self.queue
+
+    @property
+    def lock(self) -> int:
+        """The advisory lock that whoever consumes the queue for the group holds."""
+        return lock_key("queue", *self.values, self.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +210,16 @@ def messages_after(
     )
 
 
-def message_by_id(schema: str, half_id: UUID) -> Statement:
+def message_by_id(
+    schema: str, half_id: UUID, tags: Sequence[str] | None = None, keys: Sequence[str] | None = None
+) -> Statement:
     """Read one message as it was sent first. Rows: as of `messages_after`, or none."""
-    return Statement(in_schema(_BY_ID, schema), (half_id,))
+    values = {
+        "id": half_id,
+        "tags": None if tags is None else list(tags),
+        "keys": None if keys is None else list(keys),
+    }
+    return Statement(in_schema(_BY_ID, schema), values)
 
 
 def offset(place: Place) -> Statement:
@@ -280,13 +294,18 @@ def claim_due(schema: str, group: str, topic: str, *, ordered: bool) -> Statemen
 
 
 def lock_failed(schema: str, group: str, message_id: UUID) -> Statement:
-    """Lock a due failed message unless somebody has it. Rows: ``(attempts,)`` or none."""
+    """Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted)`` or none."""
     return Statement(in_schema(_LOCK_FAILED, schema), (group, message_id))
 
 
 def resume(schema: str, group: str, message_id: UUID) -> Statement:
     """Make a parked message due again, with all its attempts. Rows: one if it was parked."""
     return Statement(in_schema(_RESUME, schema), (group, message_id))
+
+
+def forget(schema: str, group: str, message_id: UUID) -> Statement:
+    """Delete an inbox row, which is locked: the message isn't for this group."""
+    return Statement(in_schema(_FORGET, schema), (group, message_id))
 
 
 def status(schema: str, group: str, message_id: UUID) -> Statement:

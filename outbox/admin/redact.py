@@ -1,0 +1,148 @@
+"""How bodies and headers are shown: masked, unless a person with the right to it has them revealed.
+
+Only a value whose place has a name can be judged by that name. So in the masked mode a JSON object or array is shown,
+with the values masked that stand under a telling name at any depth; everything else (plain text, forms, XML, a JSON
+text or number alone) is hidden, since nobody can say what it holds. What isn't text is never shown as text; its bytes
+can be had as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from outbox.admin.json_text import CLOSING, OPENING, TOKEN, JsonWriter, is_container, is_json_text
+from outbox.admin.model import Body
+from outbox.codec import is_json
+from outbox.errors import InvalidSettings
+
+Display = Literal["hidden", "masked", "full"]
+
+#: What is put where a value was masked.
+MASK = "***"
+#: How much of a body is shown, in bytes.
+LIMIT = 64 * 1024
+
+#: Names of values that are masked: matched against the words of a name, joined by ``_`` and in lower case. So
+#: ``cardNumber``, ``card-number`` and ``CARD_NUMBER`` all have the word ``card``, which ``discard`` has not.
+KEYS = (
+    r"\w*passw(or)?ds?|\w*passphrase|pwd|\w*secrets?|\w*tokens?|authorization|credentials?|api_?keys?|\w*cookies?"
+    r"|cards?|credit_?cards?|cvc|cvv|iban|ssn|\w*e_?mails?|(tele|mobile_?|cell_?)?phones?"
+)
+
+_LONGEST_NAME = 256
+
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\W_]+")
+_TEXT = re.compile(r"text/.+|application/(.+\+)?(json|xml)|application/x-www-form-urlencoded")
+
+
+class Redactor:
+    """Shows bodies and headers: ``hidden`` (nothing of them), ``masked`` or ``full``.
+
+    ``keys`` is a regular expression for the names of values that are masked (see `KEYS`), ``limit`` how many bytes of a
+    text are shown. A redactor never changes a number or a text that it shows: ``12.30`` stays ``12.30``.
+
+    Raises:
+        InvalidSettings: another way of display, a ``keys`` that is no regular expression, a limit below 1.
+    """
+
+    def __init__(self, display: Display = "masked", keys: str | re.Pattern[str] = KEYS, limit: int = LIMIT) -> None:
+        if display not in get_args(Display):
+            raise InvalidSettings(f"display {display!r} must be one of: {', '.join(get_args(Display))}")
+        if limit < 1:
+            raise InvalidSettings(f"limit {limit} must be at least 1 byte")
+        pattern = keys.pattern if isinstance(keys, re.Pattern) else keys
+        try:
+            self._keys = re.compile(rf"(?:^|_)(?:{pattern})(?:_|$)", re.IGNORECASE)
+        except re.error as error:
+            raise InvalidSettings(f"keys {pattern!r} is no regular expression: {error}") from None
+        self.display = display
+        self.limit = limit
+
+    def masks(self, name: str) -> bool:
+        """Tell whether values of this name are masked; those of a name that is too long to be one always are."""
+        if len(name) > _LONGEST_NAME:
+            return True
+        words = _WORDS.sub("_", unicodedata.normalize("NFKC", name))
+        return self._keys.search(words.casefold()) is not None
+
+    def body(self, content_type: str, raw: bytes, *, reveal: bool = False) -> Body:
+        """Return a body as it may be shown, JSON in lines of its own; with ``reveal`` nothing of it is masked."""
+        full = reveal or self.display == "full"
+        text: str | None = None
+        masked: list[str] = []
+        if full or self.display == "masked":
+            known = _text(content_type, raw)
+            if known is not None and is_json(content_type) and (full or is_container(known)) and is_json_text(known):
+                text, masked = self._written(known, full=full, limit=self.limit)
+            elif full:
+                text = known
+        shown = None if text is None else text.encode()[: self.limit].decode(errors="ignore")
+        return Body(
+            content_type=content_type,
+            size=len(raw),
+            text=shown,
+            masked=tuple(masked),
+            truncated=shown != text,
+            revealed=reveal,
+        )
+
+    def headers(self, headers: Mapping[str, str] | None, *, reveal: bool = False) -> dict[str, str]:
+        """Return headers as they may be shown."""
+        given = dict(headers or {})
+        if reveal or self.display == "full":
+            return given
+        if self.display == "hidden":
+            return dict.fromkeys(given, MASK)
+        return {name: MASK if self.masks(name) or self._holds(value) else value for name, value in given.items()}
+
+    def document(self, value: Any, *, reveal: bool = False) -> Any:
+        """Return a JSON document, read already, as it may be shown."""
+        if reveal or self.display == "full" or value is None:
+            return value
+        if self.display == "hidden":
+            return MASK
+        if isinstance(value, dict):
+            return {name: MASK if self.masks(name) else self.document(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self.document(inner) for inner in value]
+        return MASK if isinstance(value, str) and self._holds(value) else value
+
+    def _holds(self, text: str) -> bool:
+        """Tell whether a text is JSON itself, with a value in it that would be masked."""
+        return (
+            is_container(text) and is_json_text(text) and bool(self._written(text, full=False, limit=len(text) * 4)[1])
+        )
+
+    def _written(self, text: str, *, full: bool, limit: int) -> tuple[str, list[str]]:
+        """Return JSON written anew, token by token, to a little beyond the limit; and the paths of what is masked."""
+        writer = JsonWriter()
+        masked: list[str] = []
+        skipping = 0
+        for match in TOKEN.finditer(text):
+            token = match[0]
+            if skipping:
+                skipping += (token in OPENING) - (token in CLOSING)
+            elif not full and writer.expects_value(token) and self._masked(writer.name, token):
+                masked.append(writer.path)
+                writer.write(f'"{MASK}"')
+                skipping = int(token in OPENING)
+            elif writer.write(token) > limit:
+                break
+        return "".join(writer.pieces), masked
+
+    def _masked(self, name: str | None, token: str) -> bool:
+        return (name is not None and self.masks(name)) or (token[0] == '"' and self._holds(json.loads(token)))
+
+
+def _text(content_type: str, raw: bytes) -> str | None:
+    """Return bytes as a text if the type is one of texts; all of ours are UTF-8."""
+    if not _TEXT.fullmatch(content_type.partition(";")[0].strip().lower()):
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
