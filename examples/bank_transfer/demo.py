@@ -16,7 +16,7 @@ from outbox import embedded
 from outbox.errors import ReconcileError
 from outbox.reconcile.report.html import write_html
 
-from . import audit, opening, reconciliation
+from . import audit, open_day, opening, reconciliation
 from .opening import Banks
 from .options import DemoOptions
 from .orders import OrdersUnreadable
@@ -71,8 +71,12 @@ def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], No
         begun = time.monotonic()
         opening.create_tables(banks)
         opening.open_accounts(banks, plan.survey, known, options.opening_balance)
+        if options.console:
+            open_day.close_accounts(banks, options.seed)
         before = audit.money(banks)
         staff = work(plan, banks, told)
+        if options.console:
+            open_day.keep_open(banks, options.console_port, told)
         reconciled = reconciliation.run(banks, options, told) if options.reconcile else None
         if before_audit is not None:
             before_audit(banks)

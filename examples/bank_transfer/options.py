@@ -33,6 +33,7 @@ class DemoOptions:
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
     two are compared, and what was damaged is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
+    ``console``: when the work is done, the banks stay open, with the admin console at ``console_port``.
     ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
 
     Raises:
@@ -54,6 +55,8 @@ class DemoOptions:
     reconcile: bool = True
     engine: EngineName = EngineName.AUTO
     report: Path | None = None
+    console: bool = False
+    console_port: int = 8900
     seed: int = 1
     strict: bool = False
     json: bool = False
@@ -64,6 +67,7 @@ class DemoOptions:
             ("producers", self.producers, 64),
             ("consumers", self.consumers, 64),
             ("kills", self.kills, 100_000),
+            ("console_port", self.console_port, 65_535),
         ):
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} = {value} must be between 1 and {most:,}")

@@ -20,7 +20,9 @@ _IN_INBOX = {
 def timeline(found: Gathered) -> list[Event]:
     """Return what happened to a message; at the same moment, what comes first on its way comes first."""
     events = [*_at_producer(found), *_checks(found), *_in_inboxes(found), *_by_people(found)]
-    return sorted(events, key=lambda event: event.at)
+    # One statement writes half and op, and may stamp the op first.
+    born = found.half["born_at"] if found.half else None
+    return sorted(events, key=lambda event: event.at if born is None else max(event.at, born))
 
 
 def _at_producer(found: Gathered) -> Iterator[Event]:

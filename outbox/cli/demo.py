@@ -52,6 +52,10 @@ def demo(  # noqa: PLR0917 - options of the command line
         EngineName, typer.Option(help="What compares them; auto: Spark if it is installed.")
     ] = EngineName.AUTO,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the reconciliation's HTML page.")] = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="Keep the banks open after the work, with the admin console over both.")
+    ] = False,
+    console_port: Annotated[int, typer.Option(metavar="PORT", help="Where the console listens.")] = 8900,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders, the kills and the faults.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an order was refused.")] = False,
     output: OutputOption = Output.TABLE,
@@ -65,6 +69,9 @@ def demo(  # noqa: PLR0917 - options of the command line
     At the end the message tables and ledgers of the two banks are reconciled. With --faults they are damaged before:
     the report says what was found, what was repaired, and what a human had to mend.
 
+    With --console the banks stay open when the work is done, until Ctrl-C: bank B has closed some accounts, so that
+    there are parked transfers to be found in the admin console, and to be refunded or retried.
+
     With --two-phase or --tcc, kills and stalls are aimed at the moments between a half message and its decision. The
     report says how each orphan was decided.
 
@@ -73,6 +80,7 @@ def demo(  # noqa: PLR0917 - options of the command line
       outbox demo
       outbox demo --transfers 5000 --crash
       outbox demo --crash --faults --report report.html
+      outbox demo --console
       outbox demo --two-phase --crash
       outbox demo --tcc --crash --orders orders.csv
     """
@@ -93,6 +101,8 @@ def demo(  # noqa: PLR0917 - options of the command line
             reconcile=reconcile,
             engine=engine,
             report=report,
+            console=console,
+            console_port=console_port,
             seed=seed,
             strict=strict,
             json=output is Output.JSON,
