@@ -121,8 +121,7 @@ def way_of(
         execute(connection, look_only(_SECONDS), plan_by_index())
         if "producer" in parts:
             _add_producer(connection, settings, way, body)
-        (audit,) = execute(connection, store.audit_of(schema, str(message_id)))
-        way.audit += named(store.AUDIT, audit)
+        _add_audit(connection, schema, way, [str(message_id)])
         if "consumer" in parts:
             _add_inboxes(connection, schema, way)
     return way
@@ -133,8 +132,7 @@ def add_inboxes(connection: Connection, settings: Settings, way: Way) -> None:
     with connection.begin():
         execute(connection, look_only(_SECONDS), plan_by_index())
         _add_inboxes(connection, settings.schema, way)
-        (audit,) = execute(connection, store.audit_of(settings.schema, str(way.id)))
-        way.audit += named(store.AUDIT, audit)
+        _add_audit(connection, settings.schema, way, [str(way.id)])
 
 
 def _add_producer(connection: Connection, settings: Settings, way: Way, body: bool) -> None:
@@ -170,3 +168,10 @@ def _add_inboxes(connection: Connection, schema: str, way: Way) -> None:
                 status = "unconsumed" if position < send["position"] else "left_out"
                 entries.append({**dict.fromkeys(store.INBOX), "group": group, "status": status})
     way.inbox += entries
+    # What was done to it in an inbox has the group in its target.
+    _add_audit(connection, schema, way, [f"{entry['group']}/{way.id}" for entry in entries])
+
+
+def _add_audit(connection: Connection, schema: str, way: Way, targets: list[str]) -> None:
+    for rows in execute(connection, *(store.audit_of(schema, target) for target in targets)) if targets else ():
+        way.audit += named(store.AUDIT, rows)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import getpass
+import os
 import re
+import socket
 import sys
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
+from outbox.admin.model import Target
 from outbox.cli.exits import Code, Failure
 
 AfterOption = Annotated[str | None, typer.Option(metavar="ID", help="Go on after this id: the end of a list.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
 BodyOption = Annotated[bool, typer.Option("--body", help="Show the body as well.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+ActorOption = Annotated[
+    str | None, typer.Option("--actor", metavar="NAME", help="Who; recorded too. Default: your user@host.")
+]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -83,3 +90,18 @@ def ask(question: str) -> bool:
     # Not by typer.confirm, which lets a blank slip to stdout.
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def user_here() -> str:
+    """Return who uses the command line, as ``user@host``."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container, a user may have no more than a number.
+        name = f"uid {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+def named(target: Target) -> str:
+    """Return a message as it is written on the command line."""
+    return str(target.message_id) if target.group is None else f"{target.group}/{target.message_id}"

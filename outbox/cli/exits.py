@@ -10,19 +10,28 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.embedded.errors import EmbeddedError
 from outbox.errors import (
+    ActRefused,
+    AdminError,
     CheckRefused,
+    CompensationRefused,
     DecisionError,
     DecisionRefused,
     HalfNotFound,
     InvalidHandler,
     InvalidMessage,
     InvalidSettings,
+    MessageNotFound,
+    NotParked,
+    OperationNotFound,
     OutboxBusy,
     OutboxError,
+    RecallRefused,
     ReconcileError,
     SchemaBusy,
     SchemaError,
+    SelectorChanged,
     SourceError,
+    VersionMismatch,
 )
 
 
@@ -75,34 +84,31 @@ class Failure(Exception):
 _UNAVAILABLE = re.compile(r"08|28|3D|53|57P")
 
 
+#: The first that fits counts.
+_CODES: tuple[tuple[tuple[type[Exception], ...], Code], ...] = (
+    ((SchemaBusy,), Code.CONFLICT),
+    ((SchemaError, InvalidSettings, InvalidHandler, InvalidMessage), Code.CONFIG),
+    ((HalfNotFound, MessageNotFound, OperationNotFound), Code.NOT_FOUND),
+    ((DecisionRefused,), Code.USAGE),
+    ((DecisionError, CheckRefused, OutboxBusy, NotParked, RecallRefused, CompensationRefused), Code.CONFLICT),
+    ((ActRefused, VersionMismatch, SelectorChanged), Code.CONFLICT),
+    ((AdminError,), Code.USAGE),
+    ((EmbeddedError, SourceError, PoolTimeout), Code.UNAVAILABLE),
+    ((ReconcileError,), Code.NO_RESULT),
+    ((OutboxError, ArgumentError, NoSuchModuleError), Code.FAILED),
+)
+
+
 def as_failure(error: Exception) -> Failure | None:
     """Return what to tell of an error; None if nobody expected it: then its traceback is the best message."""
-    match error:
-        case Failure():
-            return error
-        case SchemaBusy():
-            code = Code.CONFLICT
-        case SchemaError() | InvalidSettings() | InvalidHandler() | InvalidMessage():
-            code = Code.CONFIG
-        case HalfNotFound():
-            code = Code.NOT_FOUND
-        case DecisionRefused():
-            code = Code.USAGE
-        case DecisionError() | CheckRefused() | OutboxBusy():
-            code = Code.CONFLICT
-        case EmbeddedError() | SourceError():
-            code = Code.UNAVAILABLE
-        case ReconcileError():
-            code = Code.NO_RESULT
-        case DBAPIError():
-            return _database_failure(error)
-        case PoolTimeout():
-            code = Code.UNAVAILABLE
-        case OutboxError() | ArgumentError() | NoSuchModuleError():
-            code = Code.FAILED
-        case _:
-            return None
-    return Failure(one_line(str(error)), code)
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, DBAPIError):
+        return _database_failure(error)
+    for kinds, code in _CODES:
+        if isinstance(error, kinds):
+            return Failure(one_line(str(error)), code)
+    return None
 
 
 def _database_failure(error: DBAPIError) -> Failure:

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outbox.cli import half_acts
-from outbox.cli.arguments import AfterOption, BodyOption, LimitOption, YesOption, as_id, as_seconds, make_sure
+from outbox.cli.arguments import (
+    ActorOption,
+    AfterOption,
+    BodyOption,
+    LimitOption,
+    YesOption,
+    as_id,
+    as_seconds,
+    make_sure,
+)
 from outbox.cli.bodies import readable
 from outbox.cli.database import SchemaOption, UrlOption, find_settings, find_url, producer_opened, where
 from outbox.cli.exits import Code, Failure
-from outbox.cli.half_acts import ActorOption, ReasonOption
+from outbox.cli.half_acts import ReasonOption
 from outbox.cli.output import Output, OutputOption, age, print_json, print_table, say, table
 from outbox.cli.way import story_of_half
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
-import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,6 +13,7 @@ from uuid import UUID
 
 import typer
 
+from outbox.cli.arguments import user_here
 from outbox.cli.exits import Code, Failure, as_failure
 from outbox.cli.output import Output, print_json, say
 from outbox.cli.run import load
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the audit table.")]
-ActorOption = Annotated[
-    str | None, typer.Option("--actor", metavar="NAME", help="Who; recorded too. Default: your user@host.")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Act:
         Raises:
             Failure: one of them is empty.
         """
-        act = cls(_user() if actor is None else actor.strip(), reason.strip())
+        act = cls(user_here() if actor is None else actor.strip(), reason.strip())
         for name, text in (("--actor", act.actor), ("--reason", act.reason)):
             if not text:
                 raise Failure(f"{name} is empty: the audit must tell who did it, and why", Code.USAGE)
@@ -205,12 +200,3 @@ def _done(half_id: UUID, resolution: Resolution, by: str) -> str:
 def _renamed(answer: Answer) -> dict[str, object]:
     fields = dataclasses.asdict(answer)
     return {"answer": fields.pop("resolution"), **fields}
-
-
-def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        # In a container, a user may have no more than a number.
-        name = f"uid {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"

@@ -12,7 +12,23 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import db, demo, doctor, half, messages, output, reconcile, run, stats
+from outbox.cli import (
+    audit_log,
+    console,
+    db,
+    dead,
+    demo,
+    doctor,
+    half,
+    inbox,
+    messages,
+    ops,
+    output,
+    reconcile,
+    run,
+    staff,
+    stats,
+)
 from outbox.cli.exits import Code, as_failure
 
 _EXAMPLES = """Examples:
@@ -23,6 +39,8 @@ _EXAMPLES = """Examples:
   outbox stats --watch 2
   outbox messages list --since 1h
   outbox half list --status parked
+  outbox dead groups
+  outbox console
   outbox reconcile --topic orders --group mail --since 24h
 """
 
@@ -30,6 +48,7 @@ _EPILOG = (
     "\b\nEnvironment:\n"
     "  OUTBOX_DATABASE_URL  the database (or --url)\n"
     "  OUTBOX_SCHEMA        the schema of the outbox tables (or --schema; default: outbox)\n"
+    "  OUTBOX_CONSOLE_DATABASES  more databases, NAME=URL (or --database); see also `outbox console --help`\n"
     "  OUTBOX_APP           the application of `outbox run`, `half check` and `doctor` (or --app)\n"
     "  OUTBOX_PRODUCER_URL, OUTBOX_CONSUMER_URL  the databases of `outbox reconcile` (or --producer, --consumer)\n"
     "\n\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {code.meaning}" for code in Code)
@@ -71,6 +90,13 @@ app.command("stats")(stats.show_stats)
 app.command("doctor")(doctor.doctor)
 app.add_typer(messages.app, name="messages")
 app.add_typer(half.app, name="half")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(dead.app, name="dead")
+app.add_typer(ops.app, name="ops")
+app.add_typer(audit_log.app, name="audit")
+app.add_typer(console.app, name="console")
+app.command("workers")(staff.show_workers)
+app.command("handlers")(staff.show_handlers)
 app.add_typer(reconcile.app, name="reconcile")
 app.command("demo")(demo.demo)
 

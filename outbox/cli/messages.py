@@ -8,40 +8,40 @@ from uuid import UUID
 
 import typer
 
-from outbox.cli.arguments import AfterOption, BodyOption, LimitOption, as_id, as_time
+from outbox.cli import export, messages_acts
+from outbox.cli.arguments import BodyOption, as_id
 from outbox.cli.bodies import readable
-from outbox.cli.database import SchemaOption, UrlOption, find_settings, find_url, opened, producer_opened, where
+from outbox.cli.choosing import MessageChoice
+from outbox.cli.database import find_databases, find_settings, find_url, opened
+from outbox.cli.database import where as place_of
 from outbox.cli.exits import Code, Failure
-from outbox.cli.output import Output, OutputOption, print_json, print_table, say, table
+from outbox.cli.export import MESSAGES
+from outbox.cli.lists import print_page, taken
+from outbox.cli.options import Listing, Where, gathered
+from outbox.cli.output import Form, Output, OutputOption, print_json, print_table
+from outbox.cli.span import Span
 from outbox.cli.way import story
-from outbox.messages import Filter, MessageStatus, Page, Way
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
+    from outbox.messages import Way
     from outbox.settings import Settings
 
-app = typer.Typer(help="Find messages, and follow one to the inboxes.", no_args_is_help=True,
-                  rich_markup_mode=None)  # fmt: skip
+app = typer.Typer(
+    help="Find messages, follow one to the inboxes, send again, recall, or roll back.\n\n"
+    "What is done is recorded in the audit table, with who did it and why.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command("list")
-def show_list(  # noqa: PLR0917 - options of the command line
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
-    status: Annotated[MessageStatus | None, typer.Option(help="Only messages that have come so far.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Not older: 90s, 15m, 2h, 3d, or 2026-01-31T12:00:00+00:00.")
-    ] = None,
-    limit: LimitOption = 50,
-    after: AfterOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@gathered
+def show_list(where: Where, choice: MessageChoice, listing: Listing) -> None:
     """List messages, the newest first.
 
-    They are those of a producer's database. A search looks at 100000 messages at a time and says where to go on;
+    They are those of the producers' databases. A search looks at many messages at a time and says where to go on;
     undecided, scheduled and recalled messages are found however many others there are.
 
     \b
@@ -55,26 +55,30 @@ def show_list(  # noqa: PLR0917 - options of the command line
     \b
     Examples:
       outbox messages list --topic orders --since 1h
+      outbox messages list --where order.id=42
       outbox messages list --status undecided -o json
     """
-    from outbox.messages import list_messages  # noqa: PLC0415
-
-    address, settings = find_url(url), find_settings(schema)
-    moment, seconds = as_time(since, "--since") if since else (None, None)
-    wanted = Filter(topic, key, status.value if status else None, moment, seconds)
-    last = as_id(after, "--after") if after else None
-    with producer_opened(address, settings) as connection:
-        page = list_messages(connection, settings, wanted, after=last, limit=limit)
-    _print_page(page, output)
+    with where.opened() as admin:
+        if not admin.databases.having("producer", where.only):
+            places = ", ".join(str(database.engine.url) for database in admin.databases.values())
+            raise Failure(f"only the consumer's tables are in {places}; name the producer's database", Code.CONFIG)
+        span = Span.of(admin, choice.since, choice.until, listing.after)
+        wanted = choice.wanted(span, where.only)
+        page = span.onward(taken(lambda page: admin.messages(wanted, page), listing.limit, span.token))
+        if listing.output is Form.JSON:
+            print_json({"messages": [MESSAGES.fields(row) for row in page.items], "next": page.next_page_token})
+        else:
+            print_page(page, MESSAGES, listing, admin, what="messages")
 
 
 @app.command()
+@gathered
 def show(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")],
-    url: UrlOption = None,
-    schema: SchemaOption = None,
+    where: Where,
     consumer_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The consumer's database, where it is another one.")
+        str | None,
+        typer.Option(metavar="URL", help="The consumer's database, where it is another one, and not a --database."),
     ] = None,
     body: BodyOption = False,
     output: OutputOption = Output.TABLE,
@@ -92,10 +96,12 @@ def show(
     Example:
       outbox messages show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --body
     """
-    message_id, address, settings = as_id(id_), find_url(url), find_settings(schema)
-    way = _way(message_id, address, find_url(consumer_url) if consumer_url else None, settings, body)
+    message_id, settings = as_id(id_), find_settings(where.schema)
+    addresses = list(find_databases(where.url, where.database).values())
+    way = _way(message_id, addresses, find_url(consumer_url) if consumer_url else None, settings, body)
     if not way.known:
-        raise Failure(f"no message {message_id} in {where(address, settings.schema)}", Code.NOT_FOUND)
+        places = " or ".join(place_of(address, settings.schema) for address in addresses)
+        raise Failure(f"no message {message_id} in {places}", Code.NOT_FOUND)
     shown = readable(way.half, way.raw) if body else None
     if output is Output.JSON:
         fields = {f.name: getattr(way, f.name) for f in dataclasses.fields(way) if f.name != "raw"}
@@ -104,30 +110,26 @@ def show(
     print_table(*story(way, shown))
 
 
-def _way(message_id: UUID, url: URL, consumer_url: URL | None, settings: Settings, body: bool) -> Way:
+app.command("resend")(messages_acts.resend)
+app.command("recall")(messages_acts.recall)
+app.command("rollback")(messages_acts.rollback)
+app.command("export")(export.export_messages)
+
+
+def _way(message_id: UUID, urls: list[URL], consumer_url: URL | None, settings: Settings, body: bool) -> Way:
+    """Return what the database that has the half knows of a message, and what the inboxes of the others do."""
     from outbox.messages import add_inboxes, way_of  # noqa: PLC0415
 
-    with opened(url, settings) as (connection, parts):
-        way = way_of(connection, settings, message_id, parts, body=body)
-    if consumer_url is not None:
-        with opened(consumer_url, settings) as (connection, parts):
-            if "consumer" not in parts:
-                place = where(consumer_url, settings.schema)
+    found = []
+    for url in urls:
+        with opened(url, settings) as (connection, parts):
+            found.append((url, way_of(connection, settings, message_id, parts, body=body)))
+    home, way = next((each for each in found if each[1].half), found[0])
+    for url in [*(url for url in urls if url != home), *([consumer_url] if consumer_url is not None else [])]:
+        with opened(url, settings) as (connection, parts):
+            if "consumer" in parts:
+                add_inboxes(connection, settings, way)
+            elif url is consumer_url:
+                place = place_of(url, settings.schema)
                 raise Failure(f"--consumer-url: the consumer's tables are not in {place}", Code.CONFIG)
-            add_inboxes(connection, settings, way)
     return way
-
-
-def _print_page(page: Page, output: Output) -> None:
-    if output is Output.JSON:
-        print_json({"messages": [dataclasses.asdict(row) for row in page.messages], "next": page.next})
-        return
-    rows = [
-        (row.id, row.topic, row.key, row.tag, row.status, row.born_at, row.deliver_at, row.decided_by)
-        for row in page.messages
-    ]
-    print_table(table(("id", "topic", "key", "tag", "status", "born", "deliver at", "decided by"), rows))
-    if page.exhausted:
-        say(f"looked at 100000 messages; to search further: --after {page.next}")
-    elif page.next:
-        say(f"there may be more: --after {page.next}")

@@ -1,4 +1,4 @@
-"""Data to stdout as tables or JSON; everything else to stderr."""
+"""Data to stdout as tables, JSON, CSV or ids; everything else to stderr."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ class Output(enum.StrEnum):
     JSON = "json"
 
 
+class Form(enum.StrEnum):
+    """The form of a list on stdout."""
+
+    TABLE = "table"
+    JSON = "json"
+    NDJSON = "ndjson"
+    CSV = "csv"
+    ID = "id"
+
+
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="The form of the data on stdout.")]
 
 # Where nobody looks at a terminal, lines may be as long as they are.
@@ -38,7 +48,7 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
-    print(json.dumps(value, ensure_ascii=False, default=_plain_json), flush=True)  # noqa: T201
+    print(json.dumps(value, ensure_ascii=False, default=as_json), flush=True)  # noqa: T201
 
 
 def print_table(*tables: Table) -> None:
@@ -72,7 +82,7 @@ def cell(value: Any) -> str:
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
     if isinstance(value, dict | list):
-        return plain(json.dumps(value, ensure_ascii=False, default=_plain_json))
+        return plain(json.dumps(value, ensure_ascii=False, default=as_json))
     return plain(str(value))
 
 
@@ -81,7 +91,8 @@ def age(seconds: float | None) -> str:
     return "" if seconds is None else duration(seconds)
 
 
-def _plain_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Return what JSON has for a value it has no form for: a time as ISO 8601 in UTC, an id as its text."""
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC).isoformat()
     if isinstance(value, UUID):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import typer
 from sqlalchemy import Engine, create_engine
 
 from outbox.cli import app
@@ -31,11 +33,17 @@ class Result:
 Cli = Callable[..., Result]
 
 
+@functools.cache
+def command() -> Callable[..., None]:
+    """Return the command line, which takes a while to build, once."""
+    return typer.main.get_command(app)
+
+
 def run_cli(*arguments: str) -> Result:
     """Run a command in this process; its streams are no terminals."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        app(list(arguments), prog_name="outbox")
+        command()(list(arguments), prog_name="outbox")
     code = left.value.code
     assert isinstance(code, int)
     return Result(code, out.getvalue(), err.getvalue())

@@ -23,7 +23,9 @@ def test_upgrade_and_current(cli: Cli, empty_url: str) -> None:
     assert first.err == f"installed {done} in database 'cli_empty' on 127.0.0.1, schema 'outbox'\n"
     current = cli("db", "current", "--url", empty_url, "-o", "json").json
     assert current == {**ALL, "consumer": {"database": None, "code": "consumer_0003"}}
-    assert cli("db", "upgrade", "--url", empty_url).err.startswith("installed consumer_0001, consumer_0002, consumer_0003 in")
+    assert cli("db", "upgrade", "--url", empty_url).err.startswith(
+        "installed consumer_0001, consumer_0002, consumer_0003 in"
+    )
     assert cli("db", "upgrade", "--url", empty_url).err.startswith("nothing to do in")
 
 

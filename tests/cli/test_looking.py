@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Message, Outbox, Park, Settings, messages, migration, stats
+from outbox.cli import lists
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch import dispatch_once
+from outbox.store import find
 from tests.cli.conftest import Cli
 
 ESCAPE = "\x1b[31mred\x1b[0m [bold]x[/bold]"
@@ -308,7 +310,8 @@ def test_list_pages(cli: Cli, world: World) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
-    monkeypatch.setattr(messages, "WINDOW", 3)
+    monkeypatch.setattr(find, "WINDOW", 3)
+    monkeypatch.setattr(lists, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):
         page = cli("messages", "list", "--key", "b", "-o", "json", *arguments).json
@@ -316,7 +319,7 @@ def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytes
             break
         arguments = ["--after", page["next"]]
     assert ids(page) == [str(world.failed)]
-    assert cli("messages", "list", "--key", "b").err.startswith("looked at 100000 messages; to search further: --after")
+    assert cli("messages", "list", "--key", "b").err.startswith("looked at 3 messages; to search further: --after")
 
 
 def test_list_never_steers_the_terminal(cli: Cli, world: World) -> None:

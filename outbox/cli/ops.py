@@ -1,0 +1,187 @@
+"""``outbox ops``: operations, what became of each of their messages, watch one, cancel one."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Annotated
+
+import typer
+
+from outbox.admin.model import OperationItem, OperationRow
+from outbox.cli import running
+from outbox.cli.arguments import as_id, can_ask, make_sure
+from outbox.cli.bulk import actor_of
+from outbox.cli.exits import Code, Failure
+from outbox.cli.lists import Shape, print_page, print_rows, taken
+from outbox.cli.options import Doing, Listing, Where, gathered
+from outbox.cli.output import Form, Output, OutputOption, print_json, print_table, say, table
+
+app = typer.Typer(
+    help="See operations: what was ordered for many messages at once, and each rollback.\n\n"
+    "Workers carry them out, at the rate that was ordered; each message has an outcome of its own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+OperationArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the operation.")]
+
+SHAPE = Shape(
+    OperationRow,
+    ("id", "action", "state", "done>", "of>", "skipped>", "failed>", "by", "reason", "ordered", "what"),
+    lambda row: (
+        row.id,
+        row.action,
+        row.state,
+        row.done,
+        row.total,
+        row.skipped,
+        row.failed,
+        row.requested_by,
+        row.reason,
+        row.created_at,
+        row.described,
+    ),
+    lambda row: row.id,
+)
+ITEMS = Shape(
+    OperationItem,
+    ("number>", "message", "state", "attempts>", "changed", "outcome"),
+    lambda row: (row.number, running.named_item(row), row.state, row.attempts, row.changed_at, row.outcome),
+    running.named_item,
+)
+
+
+class State(enum.StrEnum):
+    """How an operation stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    PARTLY = "partly"
+    CANCELLED = "cancelled"
+
+
+class ItemState(enum.StrEnum):
+    """How an item stands."""
+
+    PENDING = "pending"
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@app.command("list")
+@gathered
+def show_list(
+    where: Where,
+    listing: Listing,
+    state: Annotated[State | None, typer.Option(help="Only operations that stand so.")] = None,
+) -> None:
+    """List operations, the newest first.
+
+    \b
+    States:
+      waiting    no worker has begun with it; is one running?
+      running    under way
+      done       all of it
+      partly     ended; some of it failed or was skipped, see `outbox ops show`
+      cancelled  by an operator; what was done before stays done
+    \b
+    Example:
+      outbox ops list --state running
+    """
+    with where.opened() as admin:
+        page = taken(
+            lambda page: admin.operations(page, state=state and state.value, database=where.only),
+            listing.limit,
+            listing.after,
+        )
+        print_page(page, SHAPE, listing, admin, what="operations")
+
+
+@app.command()
+@gathered
+def show(
+    id_: OperationArgument,
+    where: Where,
+    listing: Listing,
+    state: Annotated[ItemState | None, typer.Option(help="Only items that stand so.")] = None,
+) -> None:
+    """Show an operation, and what became of each of its messages.
+
+    As csv, ndjson or id it is the items alone.
+
+    \b
+    Examples:
+      outbox ops show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
+      outbox ops show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --state failed --limit 10000 -o csv
+    """
+    operation_id = as_id(id_, "operation")
+    with where.opened() as admin:
+        operation = admin.operation(operation_id)
+        page = taken(
+            lambda page: admin.operation_items(operation_id, page, state=state and state.value),
+            listing.limit,
+            listing.after,
+        )
+    if listing.output is Form.JSON:
+        print_json({"operation": dataclasses.asdict(operation), "items": dataclasses.asdict(page)})
+        return
+    if listing.output is Form.TABLE:
+        facts = [(name.replace("_", " "), value) for name, value in dataclasses.asdict(operation).items()]
+        print_table(table(("operation", ""), [fact for fact in facts if fact[1] not in (None, {})]))
+    print_rows(page.items, ITEMS, listing.output)
+    if page.next_page_token:
+        say(f"there may be more: --after {page.next_page_token}")
+
+
+@app.command()
+@gathered
+def watch(
+    id_: OperationArgument,
+    where: Where,
+    output: OutputOption = Output.TABLE,
+    run: Annotated[
+        bool, typer.Option("--run", help="Carry it out from here, too; not for a rollback, which needs a worker.")
+    ] = False,
+) -> None:
+    """Wait until an operation has ended, and tell what came of it; Ctrl-C ends the waiting, not the operation.
+
+    The exit code is 0 if all of it was done, 5 if a part, 4 if nothing since nothing could be, 1 if all of it failed.
+
+    \b
+    Example:
+      outbox ops watch 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
+    """
+    operation_id = as_id(id_, "operation")
+    with where.opened() as admin:
+        operation = admin.operation(operation_id)
+        if run and operation.action == "rollback":
+            raise Failure(f"operation {operation_id} is a rollback, which only a worker can carry out", Code.USAGE)
+        running.see_through(admin, where, operation, output, here=run)
+
+
+@app.command()
+@gathered
+def cancel(id_: OperationArgument, where: Where, doing: Doing) -> None:
+    """Cancel what is left of an operation; what was done stays done.
+
+    \b
+    Example:
+      outbox ops cancel 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "wrong topic"
+    """
+    operation_id, actor = as_id(id_, "operation"), actor_of(doing.actor)
+    refusal = f"operation {operation_id} was not cancelled"
+    if not doing.dry_run:
+        can_ask(refusal, yes=doing.yes)
+    with where.opened() as admin:
+        operation = admin.operation(operation_id)
+        say(f"operation {operation_id} ({operation.action}: {operation.described}): {running.summary(operation)}")
+        if not doing.dry_run:
+            make_sure(f"Cancel the {operation.pending} that are pending?", refusal, yes=doing.yes)
+            operation = admin.cancel(operation_id, actor=actor, reason=doing.reason.strip())
+            say(f"cancelled: {running.summary(operation)}")
+    if doing.output is Output.JSON:
+        print_json(dataclasses.asdict(operation))

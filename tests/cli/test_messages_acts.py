@@ -1,0 +1,204 @@
+"""``outbox messages resend``, ``recall`` and ``rollback``."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from outbox import Message, testing
+from outbox.cli.exits import Code
+from tests.cli.books import Books
+from tests.cli.conftest import Cli, run_cli
+from tests.conftest import wait_until
+
+ROOT = Path(__file__).parents[2]
+BECAUSE = ("--reason", "mail lost its inbox", "--actor", "ann", "--yes")
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    """A shop in the database of the command line."""
+    return Books.open(engine)
+
+
+def sends(books: Books, *ids: object) -> list[int]:
+    """Return how often messages were sent."""
+    query = "SELECT count(*) FROM outbox.message WHERE half_id = :id"
+    return [books.rows(query, id=each)[0][0] for each in ids]
+
+
+def test_resend_one(cli: Cli, books: Books) -> None:
+    """One is sent again at once, under its id; without a reason, too."""
+    (one,) = books.send({"do": "nothing"})
+    books.work()
+    result = cli("messages", "resend", str(one), "--yes", "--actor", "ann", "-o", "json")
+    assert result.code == 0, result.err
+    assert (result.json["action"], result.json["message_id"], result.json["group"]) == ("resend", str(one), None)
+    assert "sent again" in result.err
+    assert sends(books, one) == [2]
+    ((actor, action, target, _),) = books.audited()
+    assert (actor, action, target) == ("ann", "resend", str(one))
+
+
+def test_resend_what_fits(cli: Cli, books: Books) -> None:
+    """What options pick is shown, and run as an operation; what isn't dispatched isn't picked."""
+    ids = books.send({"n": 1}, {"n": 2}, key="a")
+    (other,) = books.send({"n": 1}, key="b")
+    books.work()
+    (waiting,) = books.send({"n": 3}, key="a")
+    shown = cli("messages", "resend", "--key", "a", "--dry-run", "-o", "json").json
+    assert (shown["eligible"], {row["message_id"] for row in shown["sample"]}) == (2, {str(each) for each in ids})
+    result = cli("messages", "resend", "--key", "a", *BECAUSE)
+    assert (result.code, result.out) == (0, ""), result.err
+    assert "2 done" in result.err
+    assert sends(books, *ids, other, waiting) == [2, 2, 1, 0]
+    assert cli("messages", "resend", "--where", "n=1", "--limit", "1", *BECAUSE).code == 0
+    assert sends(books, *ids, other) == [2, 2, 2]
+    assert {entry[1] for entry in books.audited()} >= {"resend"}
+
+
+def test_resend_from_stdin_in_part(cli: Cli, books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids come from stdin; one that can't be sent again is told, the others are sent."""
+    ids = books.send({}, {})
+    books.work()
+    (late,) = books.send({})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{ids[0]}\n{ids[1]}\n{late}\n"))
+    result = cli("messages", "resend", "-", *BECAUSE)
+    assert sends(books, *ids, late) == [2, 2, 0]
+    assert "waits for dispatch" in result.err
+    assert result.code == Code.PARTIAL
+
+
+def test_resend_refused(cli: Cli, books: Books) -> None:
+    """What isn't out yet: 4; what nobody knows: 3 or 4; no id at all: 2. One line each, nothing written."""
+    (late,) = books.send({})
+    refused = cli("messages", "resend", str(late), "--yes")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (Code.CONFLICT, "", 1)
+    assert "waits for dispatch" in refused.err
+    assert cli("messages", "resend", str(uuid4()), "--yes").code == Code.NOT_FOUND
+    assert cli("messages", "resend", "42", "--yes").code == Code.USAGE
+    assert cli("messages", "resend", "--header", "x", "--yes").code == Code.USAGE
+    assert cli("messages", "resend", *BECAUSE).code == Code.USAGE
+    assert books.audited() == []
+
+
+def test_recall(cli: Cli, books: Books) -> None:
+    """Scheduled messages are taken back, one or all that fit."""
+    ids = books.send({}, {}, {}, delay=3600)
+    books.work()
+    assert cli("messages", "recall", str(ids[0]), "--reason", "wrong text", "--actor", "ann", "--yes").code == 0
+    assert cli("messages", "recall", "--topic", "orders", *BECAUSE).code == 0
+    assert len(cli("messages", "list", "--status", "recalled", "-o", "id").out.split()) == 3
+    assert ("ann", "recall", str(ids[0]), "wrong text") in books.audited()
+    assert cli("messages", "recall", str(ids[0]), "--yes").code == Code.USAGE
+    assert cli("messages", "recall", str(ids[0]), "--reason", "again", "--yes").code == Code.CONFLICT
+
+
+def compensated(books: Books, undone: list[Any]) -> None:
+    """Register what rolls an order back."""
+
+    @books.outbox.compensation("orders")
+    def undo(message: Message, session: Any) -> Any:
+        undone.append(message.body)
+        return {"undone": message.body}
+
+
+def test_rollback_waits_for_a_worker(cli: Cli, books: Books) -> None:
+    """The command waits until a worker has done it, and tells what came of it."""
+    undone: list[Any] = []
+    compensated(books, undone)
+    (one,) = books.parked("no account 17")
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(0.05):
+            testing.operate(books.outbox)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        result = run_cli("messages", "rollback", str(one), *BECAUSE, "-o", "json")
+    finally:
+        done.set()
+        worker.join()
+    assert result.code == 0, result.err
+    assert (result.json["action"], result.json["state"], result.json["total"]) == ("rollback", "done", 1)
+    assert undone == [{"do": "park", "why": "no account 17"}]
+    assert books.statuses(one) == ["rolled_back"]
+    assert cli("messages", "rollback", str(one), *BECAUSE).code == Code.CONFLICT
+    assert undone == [{"do": "park", "why": "no account 17"}]
+
+
+def test_rollback_without_waiting(cli: Cli, books: Books) -> None:
+    """With --no-wait the id of the operation is all there is on stdout; it can be watched later."""
+    undone: list[Any] = []
+    compensated(books, undone)
+    (one,) = books.parked("no account 17")
+    assert cli("messages", "rollback", str(one), "--yes").code == Code.USAGE
+    preview = cli("messages", "rollback", str(one), "--dry-run", "-o", "json").json
+    assert (preview["action"], preview["eligible"]) == ("rollback", 1)
+    ordered = cli("messages", "rollback", str(one), "--no-wait", *BECAUSE)
+    assert ordered.code == 0, ordered.err
+    operation = ordered.out.strip()
+    assert f"outbox ops watch {operation}" in ordered.err
+    assert undone == []
+    testing.operate(books.outbox)
+    watched = cli("ops", "watch", operation, "-o", "json")
+    assert (watched.code, watched.json["state"]) == (0, "done")
+    assert len(undone) == 1
+
+
+def test_rollback_of_what_took_effect(cli: Cli, books: Books) -> None:
+    """A message that a group has handled isn't rolled back, unless that is acknowledged."""
+    undone: list[Any] = []
+    compensated(books, undone)
+    (one,) = books.send({"do": "nothing"})
+    books.work()
+    refused = cli("messages", "rollback", str(one), *BECAUSE, "--no-wait")
+    if refused.code == 0:
+        testing.operate(books.outbox)
+        refused = cli("ops", "watch", refused.out.strip())
+    assert refused.code == Code.CONFLICT
+    assert undone == []
+    ordered = cli("messages", "rollback", str(one), "--acknowledge-delivered", "--no-wait", *BECAUSE)
+    assert ordered.code == 0, ordered.err
+    testing.operate(books.outbox)
+    assert cli("ops", "watch", ordered.out.strip()).code == 0
+    assert len(undone) == 1
+
+
+def test_interrupted(books: Books, url: str, cli: Cli) -> None:
+    """Ctrl-C leaves 130 and the command to watch it with; what was done is done, and the rest goes on from there."""
+    ids = books.parked(*["looks wrong"] * 6)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outbox.cli", "dead", "retry", "--all", "--rate", "1", *BECAUSE],
+        env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: "failed" in books.statuses(*ids), "the first is retried")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (Code.INTERRUPTED, "")
+    assert "Traceback" not in err
+    command = err.splitlines()[-1].partition("to watch it: ")[2].split()
+    assert command[:3] == ["outbox", "ops", "watch"]
+    assert "parked" in books.statuses(*ids)
+    assert cli("ops", "cancel", command[3], "--yes", "--actor", "ann").code == 0
+    watched = cli("ops", "watch", command[3], "-o", "json")
+    assert watched.code == Code.PARTIAL
+    assert watched.json["done"] + watched.json["cancelled"] == 6
+    assert books.statuses(*ids).count("failed") == watched.json["done"]
