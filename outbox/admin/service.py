@@ -113,7 +113,7 @@ class Admin:
         return halves.list_halves(self.databases, wanted, page)
 
     def scheduled(self, wanted: ScheduledFilter, page: PageRequest) -> Page[ScheduledRow]:
-        """Return scheduled messages, the next due first; recalled ones by when they were to come."""
+        """Return scheduled messages, the next due first; recalled ones the newest first."""
         return scheduled.list_scheduled(self.databases, wanted, page)
 
     def audit(self, wanted: AuditFilter, page: PageRequest) -> Page[AuditRow]:
@@ -204,7 +204,9 @@ class Admin:
         Raises:
             SelectorChanged: the preview showed something else, or the key was used for something else.
             OperationTooLarge: too many messages.
+            ActRefused: nothing of what was named can be acted on.
             CompensationRefused: (a rollback of one message) it can't be rolled back.
+            MessageNotFound: nobody knows the messages.
         """
         return order.start(
             self.databases,

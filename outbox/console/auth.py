@@ -1,0 +1,216 @@
+"""Who may come in: authorizers for passwords, tokens and proxies, or any FastAPI dependency of the application.
+
+An authorizer is a FastAPI dependency, sync or async, that returns a `Principal`, or None for nobody. Those here are
+objects that are called with the request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import Request
+
+from outbox.console.console import SCOPE_KEY, Facts
+from outbox.console.hashes import Tokens, check_hash, hash_of_nobody, hash_password, hash_token, verify_password
+from outbox.console.permissions import Permission, Principal, Role
+from outbox.console.session import COOKIE, Sessions
+from outbox.console.throttle import Throttle
+from outbox.errors import InvalidSettings
+
+__all__ = [
+    "AllowAll",
+    "AnyOf",
+    "Authorizer",
+    "Basic",
+    "Bearer",
+    "Permission",
+    "Principal",
+    "Role",
+    "TrustedHeader",
+    "hash_password",
+    "hash_token",
+]
+
+#: ``(request) -> Principal | None``, or any FastAPI dependency that returns that; sync or async.
+Authorizer = Callable[..., Any]
+
+_REALM = 'Basic realm="outbox console", charset="UTF-8"'
+_REMEMBERED = 256
+#: How many passwords are tried at once: each takes 16 MB and a processor.
+_TRIES = 2
+
+
+class AllowAll:
+    """Lets everybody in, as an admin or what ``role`` says. For a laptop; never where others reach the console."""
+
+    def __init__(self, role: Role | str = Role.ADMIN) -> None:
+        self._principal = Principal.of("anonymous", role)
+
+    def __call__(self, request: Request) -> Principal:  # noqa: ARG002 - as all of them are called
+        """Return the same principal for every request."""
+        return self._principal
+
+
+class Basic:
+    """Names and passwords, asked for by the browser (HTTP Basic).
+
+    ``users`` maps a name to ``(hash, role)``, the hash by `hash_password`. Failed logins are slowed down by name and
+    address. A password that was right is recognised by a keyed digest for as long as the process runs, since scrypt
+    is slow on purpose and browsers send the password each time.
+
+    Raises:
+        InvalidSettings: a hash or role that isn't one.
+    """
+
+    challenges = (_REALM,)
+
+    def __init__(self, users: Mapping[str, tuple[str, Role | str]], *, throttle: Throttle | None = None) -> None:
+        self._users = {name: (check_hash(hashed), Principal.of(name, role)) for name, (hashed, role) in users.items()}
+        self._throttle = throttle or Throttle()
+        self._nobody = hash_of_nobody([hashed for hashed, _ in users.values()])
+        self._key = secrets.token_bytes(32)
+        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
+
+    def __call__(self, request: Request) -> Principal | None:
+        """Return who has sent a name with the right password.
+
+        Raises:
+            Problem: (429) too many have failed.
+        """
+        if (sent := _credentials(request, "basic")) is None:
+            return None
+        try:
+            name, colon, password = base64.b64decode(sent, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        return self._find(name, password, _facts(request).client) if colon else None
+
+    def _find(self, name: str, password: str, client: str) -> Principal | None:
+        who = (name[:100], client)
+        self._throttle.check(who)
+        hashed, principal = self._users.get(name, (self._nobody, None))
+        digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
+        with self._lock:
+            known = digest in self._right
+        if not known:
+            with self._tries:
+                known = verify_password(password, hashed)
+        if not known or principal is None:
+            self._throttle.failed(who)
+            return None
+        self._throttle.succeeded(who)
+        with self._lock:
+            self._right[digest] = None
+            while len(self._right) > _REMEMBERED:
+                self._right.popitem(last=False)
+        return principal
+
+
+class Bearer:
+    """Tokens: in the header ``Authorization: Bearer …`` by programs, typed into a page by people.
+
+    ``tokens`` maps the hash of a token (by `hash_token`) to its principal; ``session_key`` is that of `Sessions`.
+
+    Raises:
+        InvalidSettings: something isn't a hash, or the key is too short.
+    """
+
+    challenges = ("Bearer",)
+
+    def __init__(
+        self, tokens: Mapping[str, Principal], *, session_key: str | None = None, throttle: Throttle | None = None
+    ) -> None:
+        self._tokens, self._throttle = Tokens(tokens), throttle or Throttle()
+        self.sessions = Sessions(self._tokens, self._throttle, key=session_key)
+
+    def __call__(self, request: Request) -> Principal | None:
+        """Return whose token was sent, or whose session it is.
+
+        Raises:
+            Problem: (429) too many have failed.
+        """
+        if (token := _credentials(request, "bearer")) is None:
+            return self.sessions.principal(request.cookies.get(COOKIE))
+        client = _facts(request).client
+        self._throttle.check(client)
+        found = self._tokens.find(token)
+        if found is None:
+            self._throttle.failed(client)
+            return None
+        return found[1]
+
+
+class TrustedHeader:
+    """Believes a proxy that has authenticated the caller and says so in a header; only one of ``trusted_proxies``.
+
+    ``header`` has the name. ``roles`` maps names to roles; with ``groups`` (the header with the groups, separated by
+    commas) it maps groups, and the biggest role counts. Who isn't in it gets ``default``, or isn't let in.
+
+    Raises:
+        InvalidSettings: a role that isn't one.
+    """
+
+    needs_proxies = True
+
+    def __init__(
+        self,
+        header: str = "X-Forwarded-User",
+        *,
+        roles: Mapping[str, Role | str] | None = None,
+        groups: str | None = None,
+        default: Role | str | None = None,
+    ) -> None:
+        self._header, self._groups = header, groups
+        self._roles = {name: Role.named(str(role)) for name, role in (roles or {}).items()}
+        self._default = None if default is None else Role.named(str(default))
+
+    def __call__(self, request: Request) -> Principal | None:
+        """Return whom the proxy names."""
+        sent = request.headers.getlist(self._header)
+        if not _facts(request).by_proxy or len(sent) != 1 or not (name := sent[0].strip()):
+            return None
+        among = re.split(r"\s*,\s*", request.headers.get(self._groups, "").strip()) if self._groups else [name]
+        roles = [self._roles[one] for one in among if one in self._roles]
+        role = max(roles, key=list(Role).index, default=self._default)
+        return None if role is None else Principal.of(name, role)
+
+
+class AnyOf:
+    """Lets in whom any of some authorizers lets in, asked in turn; each is one of this module."""
+
+    def __init__(self, *authorizers: Callable[[Request], Principal | None]) -> None:
+        if not authorizers:
+            raise InvalidSettings("AnyOf needs at least one authorizer")
+        self._authorizers = authorizers
+        self.challenges = tuple(text for one in authorizers for text in getattr(one, "challenges", ()))
+        self.sessions = next((one.sessions for one in authorizers if isinstance(one, Bearer)), None)
+        self.needs_proxies = any(getattr(one, "needs_proxies", False) for one in authorizers)
+
+    def __call__(self, request: Request) -> Principal | None:
+        """Return the first principal that one of them knows.
+
+        Raises:
+            Problem: (429) too many logins have failed.
+        """
+        return next((principal for one in self._authorizers if (principal := one(request)) is not None), None)
+
+
+def _facts(request: Request) -> Facts:
+    facts: Facts = request.scope[SCOPE_KEY]
+    return facts
+
+
+def _credentials(request: Request, scheme: str) -> str | None:
+    """Return what a header ``Authorization`` of this scheme has."""
+    given, _, sent = request.headers.get("authorization", "").partition(" ")
+    return sent.strip() if given.lower() == scheme and sent.strip() else None

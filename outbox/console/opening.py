@@ -1,0 +1,193 @@
+"""The console's own connections: few, named, with a time limit, and the service layer over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError
+
+from outbox.admin.databases import Database, Databases, open_database
+from outbox.admin.service import Admin
+from outbox.app import Outbox
+from outbox.console.log import log
+from outbox.errors import InvalidSettings, SchemaError
+from outbox.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from outbox.admin.redact import Redactor
+    from outbox.console.console import Opener
+
+    Bind = Engine | AsyncEngine | URL | str
+    Source = Outbox | Admin | Bind | Mapping[str, Bind]
+
+POOL = 3
+#: How long (seconds) a request waits for one of the connections, and a connection for its server.
+POOL_WAIT = 5.0
+_CONNECT_WAIT = 5
+#: How long (seconds) one statement of an act may run, its waiting for locks included; looking is limited to less.
+ACT_SECONDS = 15.0
+#: How long (seconds) a database that couldn't be reached is left alone.
+_AGAIN = 10.0
+
+_NAME = "outbox console"
+# Bound to the transaction, so that it works through a transaction pooler.
+_BEGIN = "SELECT set_config('application_name', %s, true), set_config('statement_timeout', %s, true)"
+
+
+def opener(
+    source: Source,
+    databases: Mapping[str, Bind],
+    settings: Settings | None,
+    redactor: Redactor | None,
+    *,
+    read_only: bool,
+) -> Opener:
+    """Return what opens the service layer over ``source`` and further databases.
+
+    Raises:
+        InvalidSettings: two databases of one name, or further ones beside an `Admin`.
+    """
+    if isinstance(source, Admin):
+        if databases or redactor or settings:
+            raise InvalidSettings("an Admin has its databases, settings and redactor already; give them to it")
+        return Opened(source, read_only=read_only)
+    if isinstance(source, Outbox):
+        settings, source = settings or source.settings, source.engine
+    binds = dict(source) if isinstance(source, Mapping) else {_name_of(source): source}
+    if twice := sorted(binds.keys() & databases.keys()):
+        raise InvalidSettings(f"two databases are named {twice[0]!r}; give each a name of its own")
+    engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | dict(databases)).items()}
+    return Opening(engines, settings or Settings.from_env(), redactor)
+
+
+def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = False) -> Engine:
+    """Return an engine with a small pool, whose connections are made as those of ``source``.
+
+    With ``read_only`` every transaction is a READ ONLY one.
+    """
+    options: dict[str, Any] = {
+        "pool_size": POOL,
+        "max_overflow": 0,
+        "pool_timeout": POOL_WAIT,
+        "pool_pre_ping": True,
+        "pool_recycle": 1800,
+        "hide_parameters": True,
+        "poolclass": QueuePool,
+    }
+    if isinstance(source, Engine) and not source.dialect.is_async:
+        engine = create_engine(source.url, creator=lambda: _taken_from(source), **options)
+    else:
+        url = _url_of(source)
+        engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=_connect_args(url), **options)
+    limit = f"{int(ACT_SECONDS * 1000)}ms"
+
+    @event.listens_for(engine, "begin")
+    def name_and_limit(connection: Connection) -> None:
+        connection.exec_driver_sql(_BEGIN, (_NAME, limit))
+
+    return engine.execution_options(postgresql_readonly=True) if read_only else engine
+
+
+class Opening:
+    """Opens the service layer at the first request, over those of the databases that can be reached.
+
+    The others are tried again from time to time: an operator needs the console most when one of them is down.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], settings: Settings, redactor: Redactor | None = None) -> None:
+        if not engines:
+            raise InvalidSettings("the console needs at least one database")
+        self._engines, self._settings, self._redactor = dict(engines), settings, redactor
+        self._opened: dict[str, Database] = {}
+        self._admin: Admin | None = None
+        self._tried_at = -_AGAIN
+        self._lock = threading.Lock()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The names of the databases that couldn't be opened yet."""
+        return tuple(name for name in self._engines if name not in self._opened)
+
+    def __call__(self) -> Admin:
+        """Return the service layer.
+
+        Raises:
+            SchemaMissing, SchemaOutdated: no database could be opened, and that is why.
+            sqlalchemy.exc.DBAPIError: none could be reached.
+        """
+        with self._lock:
+            due = time.monotonic() - self._tried_at >= _AGAIN
+            if self._admin is None or (self.missing and due):
+                self._admin = self._open()
+            return self._admin
+
+    def close(self) -> None:
+        """Close the connections; they are opened again when they are needed."""
+        for engine in self._engines.values():
+            engine.dispose()
+
+    def _open(self) -> Admin:
+        errors: list[Exception] = []
+        for name in self.missing:
+            try:
+                self._opened[name] = open_database(name, self._engines[name], self._settings)
+            except (DBAPIError, SchemaError) as error:
+                log(logging.WARNING, "console.database_missing", database=name, reason=str(error))
+                errors.append(error)
+        self._tried_at = time.monotonic()
+        if not self._opened:
+            raise errors[0]
+        in_order = [self._opened[name] for name in self._engines if name in self._opened]
+        return Admin(Databases(in_order), redactor=self._redactor)
+
+
+class Opened:
+    """A service layer that the application has opened; its connections are the application's."""
+
+    missing: tuple[str, ...] = ()
+
+    def __init__(self, admin: Admin, *, read_only: bool) -> None:
+        reading = [
+            dataclasses.replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
+            for each in admin.databases.values()
+        ]
+        self._admin = Admin(Databases(reading), redactor=admin.redactor) if read_only else admin
+
+    def __call__(self) -> Admin:
+        """Return the service layer."""
+        return self._admin
+
+    def close(self) -> None:
+        """Leave the connections to the application."""
+
+
+def _name_of(bind: Bind) -> str:
+    return _url_of(bind).database or "outbox"
+
+
+def _taken_from(source: Engine) -> Any:
+    """Return a connection of the driver, made as the application makes its own, and no more in its pool."""
+    taken = source.raw_connection()
+    taken.detach()
+    driver: Any = taken.dbapi_connection
+    driver.autocommit = False
+    return driver
+
+
+def _url_of(bind: Bind) -> URL:
+    if isinstance(bind, URL | str):
+        return make_url(bind)
+    return bind.url
+
+
+def _connect_args(url: URL) -> dict[str, Any]:
+    return {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_WAIT}

@@ -1,0 +1,269 @@
+// Everything works without this script; with it, pages refresh themselves, confirm in a dialog, and obey the keyboard.
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const one = (selector, within = document) => within.querySelector(selector);
+  const kept = (storage, name, value) => {
+    // A browser may forbid storage: then nothing is remembered.
+    try {
+      if (value === undefined) return storage().getItem(name);
+      storage().setItem(name, value);
+    } catch { /* not remembered */ }
+    return value ?? null;
+  };
+  const theme = (value) => kept(() => localStorage, "outbox-theme", value);
+  const pace = (value) => kept(() => sessionStorage, "outbox-refresh", value);
+
+  // Before the first paint.
+  const wear = (name) => { if (name) root.dataset.theme = name; else delete root.dataset.theme; };
+  wear(theme());
+  root.classList.add("js");
+
+  const say = (text) => { const said = one("#said"); if (said) said.textContent = text; };
+
+  // --- theme, copying ------------------------------------------------------------------------------------------
+  const THEMES = { "": "light", light: "dark", dark: "" };
+  const nameTheme = () => all("[data-theme-name]").forEach((at) => { at.textContent = root.dataset.theme || "auto"; });
+  const nextTheme = () => { const next = THEMES[root.dataset.theme || ""]; theme(next); wear(next); nameTheme(); };
+
+  const copy = async (text) => {
+    // Over plain http there is no clipboard but the old one.
+    if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
+    const area = document.createElement("textarea");
+    area.value = text;
+    (one("dialog[open]") || document.body).append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (!done) throw new Error("not copied");
+  };
+
+  // --- times ---------------------------------------------------------------------------------------------------
+  // By the server's clock: that of this machine may be wrong.
+  let skew = 0;
+  const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const relative = (at) => {
+    const seconds = Math.round((Date.now() + skew - at) / 1000);
+    const size = Math.abs(seconds);
+    const [unit, length] = UNITS.find(([, each]) => size >= each) || ["s", 1];
+    const text = `${Math.floor(size / length)} ${unit}`;
+    return size < 1 ? "now" : seconds < 0 ? `in ${text}` : `${text} ago`;
+  };
+  const tellTimes = (within = document) => {
+    for (const time of all("time[datetime]", within)) {
+      const at = Date.parse(time.dateTime);
+      const rel = time.nextElementSibling;
+      if (rel?.classList.contains("rel")) rel.textContent = relative(at);
+      if (!time.title) time.title = `${new Date(at).toLocaleString()} here`;
+    }
+  };
+
+  // --- selection -----------------------------------------------------------------------------------------------
+  const boxes = () => all(".rows tbody .pick input");
+  const chosen = () => boxes().filter((box) => box.checked);
+  let lastBox = null;
+  const countChosen = () => {
+    const count = chosen().length;
+    all("[data-chosen]").forEach((at) => { at.textContent = count ? `${count} selected` : "Nothing selected"; });
+    const every = one("[data-pick-all]");
+    if (every) { every.checked = count > 0 && count === boxes().length; every.indeterminate = count > 0 && !every.checked; }
+    if (!count) all("[name=all]").forEach((box) => { box.checked = false; });
+  };
+  const clearChosen = () => { boxes().forEach((box) => { box.checked = false; }); countChosen(); };
+
+  // --- live regions --------------------------------------------------------------------------------------------
+  let told = Date.now();
+  let notBefore = 0;
+  let failing = false;
+  const dialog = () => one("#dialog");
+  const typing = () => document.activeElement?.matches("main :is(textarea, select, input:not([type=checkbox]))");
+  const pause = () => {
+    if (document.hidden) return "paused: not in view";
+    if (dialog()?.open) return "paused: a dialog is open";
+    const count = chosen().length;
+    if (count) return `paused: ${count} selected`;
+    return typing() ? "paused: you are typing" : "";
+  };
+  const refresh = (asked) => {
+    told = Date.now();
+    for (const region of all("[data-live]")) {
+      // What somebody has opened stays as it is.
+      if (one("details[open]", region) && !asked) continue;
+      if (!one(":scope.htmx-request", region.parentNode)) window.htmx?.trigger(region, "refresh");
+    }
+  };
+  const tellPace = () => {
+    const why = pause();
+    const seconds = Math.round((Date.now() - told) / 1000);
+    all("[data-updated]").forEach((at) => {
+      at.textContent = failing ? "can’t be reached" : why || (seconds < 2 ? "just updated" : `updated ${seconds} s ago`);
+    });
+    return why;
+  };
+  const tick = () => {
+    const why = tellPace();
+    const every = Number(one("#pace")?.value || 0) * 1000;
+    if (every && !why && Date.now() - told >= every && Date.now() >= notBefore) refresh();
+  };
+  const stale = (is) => {
+    failing = is;
+    all("[data-live]").forEach((region) => region.classList.toggle("stale", is));
+    const banner = one("#stale");
+    if (banner) banner.hidden = !is;
+  };
+
+  // A table under somebody's eyes keeps its rows where they are: new ones are counted, and shown when asked for.
+  const keepRows = (region, fragment) => {
+    const table = one("table[data-steady]", region);
+    const fresh = one("table[data-steady]", fragment);
+    if (!table || !fresh || !one("tbody tr", table)) return;
+    const body = one("tbody", fresh);
+    const now = new Map(all("tr", body).map((row) => [row.id, row]));
+    const before = all("tbody tr", table);
+    const known = new Set(before.map((row) => row.id));
+    const fell = before.findLastIndex((row) => now.has(row.id));
+    const count = [...now.keys()].filter((id) => !known.has(id)).length;
+    body.replaceChildren(...before.map((row, place) => {
+      if (now.has(row.id)) return now.get(row.id);
+      const old = row.cloneNode(true);
+      // Above what is still there it has left the list; below it was only pushed to the next page.
+      old.classList.toggle("gone", place < fell);
+      return old;
+    }));
+    const notice = one("[data-fresh]", fragment);
+    if (notice && count) { notice.hidden = false; notice.textContent = `${count} new – show`; }
+  };
+
+  document.addEventListener("htmx:before:swap", (event) => {
+    const { ctx, tasks } = event.detail;
+    const region = ctx.sourceElement;
+    if (!region?.matches?.("[data-live]")) return;
+    const found = tasks[0]?.fragment?.firstElementChild;
+    if (ctx.response.status >= 400 || !found) {
+      // What is shown stays, marked as old.
+      event.preventDefault();
+      const wait = Number(ctx.response.headers.get("Retry-After"));
+      notBefore = Date.now() + 1000 * (wait > 0 ? wait : 10);
+      stale(true);
+      return;
+    }
+    if (pause() && !region.dataset.asked) { event.preventDefault(); return; }
+    stale(false);
+    keepRows(region, tasks[0].fragment);
+  });
+  document.addEventListener("htmx:error", (event) => {
+    if (event.detail.ctx?.sourceElement?.matches?.("[data-live]")) { notBefore = Date.now() + 10000; stale(true); }
+  });
+  document.addEventListener("htmx:after:swap", (event) => {
+    const target = event.detail.ctx.target;
+    if (target === dialog()) {
+      target.setAttribute("aria-labelledby", "ask-title");
+      if (!target.open) target.showModal();
+      (one("[autofocus]", target) || one("button, a, input", target))?.focus();
+    }
+    // Who walks through the rows by keys goes on from where the focus is: the server doesn't know which row that was.
+    if (!current()) document.activeElement?.closest(".rows tbody tr")?.classList.add("at");
+    tellTimes();
+    countChosen();
+  });
+
+  // --- rows by keyboard ----------------------------------------------------------------------------------------
+  const step = (by) => {
+    const rows = all(".rows tbody tr");
+    if (!rows.length) return;
+    const at = rows.findIndex((row) => row.classList.contains("at"));
+    const next = rows[Math.min(rows.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
+    rows.forEach((row) => row.classList.toggle("at", row === next));
+    one("a[href]", next)?.focus({ preventScroll: true });
+    next.scrollIntoView({ block: "nearest" });
+  };
+  const current = () => one(".rows tr.at");
+  let going = 0;
+  const KEYS = {
+    "/": () => one("#jump")?.focus(),
+    j: () => step(1),
+    k: () => step(-1),
+    x: () => one(".pick input", current() || document.createElement("i"))?.click(),
+    Enter: () => one("a[href]", current() || document.createElement("i"))?.click(),
+    r: () => { clearChosen(); refresh(true); },
+    t: nextTheme,
+    "?": () => {
+      const help = one("#keys");
+      if (!help || !dialog()) return;
+      dialog().replaceChildren(help.content.cloneNode(true));
+      dialog().setAttribute("aria-labelledby", "keys-title");
+      dialog().showModal();
+    },
+    g: () => { going = Date.now(); },
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    if (event.key === "Escape" && !dialog()?.open) { clearChosen(); document.activeElement?.blur(); return; }
+    if (dialog()?.open || event.target.matches("input:not([type=checkbox]), select, textarea")) return;
+    if (event.key === "Enter" && event.target.matches("a, button, summary, input")) return;
+    const go = Date.now() - going < 1500 && one(`[data-go="${CSS.escape(event.key)}"]`);
+    going = 0;
+    if (go) { event.preventDefault(); go.click(); return; }
+    const act = KEYS[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+
+  document.addEventListener("click", (event) => {
+    const at = (selector) => event.target.closest?.(selector);
+    const box = at(".pick input");
+    if (box && !box.matches("[data-pick-all]")) {
+      const list = boxes();
+      if (event.shiftKey && lastBox) {
+        const [from, to] = [list.indexOf(lastBox), list.indexOf(box)].sort((a, b) => a - b);
+        if (from >= 0) list.slice(from, to + 1).forEach((each) => { each.checked = box.checked; });
+      }
+      lastBox = box;
+    }
+    if (at("[data-close]") && dialog()?.open) { event.preventDefault(); dialog().close(); }
+    if (at("[data-clear]")) clearChosen();
+    if (at("[data-theme-next]")) nextTheme();
+    if (at("[data-refresh]")) refresh(true);
+    if (at("[data-fresh]")) location.reload();
+    const source = at("[data-copy]");
+    if (source) {
+      copy(source.dataset.copy).then(() => { say("Copied."); source.classList.add("done"); }, () => say("Could not copy."));
+      setTimeout(() => source.classList.remove("done"), 1500);
+    }
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-pick-all]")) boxes().forEach((box) => { box.checked = event.target.checked; });
+    if (event.target.matches(".pick input, [data-pick-all]")) { countChosen(); tellPace(); }
+    if (event.target.matches("#pace")) { pace(event.target.value); tick(); }
+    if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
+  });
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    // A second click must not act twice. One that htmx sends comes back, and may be sent again.
+    if (form.method !== "post" || form.hasAttribute("hx-post") || event.defaultPrevented) return;
+    if (form.dataset.sent) event.preventDefault();
+    form.dataset.sent = "yes";
+  });
+  // Back from the next page, forms can be sent again.
+  window.addEventListener("pageshow", () => all("[data-sent]").forEach((form) => { delete form.dataset.sent; }));
+  document.addEventListener("visibilitychange", tick);
+
+  document.addEventListener("DOMContentLoaded", () => {
+    skew = Date.parse(document.body.dataset.now) - Date.now() || 0;
+    const select = one("#pace");
+    if (select && pace() !== null) select.value = pace();
+    const flash = one("#flash");
+    if (flash) {
+      say(flash.textContent.trim());
+      // Who reloads hasn't done it again.
+      const url = new URL(location.href);
+      url.searchParams.delete("did");
+      history.replaceState(null, "", url);
+    }
+    nameTheme();
+    tellTimes();
+    countChosen();
+    tick();
+    setInterval(() => { tick(); tellTimes(); }, 1000);
+  });
+})();

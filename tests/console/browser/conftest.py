@@ -1,0 +1,164 @@
+"""A real Chromium, a console that is really served, and a town of two banks behind it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import Engine, create_engine
+
+from outbox.console import create_console_router
+from outbox.console.auth import Basic, hash_password
+from outbox.embedded import ServerLike
+from tests.console.browser.live import serving
+from tests.console.browser.museum import Museum, furnish
+from tests.console.browser.town import Town, a_town
+from tests.console.browser.watch import Watch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+#: Where the application has included the console.
+PREFIX = "/ops/outbox"
+#: Names that all lead to this machine, and are other sites to a browser.
+RESOLVE = "MAP *.test 127.0.0.1"
+#: Who may come in, with which role; the password is the name.
+STAFF = {"anna": "admin", "otto": "operator", "vera": "viewer"}
+PATIENCE_MS = 15_000
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_HOW = "install one (Debian: apt-get install chromium) or name it in OUTBOX_TEST_BROWSER"
+
+
+def _executable() -> str:
+    named = os.environ.get("OUTBOX_TEST_BROWSER")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
+    if found:
+        return found
+    what = f"OUTBOX_TEST_BROWSER={named} can't be run" if named else f"no browser: none of {', '.join(_NAMES)} on PATH"
+    if os.environ.get("OUTBOX_TEST_BROWSER_REQUIRED") == "1":
+        pytest.fail(f"{what}; {_HOW}")
+    pytest.skip(f"{what}; {_HOW}")
+
+
+# Not of the session: while Playwright runs, its event loop is that of the main thread, and other tests want one.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """A Chromium without a window, which asks no proxy."""
+    executable = _executable()
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=PATIENCE_MS)
+
+    options = ["--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server", f"--host-resolver-rules={RESOLVE}"]
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=options)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="package")
+def fresh_engine(server: ServerLike, template: str) -> Iterator[Callable[[], Engine]]:
+    """A function that makes an engine on another migrated database, for worlds that several tests share."""
+    engines: list[tuple[str, Engine]] = []
+
+    def make() -> Engine:
+        name = f"browser_{len(engines)}"
+        server.create_database(name, template=template)
+        engine = create_engine(server.url(name))
+        engines.append((name, engine))
+        return engine
+
+    yield make
+    for name, engine in engines:
+        engine.dispose()
+        server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def town(fresh_engine: Callable[[], Engine]) -> Iterator[Town]:
+    """A town of the module's own, with a worker of each bank at work."""
+    with a_town(fresh_engine) as town, town.at_work():
+        yield town
+
+
+@pytest.fixture(scope="package")
+def passwords() -> Basic:
+    """Who may come in; hashed as cheaply as can be, since it is not the hash that is tested."""
+    return Basic({name: (hash_password(name, cost=4), role) for name, role in STAFF.items()})
+
+
+class Serve(Protocol):
+    """Serves a console over a town; returns where, without a slash at the end."""
+
+    def __call__(self, town: Town, **options: Any) -> str: ...
+
+
+@pytest.fixture(scope="package")
+def serve(passwords: Basic) -> Iterator[Serve]:
+    """A function that serves a console inside an application, under `PREFIX`."""
+    with ExitStack() as stack:
+
+        def start(town: Town, **options: Any) -> str:
+            app = FastAPI()
+            router = create_console_router(town.databases, **{"authorizer": passwords, **options})
+            app.include_router(router, prefix=PREFIX)
+            return f"http://127.0.0.1:{stack.enter_context(serving(app))}{PREFIX}"
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def console(town: Town, serve: Serve) -> str:
+    """Where the console of the module's town is served."""
+    return serve(town)
+
+
+@pytest.fixture(scope="package")
+def museum(fresh_engine: Callable[[], Engine], serve: Serve) -> Iterator[Museum]:
+    """A town with something of everything, and its console; for tests that only look."""
+    with a_town(fresh_engine) as town, town.at_work():
+        yield furnish(town, serve(town, environment="museum"))
+
+
+class Visit(Protocol):
+    """Opens a console in a browser of nobody else's, as one of the `STAFF` (None: as nobody); returns its page."""
+
+    def __call__(self, at: str, user: str | None = "anna", **options: Any) -> Page: ...
+
+
+@pytest.fixture
+def watches() -> list[Watch]:
+    """What is watched in this test."""
+    return []
+
+
+@pytest.fixture
+def visit(browser: Browser, watches: list[Watch]) -> Iterator[Visit]:
+    """A function that opens a console; whatever the browser complains of fails the test in the end."""
+    with ExitStack() as stack:
+
+        def open_page(at: str, user: str | None = "anna", **options: Any) -> Page:
+            origin = at[: at.index("/", len("http://"))] if at.count("/") > 2 else at
+            if user is not None:
+                options["http_credentials"] = {"username": user, "password": user, "origin": origin}
+            context = browser.new_context(base_url=at.rstrip("/") + "/", service_workers="block", **options)
+            context.set_default_timeout(PATIENCE_MS)
+            stack.callback(context.close)
+            watches.append(Watch(context, origin))
+            return context.new_page()
+
+        yield open_page
+    for watch in watches:
+        watch.verify()
+
+
+@pytest.fixture
+def page(visit: Visit, console: str) -> Page:
+    """The console of the module's town, as anna sees it, who is an admin."""
+    return visit(console)

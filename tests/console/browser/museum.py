@@ -1,0 +1,84 @@
+"""A town with something of everything that the console shows, some of it hostile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from outbox import Resolution, testing
+from outbox.admin.model import Action, Actor, InboxFilter, PageRequest, Selector, Target
+from tests.conftest import wait_until
+from tests.console.browser.town import CLERK, CREDIT, Town
+
+#: Whatever of this is taken for markup sets ``window.hacked``, or is asked for.
+HOSTILE = (
+    """'"><script>window.hacked='script'</script><img src=x onerror="window.hacked='image'">"""
+    """<svg/onload=window.hacked='svg'><p hx-get="hacked" hx-trigger="load">{{ 7*7 }}</p>"""
+)
+HOSTILE_NAME = "<b onmouseover=window.hacked=1>x"
+LOAN = "loan"
+ACTOR = Actor("anna", {"via": "cli"})
+
+
+@dataclass(frozen=True)
+class Museum:
+    """Where the console is, and the ids of what is in it."""
+
+    town: Town
+    console: str
+    consumed: UUID
+    parked: UUID
+    rolled_back: UUID
+    hostile: UUID
+    failing: UUID
+    discarded: UUID
+    scheduled: UUID
+    half: UUID
+    parked_half: UUID
+    done: UUID
+    running: UUID
+
+
+def furnish(town: Town, console: str) -> Museum:
+    """Do all that leaves something to look at."""
+    admin = town.admin
+    town.bank_a.checker(LOAN, max_checks=1)(_undecided)
+    consumed, *_ = transfers = [town.transfer(amount) for amount in ("10.00", "20.00", "30.00")]
+    parked = [town.transfer("5.00", receiver) for receiver in ("BB-404", "BB-405", "BB-406")]
+    hostile = town.note(HOSTILE, key=HOSTILE[:200], tag=HOSTILE_NAME, headers={HOSTILE_NAME: HOSTILE, "plain": "yes"},
+                        body={HOSTILE: HOSTILE, "password": "secret", "order": {"id": 42}})  # fmt: skip
+    failing = town.note(HOSTILE, park=False, key="failing")
+    discarded, *queued = [town.note(f"no form {number}", key="form") for number in range(6)]
+    recalled, scheduled = town.note(delay=86_400, key="late"), town.note(delay=43_200, key="soon")
+    half, parked_half = (_prepare(town, topic) for topic in ("quiet", LOAN))
+    town.settled([*transfers, *parked, hostile, failing, discarded, *queued])
+    testing.check(town.bank_a)
+    admin.act(Action.RECALL, Target(recalled), actor=ACTOR, reason="=1+1")
+    admin.act(Action.DISCARD, Target(discarded, CLERK), actor=ACTOR, reason=HOSTILE)
+    rollback = admin.start(Action.ROLLBACK, Selector((Target(parked[0]),)), actor=ACTOR, reason="no such account")
+    retry = admin.start(Action.RETRY, Selector((Target(parked[1], CREDIT),)), actor=Actor(HOSTILE), reason=HOSTILE)
+    slow = admin.start(
+        Action.RETRY, Selector(tuple(Target(each, CLERK) for each in queued)), actor=ACTOR, reason="slowly", rate=0.001
+    )
+    for each in (rollback, retry):
+        wait_until(lambda each=each: admin.operation(each.id).finished_at, f"{each.action} is done")  # type: ignore[misc]
+    wait_until(lambda: admin.operation(slow.id).started_at, "the slow one has begun")
+    wait_until(
+        lambda: admin.inbox(InboxFilter(message_id=parked[1], statuses=("parked",)), PageRequest()).items, "again"
+    )
+    wait_until(admin.workers, "workers report")
+    return Museum(
+        town, console, consumed, parked[1], parked[0], hostile, failing, discarded, scheduled, half, parked_half,
+        rollback.id, slow.id,
+    )  # fmt: skip
+
+
+def _undecided(_: object) -> Resolution:
+    return Resolution.UNKNOWN
+
+
+def _prepare(town: Town, topic: str) -> UUID:
+    with Session(town.a) as session, session.begin():
+        return town.bank_a.prepare(session, topic, {"number": 1}, key="prepared")

@@ -1,0 +1,150 @@
+"""Endpoints that do one thing to one message: what they do, what they refuse, and what the audit says."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from outbox.admin.model import Action
+from tests.console.web import GROUP, Http, Shop
+
+WHY = {"reason": "ticket 4711"}
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    """The status and the kind of problem of an answer."""
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+def audited(http: Http, message_id: UUID) -> list[dict[str, Any]]:
+    """What the audit of a message says, in order."""
+    rows: list[dict[str, Any]] = http.get(f"/messages/{message_id}").json()["audit"]
+    return rows
+
+
+def test_a_message_is_sent_again(shop: Shop, acting: Http, caplog: pytest.LogCaptureFixture) -> None:
+    """Resend: the outcome in a sentence, the message as it is now, and who did it from where in audit and log."""
+    caplog.set_level(logging.INFO, "outbox.console")
+    (message_id,) = shop.orders(1)
+    shop.drain()
+    answer = acting.as_role("operator").post(f"/messages/{message_id}/resend", WHY, headers={"X-Request-ID": "r-1"})
+    assert answer.status_code == 200, answer.text
+    acted = answer.json()
+    assert acted["outcome"].startswith(f"message {message_id}")
+    assert len(acted["message"]["sends"]) == 2
+    assert answer.headers["etag"] == f'"{acted["message"]["version"]}"'
+    (row,) = audited(acting, message_id)
+    assert (row["actor"], row["action"], row["reason"]) == ("otto", "resend", "ticket 4711")
+    assert row["origin"] == {"via": "api", "ip": "127.0.0.1", "request_id": "r-1"}
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "outbox.console"]
+    assert line.startswith("console.done")
+    assert all(f'"{fact}"' in line for fact in ("otto", "r-1", f"/api/v1/messages/{message_id}/resend"))
+
+
+def test_a_scheduled_message_is_recalled(shop: Shop, acting: Http) -> None:
+    """Recall works once, and not for what is out."""
+    late, out = shop.order(1, send={"delay": 3600}), shop.order(2)
+    shop.drain()
+    answer = acting.post(f"/messages/{late}/recall", WHY)
+    assert (answer.status_code, answer.json()["message"]["status"]) == (200, "recalled")
+    for message_id in (late, out):
+        assert problem(acting.post(f"/messages/{message_id}/recall", WHY)) == (409, "state-conflict")
+
+
+def test_halves_are_checked_reset_and_decided(shop: Shop, acting: Http) -> None:
+    """Check and reset leave a half undecided; commit and abort decide it, once."""
+    half, other = shop.half(1), shop.half(2)
+    assert acting.post(f"/messages/{half}/check").status_code == 200
+    assert acting.post(f"/messages/{half}/reset", WHY).json()["message"]["status"] == "undecided"
+    assert acting.post(f"/messages/{half}/commit", WHY).json()["message"]["op"]["decided_by"] == "operator"
+    assert acting.post(f"/messages/{other}/abort", WHY).json()["message"]["status"] == "rolled_back"
+    for action in ("commit", "abort", "check"):
+        assert acting.post(f"/messages/{half}/{action}", WHY).status_code == 409
+
+
+def test_dead_letters_are_retried_parked_discarded_and_restored(shop: Shop, acting: Http) -> None:
+    """The acts on an inbox, one after the other."""
+    (message_id,) = shop.parked(1)
+    path = f"/inbox/{GROUP}/{message_id}"
+
+    def status(answer: httpx.Response) -> tuple[str, bool]:
+        assert answer.status_code == 200, answer.text
+        (row,) = answer.json()["message"]["inbox"]
+        return row["status"], row["discarded_at"] is not None
+
+    assert status(acting.post(f"{path}/discard", WHY)) == ("parked", True)
+    assert problem(acting.post(f"{path}/retry", WHY)) == (409, "state-conflict")
+    assert status(acting.post(f"{path}/restore", WHY)) == ("parked", False)
+    assert status(acting.post(f"{path}/retry", WHY)) == ("failed", False)
+    assert status(acting.post(f"{path}/park", WHY)) == ("parked", False)
+    assert [row["action"] for row in audited(acting, message_id)] == ["discard", "restore", "retry", "park"]
+
+
+def test_what_has_changed_is_not_acted_on(shop: Shop, acting: Http) -> None:
+    """If-Match: the version that was seen, and no other; a second one of two who saw the same is told."""
+    (message_id,) = shop.parked(1)
+    path = f"/inbox/{GROUP}/{message_id}/discard"
+    seen = acting.get(f"/messages/{message_id}").headers["etag"]
+    assert problem(acting.post(path, WHY, headers={"If-Match": '"other"'})) == (412, "version-mismatch")
+    assert acting.post(path, WHY, headers={"If-Match": seen}).status_code == 200
+    assert problem(acting.post(path, WHY, headers={"If-Match": seen})) == (412, "version-mismatch")
+    assert acting.post(path.replace("discard", "restore"), WHY, headers={"If-Match": "*"}).status_code == 200
+    for odd in ("unquoted", '"a", "b"', '"open'):
+        assert problem(acting.post(path, WHY, headers={"If-Match": odd})) == (422, "invalid")
+
+
+def test_of_many_who_do_the_same_one_does_it(shop: Shop, acting: Http) -> None:
+    """Twenty at once with the same version: one act, one row in the audit, nineteen who are told."""
+    (message_id,) = shop.parked(1)
+    seen = acting.get(f"/messages/{message_id}").headers["etag"]
+
+    def discard(_: int) -> int:
+        return acting.post(f"/inbox/{GROUP}/{message_id}/discard", WHY, headers={"If-Match": seen}).status_code
+
+    with ThreadPoolExecutor(20) as threads:
+        statuses = sorted(threads.map(discard, range(20)))
+    assert statuses[0] == 200
+    assert set(statuses[1:]) <= {409, 412}
+    assert len(audited(acting, message_id)) == 1
+
+
+@pytest.mark.parametrize("action", [each for each in Action if each is not Action.ROLLBACK])
+def test_nobody_knows_the_message(acting: Http, action: Action) -> None:
+    """An act on what isn't there is not found, as long as the request itself is one."""
+    where = f"/inbox/{GROUP}/{uuid.uuid4()}" if action.part == "consumer" else f"/messages/{uuid.uuid4()}"
+    assert problem(acting.post(f"{where}/{action}", WHY)) == (404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"reason": 1}, "body.reason"),
+        ({"reason": "a\x00b"}, "body.reason"),
+        ({"reason": "x" * 2001}, "body.reason"),
+        ({"because": "typo"}, "body.because"),
+        ({"force": "perhaps"}, "body.force"),
+        ([], "body"),
+        ({}, "reason"),
+        ({**WHY, "database": "elsewhere"}, "database"),
+        ({**WHY, "force": True}, "options"),
+    ],
+)
+def test_bad_bodies_are_refused(shop: Shop, acting: Http, body: Any, field: str) -> None:
+    """What isn't a body of an act is refused before anything is done."""
+    message_id = shop.half(7)
+    answer = acting.ask("POST", f"/api/v1/messages/{message_id}/abort", json=body)
+    assert problem(answer) == (422, "invalid")
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert audited(acting, message_id) == []
+
+
+def test_names_in_paths_are_checked(acting: Http) -> None:
+    """A group that can't be one, or an id that is none."""
+    for path in (f"/inbox/a b/{uuid.uuid4()}/retry", "/messages/42/resend"):
+        assert problem(acting.post(path, WHY)) == (422, "invalid")

@@ -1,0 +1,207 @@
+"""Endpoints that list and show: every filter, pages, conditions, and what is refused."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from tests.console.web import GROUP, TOPIC, Http, Shop
+
+LISTS = ("/messages", "/inbox", "/dead", "/halves", "/scheduled", "/audit", "/operations")
+PLAIN = ("/meta", "/overview", "/topics", "/dead/groups", "/handlers", "/workers", "/system")
+
+
+def items(http: Http, path: str, **params: Any) -> list[dict[str, Any]]:
+    """The rows of the first page."""
+    answer = http.get(path, params=params)
+    assert answer.status_code == 200, answer.text
+    rows: list[dict[str, Any]] = answer.json()["items"]
+    return rows
+
+
+@pytest.mark.parametrize("path", [*LISTS, *PLAIN])
+def test_everything_is_shown_to_a_viewer(looking: Http, path: str) -> None:
+    """Who may look sees every list and page of facts, as JSON that nobody keeps."""
+    answer = looking.as_role("viewer").get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_messages_by_each_filter(looking: Http, museum: Shop) -> None:
+    """Each filter of the messages finds what it should; the same by a body."""
+    some = {
+        "topic": (TOPIC, None),
+        "key": ("order-3", 1),
+        "status": ("scheduled", 1),
+        "producer_group": ("shop", None),
+        "body": ("trouble=the bank is closed", 1),
+        "tag": ("none", 0),
+        "since": ("2001-01-01T00:00:00Z", None),
+        "until": ("2001-01-01T00:00:00Z", 0),
+    }
+    everything = len(items(looking, "/messages", page_size=500))
+    for name, (value, count) in some.items():
+        found = items(looking, "/messages", **{name: value, "page_size": 500})
+        assert len(found) == (everything if count is None else count), name
+        query = {name: [value] if name == "status" else value, "page_size": 500}
+        assert looking.post("/messages/query", query).json()["items"] == found
+
+
+def test_pages_meet_without_gap_or_overlap(looking: Http) -> None:
+    """The pages of a list are the list, whatever their size; ids are texts."""
+    everything = [row["id"] for row in items(looking, "/messages", page_size=500)]
+    found, token = [], None
+    while True:
+        page = looking.get("/messages", params={"page_size": 2} | ({"page_token": token} if token else {})).json()
+        found += [row["id"] for row in page["items"]]
+        if not (token := page["next_page_token"]):
+            break
+    assert found == everything
+    assert all(str(uuid.UUID(each)) == each for each in found)
+
+
+def test_pages_while_messages_come(shop: Shop, acting: Http) -> None:
+    """Between two pages new messages arrive: no row comes twice, and none that was there is missed."""
+    before = {str(each) for each in shop.orders(*range(20))}
+    found: list[str] = []
+    token, number = None, 100
+    while True:
+        page = acting.post("/messages/query", {"page_size": 3, "page_token": token}).json()
+        found += [row["id"] for row in page["items"]]
+        number += 2
+        shop.orders(number, number + 1)
+        if not (token := page["next_page_token"]):
+            break
+    assert len(found) == len(set(found))
+    assert before <= set(found)
+
+
+def test_a_page_is_no_bigger_than_it_may_be(looking: Http) -> None:
+    """More than 500 at once are not refused, but not given."""
+    assert looking.get("/messages", params={"page_size": 100_000}).status_code == 200
+    for wrong in (0, -1, "many", 100_001):
+        assert looking.get("/messages", params={"page_size": wrong}).status_code == 422
+
+
+def test_the_inbox_and_its_dead_letters(looking: Http) -> None:
+    """Inbox rows by status, dead letters alone, and in groups by their error."""
+    assert {row["status"] for row in items(looking, "/inbox", page_size=500)} == {"consumed", "parked", "failed"}
+    assert {row["status"] for row in items(looking, "/inbox", status="failed")} == {"failed"}
+    dead = items(looking, "/dead", group=GROUP)
+    assert (len(dead), {row["status"] for row in dead}) == (3, {"parked"})
+    (group,) = looking.get("/dead/groups").json()
+    assert (group["topic"], group["group"], group["count"]["value"]) == (TOPIC, GROUP, 3)
+    assert len(items(looking, "/dead", fingerprint=group["fingerprint"])) == 3
+    assert items(looking, "/dead", discarded=True) == []
+
+
+def test_halves_and_scheduled_messages(looking: Http) -> None:
+    """Undecided halves, and messages that wait for their time."""
+    assert [row["key"] for row in items(looking, "/halves", topic=TOPIC)] == ["order-41", "order-42"]
+    assert items(looking, "/halves", min_age=1e6) == []
+    assert [row["key"] for row in items(looking, "/scheduled")] == ["order-31"]
+
+
+def test_topics_have_backlog_and_lag(looking: Http) -> None:
+    """A topic shows what waits at the producer, and each group what it has to do."""
+    (topic,) = looking.get("/topics").json()
+    assert (topic["topic"], topic["undecided"], topic["scheduled"]) == (TOPIC, 2, 1)
+    (group,) = topic["groups"]
+    assert (group["group"], group["lag"], group["parked"], group["failed"]) == (GROUP, 0, 3, 1)
+
+
+def test_a_message_shows_its_whole_way(looking: Http) -> None:
+    """Half, op, message and the inbox of each group, with what can be done now."""
+    message_id = items(looking, "/dead")[0]["message_id"]
+    view = looking.get(f"/messages/{message_id}").json()
+    assert (view["id"], view["status"], view["half"]["topic"]) == (message_id, "dispatched", TOPIC)
+    assert [row["status"] for row in view["inbox"]] == ["parked"]
+    assert view["actions"]["retry"] == [GROUP]
+
+
+def test_an_entity_tag_spares_what_is_known(looking: Http) -> None:
+    """If-None-Match of the version that one has is answered without a body."""
+    path = f"/messages/{items(looking, '/messages')[0]['id']}"
+    tag = looking.get(path).headers["etag"]
+    for known in (tag, f'"other", W/{tag}', "*"):
+        answer = looking.get(path, headers={"If-None-Match": known})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+    assert looking.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_what_is_not_there_is_not_found(looking: Http) -> None:
+    """Messages and operations that nobody knows."""
+    nobody = uuid.uuid4()
+    for path in (f"/messages/{nobody}", f"/messages/{nobody}/payload", f"/operations/{nobody}",
+                 f"/operations/{nobody}/items", "/nothing"):  # fmt: skip
+        answer = looking.get(path)
+        assert (answer.status_code, answer.json()["type"]) == (404, "urn:outbox:problem:not-found"), path
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "field"),
+    [
+        ("/messages", {"since": "yesterday"}, "query.since"),
+        ("/messages", {"since": "2026-01-01T00:00:00"}, "query.since"),
+        ("/messages", {"status": "lost"}, "query.status.0"),
+        ("/messages", {"stauts": "recalled"}, "query.stauts"),
+        ("/messages", {"header": "no pair"}, "query.header"),
+        ("/messages", {"key": "a\x00b"}, "query.key"),
+        ("/messages", {"database": "elsewhere"}, "database"),
+        ("/inbox", {"attempts_gte": -1}, "query.attempts_gte"),
+        ("/halves", {"min_age": "inf"}, "query.min_age"),
+        ("/overview", {"window": "1y"}, "query.window"),
+        ("/operations", {"state": "odd"}, "query.state"),
+        ("/messages/42", {}, "path.message_id"),
+    ],
+)
+def test_what_is_no_filter_is_refused(looking: Http, path: str, params: dict[str, str], field: str) -> None:
+    """A wrong value or an unknown name is a problem that names the field; the value isn't repeated."""
+    answer = looking.get(path, params=params)
+    problem = answer.json()
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert [error["field"] for error in problem["errors"]] == [field]
+    assert problem["request_id"] == answer.headers["x-request-id"]
+
+
+def test_broken_json_is_refused(looking: Http) -> None:
+    """A body that isn't JSON, or no object, is the caller's fault."""
+    headers = {"Content-Type": "application/json"}
+    for content in (
+        b"{",
+        b"[]",
+        b"nonsense",
+        b'{"key": "\\ud800"}',
+        b"[" * 60_000,
+        b'{"page_size": ' + b"9" * 6000 + b"}",
+    ):
+        answer = looking.ask("POST", "/api/v1/messages/query", content=content, headers=headers)
+        assert 400 <= answer.status_code < 500, content[:20]
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_the_console_says_what_it_is(looking: Http, museum: Shop) -> None:
+    """Meta has the databases and what the caller may do."""
+    meta = looking.get("/meta").json()
+    assert meta["databases"] == [{"name": "console_museum", "parts": ["consumer", "producer"], "reached": True}]
+    assert (meta["read_only"], meta["role"]) == (False, "admin")
+
+
+def test_bodies_are_masked_unless_somebody_may_see_them(shop: Shop, acting: Http) -> None:
+    """A reveal needs its permission and is audited; other sites can't make a browser ask for it."""
+    path = f"/messages/{shop.order(1, iban='DE89')}/payload"
+    masked = acting.get(path).json()
+    assert ("DE89" in masked["text"], masked["revealed"], list(masked["masked"])) == (False, False, ["iban"])
+    assert acting.as_role("operator").get(path, params={"reveal": True}).status_code == 403
+    assert acting.as_role("operator").get(f"{path}/raw").status_code == 403
+    assert acting.get(path, params={"reveal": True}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert items(acting, "/audit", action="reveal") == []
+    revealed = acting.get(path, params={"reveal": True}).json()
+    assert ("DE89" in revealed["text"], revealed["revealed"]) == (True, True)
+    raw = acting.get(f"{path}/raw")
+    assert raw.json()["iban"] == "DE89"
+    assert raw.headers["content-disposition"].startswith("attachment")
+    rows = items(acting, "/audit", action="reveal")
+    assert [(row["actor"], row["origin"]["via"]) for row in rows] == [("ada", "api")] * 2

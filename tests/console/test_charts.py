@@ -1,0 +1,84 @@
+"""Charts as shapes: where lines lie, what has gaps, what is told when one points at it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+
+import pytest
+
+from outbox.admin.model import Series
+from outbox.console.charts import Chart, draw, nice
+
+NOON = dt.datetime(2026, 5, 24, 12, tzinfo=dt.UTC)
+
+
+def series(*values: float | None, name: str = "sent", minutes: int = 1) -> Series:
+    """A series that begins at noon."""
+    times = [NOON + dt.timedelta(minutes=minutes * number) for number in range(len(values))]
+    return Series(name, "a minute", times, list(values))
+
+
+def drawn(*of: Series) -> Chart:
+    """The chart of these series."""
+    chart = draw("throughput", "Messages", of)
+    assert chart is not None
+    return chart
+
+
+@pytest.mark.parametrize(
+    ("value", "edge"),
+    [(0, 1), (-3, 1), (0.3, 0.3), (1, 1), (7, 8), (8.1, 10), (99, 100), (568, 600), (1001, 1200), (10_000, 10_000)],
+)
+def test_the_upper_edge_is_round(value: float, edge: float) -> None:
+    """It is never under the highest value, and close enough that the chart isn't empty."""
+    assert math.isclose(nice(value), edge)
+
+
+def test_a_line_goes_through_its_values() -> None:
+    """x from the left to the right edge, y from the bottom; the area is closed at the bottom."""
+    (shape,) = drawn(series(0, 5, 10)).shapes
+    assert shape.line == "M0.00 100.00L50.00 50.00L100.00 0.00"
+    assert shape.area == "M0.00 100L0.00 100.00L50.00 50.00L100.00 0.00L100.00 100Z"
+    assert shape.last == 10
+
+
+def test_what_is_unknown_is_a_gap() -> None:
+    """Nothing is drawn over it, what is told of it is that it's unknown; a point alone is a short line."""
+    chart = drawn(series(1, None, math.nan, 4))
+    (shape,) = chart.shapes
+    assert shape.line.count("M") == 2
+    assert all("NaN" not in path and "nan" not in path for path in (shape.line, shape.area))
+    assert "sent: unknown" in chart.hits[1].title
+    assert "sent: 4 a minute" in chart.hits[3].title
+    assert chart.rows[1][1] == (None,)
+
+
+def test_nothing_known_is_said() -> None:
+    """A chart without any value knows that; without times there is none."""
+    assert not drawn(series(None, None)).known
+    assert draw("x", "X", []) is None
+    assert draw("x", "X", [series()]) is None
+
+
+def test_several_series_share_the_scale() -> None:
+    """The highest of all is the edge; each has its colour, and its column in the table."""
+    chart = drawn(series(1, 2), series(30, 40, name="consumed"))
+    assert chart.peak == 40
+    assert [shape.colour for shape in chart.shapes] == [1, 2]
+    assert chart.head == ("sent", "consumed")
+    assert chart.rows[0] == (NOON + dt.timedelta(minutes=1), (2, 40))
+
+
+def test_the_axis_names_times_of_a_day_or_days() -> None:
+    """At most four, from the first to the last; days where the span is longer than one."""
+    assert drawn(series(*range(61))).labels == ("12:00", "12:20", "12:40", "13:00")
+    assert drawn(series(1, 2, minutes=2880)).labels == ("24 May 12:00", "26 May 12:00")
+    assert drawn(series(1)).labels == ("12:00",)
+
+
+def test_columns_to_point_at_cover_the_chart() -> None:
+    """Side by side without a gap, each with the time in UTC."""
+    hits = drawn(series(1, 2, 3, 4)).hits
+    assert [(hit.x, hit.width) for hit in hits] == [(0, 25), (25, 25), (50, 25), (75, 25)]
+    assert hits[0].title.startswith("24 May 12:00")

@@ -1,0 +1,228 @@
+"""Acting by the pages alone, as a browser without scripts does: asked first, done, told, and on record."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from outbox.testing import check, operate
+from tests.console.reading import Page, Visitor
+from tests.console.web import GROUP, TOPIC, Http, Shop
+
+WHY = "the customer called"
+
+
+@pytest.fixture
+def visitor(acting: Http) -> Visitor:
+    """The admin of the shop."""
+    return Visitor(acting)
+
+
+def status(shop: Shop, message: UUID) -> str:
+    """The status of a message in the billing's inbox."""
+    query = text("SELECT status || CASE WHEN discarded_at IS NULL THEN '' ELSE ', discarded' END"
+                 " FROM outbox.consumer_message WHERE message_id = :id")  # fmt: skip
+    with shop.engine.connect() as connection:
+        return str(connection.execute(query, {"id": message}).scalar())
+
+
+def on_record(visitor: Visitor, message: UUID, action: str) -> list[str]:
+    """The audit's rows about an action on a message."""
+    return visitor.go(f"audit?action={action}&target={message}").rows[1:]
+
+
+def ask(visitor: Visitor, message: UUID, label: str) -> Page:
+    """Open the question before an action from the message's page."""
+    return visitor.go(visitor.go(f"messages/{message}").link(label))
+
+
+def test_a_dead_letter_is_retried(visitor: Visitor, shop: Shop) -> None:
+    """From its group as a probe: what would happen is said, it is done, told once, and in the audit."""
+    (message,) = shop.parked(1, trouble="no such street")
+    dead = visitor.go("dead")
+    asked = visitor.go(dead.link("Retry one as a probe"))
+    assert "Retry in billing?" in asked.text
+    assert "all of its attempts again" in asked.text
+    assert asked.has_link("Cancel")
+    page = visitor.send(asked.form("/do/retry"), reason=WHY)
+    assert "It will be tried again as soon as a worker comes to it." in page.text
+    assert visitor.at == f"/messages/{message}?did=retry"
+    assert status(shop, message) == "failed"
+    (row,) = on_record(visitor, message, "retry")
+    assert "ada" in row
+    assert WHY in row
+    assert "console" in row
+
+
+def test_discarded_and_restored(visitor: Visitor, shop: Shop) -> None:
+    """It leaves the dead letters for the other tab, from where it comes back."""
+    (message,) = shop.parked(2, trouble="wrong colour")
+    visitor.send(ask(visitor, message, "Discard in billing").form("/do/discard"), reason=WHY)
+    assert status(shop, message) == "parked, discarded"
+    assert "wrong colour" not in visitor.go("dead").text
+    tab = visitor.go("dead?tab=discarded")
+    assert any("wrong colour" in row for row in tab.rows)
+    visitor.send(ask(visitor, message, "Restore in billing").form("/do/restore"))
+    assert status(shop, message) == "parked"
+    assert "wrong colour" in visitor.go("dead").text
+
+
+def test_a_reason_is_asked_for_where_it_is_needed(visitor: Visitor, shop: Shop) -> None:
+    """The browser asks for it; without one the server says what is missing, and nothing is done."""
+    (message,) = shop.parked(3)
+    asked = ask(visitor, message, "Discard in billing")
+    (reason,) = [values for name, values in asked.tags if name == "textarea"]
+    assert "required" in reason
+    page = visitor.send(asked.form("/do/discard"), reason=" ")
+    assert page.status == 422
+    assert "Give a reason" in page.text
+    assert status(shop, message) == "parked"
+
+
+def test_what_has_changed_meanwhile_is_looked_at_again(visitor: Visitor, shop: Shop) -> None:
+    """The question knows which state it was asked in; if that has passed, nothing is done."""
+    (message,) = shop.parked(4)
+    asked = ask(visitor, message, "Discard in billing")
+    shop.outbox.resume(GROUP, message, actor="otto", reason="faster")
+    page = visitor.send(asked.form("/do/discard"), reason=WHY)
+    assert page.status == 412
+    assert "has changed since you looked at it" in page.text
+    assert "failed" in visitor.go(page.link("Look again")).text
+    assert on_record(visitor, message, "discard") == []
+
+
+def test_an_act_that_is_not_possible_is_explained(visitor: Visitor, shop: Shop) -> None:
+    """By the question, which then has no button; and by the answer, if it is sent nevertheless."""
+    message = shop.order(5)
+    shop.drain()
+    asked = visitor.go(f"messages/{message}/do/retry?group={GROUP}")
+    assert "This can’t be done: it is consumed" in asked.text
+    assert not [form for form in asked.forms if form.buttons and form.action.endswith("/do/retry")]
+    page = Page(visitor.http.ask("POST", f"/messages/{message}/do/retry", data={"group": GROUP}))
+    assert page.status == 409
+    assert "There is nothing to retry" in page.text or "there is nothing to retry" in page.text
+
+
+def test_who_may_not_is_refused_on_a_page(visitor: Visitor, shop: Shop) -> None:
+    """Neither the question nor the act: 403, with the permission that is missing."""
+    (message,) = shop.parked(6)
+    for role, action, permission in (("viewer", "retry", "dead:retry"), ("operator", "rollback", "tx:compensate")):
+        other = visitor.as_role(role)
+        for page in (
+            other.go(f"messages/{message}/do/{action}?group={GROUP}"),
+            Page(other.http.ask("POST", f"/messages/{message}/do/{action}", data={"group": GROUP, "reason": WHY})),
+        ):
+            assert page.status == 403
+            assert permission in page.text
+    assert status(shop, message) == "parked"
+
+
+def test_halves_are_checked_reset_and_decided(visitor: Visitor, shop: Shop) -> None:
+    """One that nobody can answer for: asked again, set back, committed by hand; the other aborted."""
+    shop.outbox.checker(TOPIC, max_checks=1)(lambda orphan: None)
+    committed, aborted = shop.half(7), shop.half(8)
+    check(shop.outbox)
+    assert sum("parked" in row for row in visitor.go("halves?status=parked").rows) >= 2
+    for label, action in (("Check now", "check"), ("Reset checks", "reset")):
+        page = visitor.send(ask(visitor, committed, label).form(f"/do/{action}"), reason=WHY)
+        assert len(on_record(visitor, committed, action)) == 1, page.text
+    asked = ask(visitor, committed, "Commit…")
+    assert "You decide in place of the checker" in asked.text
+    assert "committed" in visitor.send(asked.form("/do/commit"), reason=WHY).text.lower()
+    visitor.send(ask(visitor, aborted, "Abort…").form("/do/abort"), reason=WHY)
+    page = visitor.go(f"messages/{aborted}")
+    assert "rolled back by the operator" in page.text.lower()
+    assert not page.has_link("Commit…")
+
+
+def test_a_fence_is_overruled_only_knowingly(visitor: Visitor, shop: Shop) -> None:
+    """Committing a half whose change was never made needs a box to be ticked that says so."""
+    half = shop.half(9)
+    with shop.engine.begin() as connection:
+        connection.execute(text("UPDATE outbox.half_check SET fenced = true WHERE half_id = :id"), {"id": half})
+    asked = ask(visitor, half, "Commit…")
+    assert "a change that was never made" in asked.text
+    form = asked.form("/do/commit")
+    assert visitor.send(form, reason=WHY).status == 409
+    assert "Committed" in visitor.send(form, "force", reason=WHY).text
+
+
+def test_a_scheduled_message_is_recalled(visitor: Visitor, shop: Shop) -> None:
+    """From its page; then it stands among the recalled ones, with who did it."""
+    message = shop.order(10, send={"delay": 3600})
+    shop.drain()
+    assert any(str(message)[-8:] in row for row in visitor.go("scheduled").rows)
+    visitor.send(ask(visitor, message, "Recall…").form("/do/recall"), reason=WHY)
+    assert not any(str(message)[-8:] in row for row in visitor.go("scheduled").rows)
+    (row,) = [row for row in visitor.go("scheduled?recalled=yes").rows if str(message)[-8:] in row]
+    assert "ada" in row
+
+
+def test_a_message_is_resent(visitor: Visitor, shop: Shop) -> None:
+    """The same message has a second entry in its queue."""
+    message = shop.order(11)
+    shop.drain()
+    page = visitor.send(ask(visitor, message, "Resend…").form("/do/resend"))
+    assert "Resent: the message goes out once more with its id." in page.text
+    assert "Dispatched again (send 2)" in page.text
+
+
+def test_a_body_is_revealed_by_who_may_on_record(visitor: Visitor, shop: Shop) -> None:
+    """Masked for all; revealed by a POST, which stands in the audit; refused to an operator."""
+    message = shop.order(12, password="swordfish")
+    page = visitor.go(f"messages/{message}")
+    assert "swordfish" not in page.text
+    assert "Masked: password." in page.text
+    shown = visitor.send(page.form("/reveal"))
+    assert "swordfish" in shown.text
+    assert len(on_record(visitor, message, "reveal")) == 1
+    assert "swordfish" not in visitor.go(f"messages/{message}").text
+    operator = visitor.as_role("operator")
+    assert not [form for form in operator.go(f"messages/{message}").forms if "reveal" in form.action]
+    assert operator.http.ask("POST", f"/messages/{message}/reveal").status_code == 403
+    assert visitor.http.ask("GET", f"/messages/{message}/reveal").status_code in {404, 405}
+
+
+def test_a_local_transaction_is_rolled_back(visitor: Visitor, shop: Shop) -> None:
+    """What the groups did is said first; the key has to be typed; a worker does it, once; the message tells of it."""
+    undone: list[str] = []
+    if TOPIC not in shop.outbox.compensations:
+        shop.outbox.compensation(TOPIC, consumers=[])(lambda message, session: undone.append(message.key))
+    (message,) = shop.parked(13)
+    asked = ask(visitor, message, "Roll back…")
+    assert "It took effect in none of the groups that are known." in asked.text
+    assert "No living worker has a compensation for this topic." in asked.text
+    form = asked.form("/do/rollback")
+    again = visitor.send(form, reason=WHY, typed="order-14")
+    assert again.status == 422
+    assert "to go on, type 'order-13'" in again.text
+    assert WHY in again.text
+    page = visitor.send(again.form("/do/rollback"), typed="order-13")
+    assert "Ordered: a worker rolls the local transaction back." in page.text
+    assert "0 of 1" in page.text
+    operate(shop.outbox)
+    assert undone == ["order-13"]
+    assert "1 of 1" in visitor.go(visitor.at).text
+    assert status(shop, message) == "rolled_back"
+    told = visitor.go(f"messages/{message}")
+    assert re.search(r"The local transaction was rolled back by .* ordered by ada", told.text)
+    assert not told.has_link("Roll back…")
+
+
+def test_a_rollback_of_what_took_effect_is_acknowledged(visitor: Visitor, shop: Shop) -> None:
+    """The question names the groups in which it took effect; without the box the operation skips it."""
+    message = shop.order(14)
+    shop.drain()
+    asked = ask(visitor, message, "Roll back…")
+    assert "It took effect already in billing." in asked.text
+    (box,) = [values for name, values in asked.tags if values.get("name") == "acknowledged"]
+    assert "required" in box
+
+
+def test_what_was_done_is_told_by_a_code_only(visitor: Visitor) -> None:
+    """A link can't put words into the console's mouth."""
+    assert "flash" not in [values.get("id") for _, values in visitor.go("messages?did=You+won").tags]
+    assert "You won" not in visitor.go("messages?did=You+won").text

@@ -1,0 +1,224 @@
+"""Every page, for everybody who may see it: whole, labelled, with nothing inline and no address of another place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from fastapi import FastAPI
+
+from outbox.console import create_console_router
+from outbox.testing import operate
+from tests.admin.standing import handler, report
+from tests.console.reading import Page, Visitor
+from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
+
+#: The pages, and what their first heading says.
+PAGES = {
+    "": "Overview",
+    "?window=7d": "Overview",
+    "messages": "Messages",
+    "messages?topic=nothing": "Messages",
+    "dead": "Dead letters",
+    "dead?tab=discarded": "Dead letters",
+    "halves": "Halves & checks",
+    "scheduled": "Scheduled",
+    "scheduled?recalled=yes": "Scheduled",
+    "inbox": "Inbox",
+    "operations": "Operations",
+    "handlers": "Handlers",
+    "audit": "Audit",
+    "system": "System",
+}
+
+
+@pytest.fixture
+def visitor(looking: Http) -> Visitor:
+    """Who looks at the museum."""
+    return Visitor(looking)
+
+
+def well_made(page: Page) -> None:
+    """See that a page is what assistive technology, the policy, and proxies want."""
+    tags = page.tags
+    names = [name for name, _ in tags]
+    assert names.count("main") == names.count("h1") == 1
+    assert [values.get("href") for name, values in tags if name == "a"][0] == "#main"
+    ids = [values["id"] for _, values in tags if values.get("id")]
+    assert len(ids) == len(set(ids)), "an id twice"
+    assert not [name for name in names if name == "style"]
+    assert all(values.get("src") for name, values in tags if name == "script")
+    for name, values in tags:
+        assert not [key for key in values if key == "style" or key.startswith("on") or key.startswith("hx-on")], name
+        for key in ("href", "src", "action", "hx-get", "hx-post"):
+            if key in values:
+                assert re.match(r"(/(?!/)|#)", values[key]), (name, key, values[key])
+        if name == "th":
+            assert values.get("scope") in {"col", "row"}
+    assert names.count("table") == names.count("caption")
+
+
+def sends(page: Page) -> list[str]:
+    """Where the forms of a page lead that change something."""
+    return [form.action for form in page.forms if form.method == "post" and not form.action.endswith("/logout")]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_for_every_role(visitor: Visitor, path: str, role: str) -> None:
+    """It is there, says what it is, and marks itself in the navigation."""
+    page = visitor.as_role(role).go(path)
+    assert page.status == 200
+    well_made(page)
+    assert PAGES[path] in page.text
+    current = [values["href"] for name, values in page.tags if values.get("aria-current") == "page" and name == "a"]
+    assert "/" + path.partition("?")[0] in current
+
+
+def test_nobody_sees_a_page_without_being_let_in(visitor: Visitor) -> None:
+    """Who isn't known is asked to log in, and learns nothing, not even whether a message is there."""
+    nobody = visitor.as_role(None)
+    for path in (*PAGES, f"messages/{uuid4()}", f"operations/{uuid4()}"):
+        page = nobody.go(path)
+        assert nobody.at.startswith("/login")
+        assert "Log in" in page.text
+        assert TOPIC not in page.text
+
+
+def test_the_overview_tells_what_needs_a_human(visitor: Visitor) -> None:
+    """Problems in sentences that lead to where they are seen; numbers; topics with their groups."""
+    page = visitor.go("")
+    assert f"3 messages of topic {TOPIC!r} are parked in group {GROUP!r}." in page.text
+    dead = visitor.go(page.link("are parked in group"))
+    assert "no such customer" in dead.text
+    assert re.search(r"Dead letters 3\b", page.text)
+    assert any(row.startswith(f"{TOPIC} {GROUP} 11") for row in page.rows)
+    assert "No worker is alive" in page.text
+
+
+def test_a_message_shows_its_whole_way(visitor: Visitor) -> None:
+    """Status and what happens next, each group, the timeline, the body, and what can't be done with the reason."""
+    found = visitor.go("messages?key=order-11")
+    page = visitor.go(found.link("…"))
+    well_made(page)
+    for text in ("dispatched", "Waits for a human: parked by group billing", "Half message written", "Parked by group",
+                 "no such customer", '"number": 11', "Not possible now", "outbox messages show", "queue "):  # fmt: skip
+        assert text in page.text, text
+    assert {f"{label}…" for label in ("Retry in billing", "Discard in billing", "Resend")} <= {
+        text for _, text in page.links
+    }
+
+
+def test_who_may_not_act_is_offered_nothing(visitor: Visitor) -> None:
+    """A viewer sees neither buttons nor boxes; an operator sees no rollback, no decision, no reveal."""
+    dead = visitor.go("inbox?status=parked").link("…")
+    for role, seen, unseen in (
+        ("viewer", [], ["Retry in", "Resend…", "Roll back…", "Discard in"]),
+        ("operator", ["Retry in", "Resend…", "Discard in"], ["Roll back…", "Commit…"]),
+    ):
+        page = visitor.as_role(role).go(dead)
+        assert all(page.has_link(text) for text in seen)
+        assert not any(page.has_link(text) for text in unseen)
+    viewed = visitor.as_role("viewer")
+    for path in ("inbox", "messages", "halves", "scheduled", "dead?tab=discarded"):
+        page = viewed.go(path)
+        assert sends(page) == [], path
+        assert not [values for name, values in page.tags if values.get("form") == "bulk"], path
+    assert not viewed.go("dead").has_link("Retry")
+
+
+def test_a_console_that_only_reads_says_so(museum: Shop, make_console: Callable[..., Http]) -> None:
+    """Even an admin is offered nothing there, and a form from elsewhere is refused on a page."""
+    visitor = Visitor(make_console(museum.outbox, read_only=True))
+    page = visitor.go(visitor.go("inbox?status=parked").link("…"))
+    assert "Read only" in page.text
+    assert "This console only reads." in page.text
+    assert sends(page) == []
+    response = visitor.http.ask("POST", f"/messages/{uuid4()}/do/retry", data={"group": GROUP})
+    assert response.status_code == 403
+    assert "The console only reads" in Page(response).text
+
+
+def test_pages_are_found_behind_prefix_and_proxy(museum: Shop, ask: Asker) -> None:
+    """All links, forms and files have both prefixes, and none names a host; one can go on from each."""
+    app = FastAPI()
+    app.include_router(create_console_router(museum.outbox, authorizer=authorizer()), prefix="/ops/outbox")
+    visitor = Visitor(ask(app, "admin", root_path="/behind"), "/ops/outbox")
+    for path in PAGES:
+        page = visitor.go(path)
+        assert page.status == 200
+        well_made(page)
+        places = [values.get(key) for _, values in page.tags for key in ("href", "src", "action", "hx-get", "hx-post")]
+        assert all(place.startswith(("/behind/ops/outbox/", "#")) for place in places if place)
+    message = visitor.go("messages").link("…")
+    assert visitor.go(message.removeprefix("/behind")).status == 200
+
+
+def test_the_page_of_an_operation(acting: Http, shop: Shop) -> None:
+    """How far it is, what became of each, by whom and why; and the list of all."""
+    ids = shop.parked(1, 2, 3)
+    visitor = Visitor(acting)
+    preview = visitor.go("bulk?action=retry&of=inbox&status=parked")
+    page = visitor.send(preview.form("/bulk/start"), reason="the customer is there now")
+    assert "0 of 3" in page.text
+    assert "A worker with the role operate takes it up." in page.text
+    operate(shop.outbox)
+    page = visitor.go(visitor.at)
+    well_made(page)
+    assert "3 of 3" in page.text
+    assert "the customer is there now" in page.text
+    assert sum(str(each)[-8:] in page.text for each in ids) == 3
+    assert any("Retry 3 parked messages" in row and "done" in row for row in visitor.go("operations").rows)
+
+
+def test_handlers_show_what_has_no_compensation(acting: Http, shop: Shop) -> None:
+    """It is visible before an incident that something can't be rolled back."""
+    report(shop.engine, handlers=[handler("consumer", TOPIC, GROUP), handler("checker", "loans")])
+    page = Visitor(acting).go("handlers")
+    assert f"No compensation is registered for {TOPIC}:" in page.text
+    assert any("alive" in row for row in page.rows)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "title"),
+    [
+        (f"messages/{uuid4()}", 404, "Not found"),
+        (f"operations/{uuid4()}", 404, "Not found"),
+        ("nowhere/at-all", 404, "Not found"),
+        ("messages/not-an-id", 422, "The request isn't valid"),
+        ("?window=3h", 422, "The request isn't valid"),
+        ("bulk?action=retry&of=nothing", 422, "The request isn't valid"),
+        ("bulk?action=fly&of=inbox", 422, "The request isn't valid"),
+    ],
+)
+def test_errors_are_pages(visitor: Visitor, path: str, status: int, title: str) -> None:
+    """With a title, what to do, and the id by which the log has it."""
+    page = visitor.go(path)
+    assert page.status == status
+    well_made(page)
+    assert title in page.text
+    assert re.search(rf"Error {status} · request [0-9a-f]{{32}}", page.text)
+
+
+def test_errors_of_the_api_stay_json(looking: Http) -> None:
+    """What is asked for below the API and isn't there is told as a problem document."""
+    response = looking.get("/nothing")
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_an_application_keeps_its_own_pages(museum: Shop, ask: Asker) -> None:
+    """Included without a prefix, the console answers for nothing that isn't its own."""
+    app = FastAPI()
+    app.include_router(create_console_router(museum.outbox, authorizer=authorizer()))
+
+    @app.get("/own")
+    def own() -> str:
+        return "of the application"
+
+    http = ask(app, "admin")
+    assert http.ask("GET", "/own").json() == "of the application"
+    assert Visitor(http).go("messages").status == 200
+    assert http.ask("GET", "/nowhere").json() == {"detail": "Not Found"}

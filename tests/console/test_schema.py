@@ -1,0 +1,113 @@
+"""The OpenAPI document: it says what the endpoints do, and no request that can be made up breaks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from fastapi.routing import iter_route_contexts
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.console.web import API, GROUP, Http, Shop
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+#: Making up what doesn't fit takes schemathesis longest.
+EXAMPLES = {GenerationMode.POSITIVE: 6, GenerationMode.NEGATIVE: 3}
+BOUNDED = settings(
+    database=None,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def document(looking: Http) -> dict[str, Any]:
+    """The document as it is served."""
+    answer = looking.get("/openapi.json")
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_the_document_is_for_who_is_logged_in(looking: Http) -> None:
+    """Nobody else is told what there is."""
+    assert looking.as_role(None).get("/openapi.json").status_code == 401
+
+
+def test_every_endpoint_is_in_the_document(looking: Http, document: dict[str, Any]) -> None:
+    """All of the API but the document itself and the place for what isn't there; each with its errors."""
+    served = {(method.lower(), context.path) for context in iter_route_contexts(looking.app.routes)
+              for method in context.methods or () if str(context.path).startswith(API)}  # fmt: skip
+    described = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    assert served - described == {("get", f"{API}/openapi.json")}
+    assert described <= served
+    assert document["openapi"] == "3.1.0"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation.get("summary") and operation["tags"], (method, path)
+            for status, answer in operation["responses"].items():
+                wanted = "application/problem+json" if int(status) >= 400 else None
+                assert wanted is None or list(answer["content"]) == [wanted], (method, path, status)
+
+
+def test_conditions_are_in_the_document(document: dict[str, Any]) -> None:
+    """If-Match where there is a version, Idempotency-Key where something is ordered."""
+
+    def headers(path: str) -> set[str]:
+        return {each["name"] for each in document["paths"][API + path]["post"]["parameters"] if each["in"] == "header"}
+
+    assert headers("/messages/{message_id}/resend") == headers("/inbox/{group}/{message_id}/retry") == {"if-match"}
+    assert headers("/operations") == headers("/messages/reSend") == {"idempotency-key"}
+    assert headers("/messages/{message_id}/rollback") == {"if-match", "idempotency-key"}
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_nothing_that_is_sent_breaks_an_endpoint(
+    shop: Shop, acting: Http, document: dict[str, Any], mode: GenerationMode
+) -> None:
+    """Requests that fit the document and requests that don't: no 5xx, and every answer is one of the document."""
+    ids = [str(each) for each in (*shop.parked(1, 2), shop.half(3), shop.order(4))]
+    schema = schemathesis.openapi.from_dict(document)
+    asked = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()  # type: ignore[union-attr]
+        if mode is GenerationMode.NEGATIVE and not [*operation.iter_parameters(), *operation.body]:
+            continue
+        known = {"message_id": ids[0], "group": GROUP}
+        fixed = {name: known[name] for name in known if f"{{{name}}}" in operation.path}
+        strategy = operation.as_strategy(mode)
+        if fixed and mode is GenerationMode.POSITIVE:
+            strategy = st.one_of(strategy, operation.as_strategy(mode, path_parameters=fixed))
+
+        @settings(BOUNDED, max_examples=EXAMPLES[mode])
+        @given(case=strategy)
+        def ask(case: Case[Any]) -> None:
+            nonlocal asked
+            asked += 1
+            answer = send(acting, case)
+            case.validate_response(answer, checks=CHECKS)
+
+        ask()
+    assert asked > 100
+
+
+def send(http: Http, case: Case[Any]) -> Any:
+    """Send a request that was made up."""
+    options = case.as_transport_kwargs(base_url="http://localhost")
+    sent = {name: value for name, value in options.items() if name in {"params", "json"} and value is not None}
+    data = options.get("data")
+    if data is not None:
+        sent["content"] = data if isinstance(data, bytes | str) else str(data)
+    headers = {name: str(value) for name, value in (options.get("headers") or {}).items()}
+    return http.ask(options["method"], options["url"], headers=headers, **sent)

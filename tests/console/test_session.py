@@ -1,0 +1,127 @@
+"""Logging in by the page: the cookie, what it is good for, and what it can't be made to do."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from outbox.console import Basic, Bearer, Principal, hash_password, hash_token
+from outbox.console.hashes import Tokens
+from outbox.console.session import COOKIE, Sessions
+from outbox.console.throttle import Throttle
+from outbox.errors import InvalidSettings
+from tests.console.web import API, Asker, Http, Shop, console_of, token_of
+
+TOKENS = Tokens({hash_token("right"): Principal.of("ada", "admin")})
+
+
+def log_in(http: Http, token: str, **form: str) -> tuple[int, str, str]:
+    """Log in; return status, where it leads, and the cookie."""
+    answer = http.as_role(None).ask("POST", "/login", data={"token": token, **form})
+    return answer.status_code, answer.headers.get("location", ""), answer.headers.get("set-cookie", "")
+
+
+def test_a_token_typed_into_the_page_opens_a_session(looking: Http) -> None:
+    """The cookie can't be read by scripts nor sent by other sites, and lets in with the role of the token."""
+    status, location, cookie = log_in(looking, token_of("operator"), next="/messages?topic=a")
+    assert (status, location) == (303, "/messages?topic=a")
+    assert {part.strip().lower() for part in cookie.split(";")[1:]} == {
+        "httponly", "samesite=strict", "path=/", "max-age=43200"}  # fmt: skip
+    answer = looking.as_role(None).get("/meta", headers={"Cookie": cookie.partition(";")[0]})
+    assert answer.json()["role"] == "operator"
+
+
+def test_behind_tls_the_cookie_is_secure(museum: Shop, ask: Asker) -> None:
+    """Where the browser speaks TLS, also to a trusted proxy, the cookie isn't sent without."""
+    http = ask(console_of(museum.outbox, trusted_proxies=["127.0.0.1"]))
+    answer = http.ask("POST", "/login", data={"token": token_of("viewer")}, headers={"X-Forwarded-Proto": "https"})
+    assert "secure" in answer.headers["set-cookie"].lower()
+
+
+def test_a_wrong_token_is_told_on_the_page(looking: Http) -> None:
+    """The page says so, and gives no cookie."""
+    status, _, cookie = log_in(looking, "wrong")
+    assert (status, cookie) == (401, "")
+
+
+@pytest.mark.parametrize("onward", ["https://evil.test", "//evil.test", "/\\evil.test", "/a\\b", "/a\r\nb", "evil"])
+def test_the_login_leads_nowhere_else(looking: Http, onward: str) -> None:
+    """Where to go after the login is a path of the console, whatever a link says."""
+    assert log_in(looking, token_of("viewer"), next=onward)[1] == "/"
+    page = looking.as_role(None).ask("GET", "/login", params={"next": onward}).text
+    assert "evil" not in page
+
+
+def test_pages_send_to_the_login(looking: Http) -> None:
+    """Who isn't logged in comes back to where they wanted to; a part of a page sends the whole page there."""
+    stranger = looking.as_role(None)
+    answer = stranger.ask("GET", "/messages?topic=orders")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fmessages%3Ftopic%3Dorders")
+    part = stranger.ask("GET", "/messages", headers={"HX-Request": "true"})
+    assert (part.status_code, part.headers["hx-redirect"]) == (401, "/login")
+
+
+def test_logging_out_takes_the_cookie_away(looking: Http) -> None:
+    """The cookie is gone; other sites can't log anybody out."""
+    answer = looking.ask("POST", "/logout")
+    assert answer.status_code == 303
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+    assert looking.ask("POST", "/logout", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+
+
+def test_guessing_tokens_is_slowed_down(museum: Shop, ask: Asker) -> None:
+    """The page and the header count together."""
+    way = Bearer({hash_token("right"): Principal.of("ada")}, throttle=Throttle(clock=lambda: 0.0))
+    http = ask(console_of(museum.outbox, authorizer=way))
+    for _ in range(3):
+        log_in(http, "wrong")
+        http.get("/meta", headers={"Authorization": "Bearer wrong"})
+    assert log_in(http, "right")[0] == 429
+    assert http.get("/meta", headers={"Authorization": "Bearer right"}).status_code == 429
+
+
+def test_forged_cookies_are_nobody() -> None:
+    """Changed, cut, of another key, or nonsense: it is nobody."""
+    sessions = Sessions(TOKENS, Throttle())
+    cookie = sessions.log_in("right", "here")
+    assert cookie is not None
+    assert sessions.principal(cookie) == Principal.of("ada", "admin")
+    content, _, signature = cookie.partition(".")
+    other = base64.urlsafe_b64encode(base64.urlsafe_b64decode(content + "==").replace(b"[", b"[ ")).decode()
+    for forged in ("", ".", cookie[:-2], f"{other}.{signature}", f"{content}.", "ä.ö", "x" * 5000, None):
+        assert sessions.principal(forged) is None
+    assert Sessions(TOKENS, Throttle()).principal(cookie) is None
+
+
+def test_sessions_end() -> None:
+    """With their time, and with their token; a key that is shared keeps them over processes."""
+    key = "k" * 32
+    cookie = Sessions(TOKENS, Throttle(), key=key).log_in("right", "here")
+    assert Sessions(TOKENS, Throttle(), key=key).principal(cookie) is not None
+    assert Sessions(Tokens({}), Throttle(), key=key).principal(cookie) is None
+    over = Sessions(TOKENS, Throttle(), key=key, seconds=-1).log_in("right", "here")
+    assert Sessions(TOKENS, Throttle(), key=key).principal(over) is None
+    with pytest.raises(InvalidSettings, match="at least 32"):
+        Sessions(TOKENS, Throttle(), key="short")
+
+
+def test_a_session_does_not_act_for_another_site(looking: Http) -> None:
+    """The guard holds for cookies too: the token of a page isn't needed."""
+    cookie = log_in(looking, token_of("admin"))[2].partition(";")[0]
+    headers = {"Cookie": cookie, "Origin": "http://evil.test"}
+    answer = looking.as_role(None).ask("POST", f"{API}/messages/query", json={}, headers=headers)
+    assert answer.status_code == 403
+    assert COOKIE in cookie
+
+
+def test_browsers_ask_for_passwords_themselves(museum: Shop, ask: Asker) -> None:
+    """Where passwords are the way in, a page that isn't allowed makes the browser ask; there is no page for tokens."""
+    hashed = hash_password("open sesame", cost=4)
+    http = ask(console_of(museum.outbox, authorizer=Basic({"ada": (hashed, "admin")})))
+    answer = http.ask("GET", "/messages")
+    assert (answer.status_code, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
+    assert answer.headers["content-type"].startswith("text/html")
+    right = {"Authorization": "Basic " + base64.b64encode(b"ada:open sesame").decode()}
+    assert http.ask("GET", "/messages", headers=right).status_code == 200
+    assert http.ask("GET", "/login", headers=right).status_code == 404
