@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
+from outbox.binding import factories
 from outbox.check.checker import Checker
+from outbox.compensate.declare import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
-from outbox.errors import InvalidHandler, TransactionRequired
+from outbox.errors import InvalidHandler
 from outbox.limits import check_seconds, check_topic
 from outbox.model import Decision, Resolution
 from outbox.operations import Operations
@@ -21,12 +23,10 @@ from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from outbox.binding import Bind
     from outbox.carriers import Carrier
-
-    Bind = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
@@ -49,8 +49,9 @@ class Outbox(Operations):
         self.group = group
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.checkers: dict[str, Checker] = {}
+        self.compensations: dict[str, Compensation] = {}
         self.reconciliations: dict[str, Reconciliation] = {}
-        self.engine, sync_engine, sessions, async_sessions = _factories(bind)
+        self.engine, sync_engine, sessions, async_sessions = factories(bind)
         self._producer = Producer(sync_engine, self.settings, group, sessions, async_sessions, self._immunity_of)
 
     def __repr__(self) -> str:
@@ -264,6 +265,29 @@ class Outbox(Operations):
 
         return register
 
+    def compensation(
+        self, topic: str, *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+    ) -> Callable[[F], F]:
+        """Register how the local transaction behind a message of ``topic`` is undone when an operator orders it.
+
+        ``compensation(message, session)``, sync or async, is called by a worker in a transaction on this database,
+        which also records it: once per message ever. What it raises undoes all of that, and it is tried again. Before,
+        the message is fenced off in this database and in those of ``consumers``, which must be all that have groups of
+        the topic: it takes no effect any more. Where it did already, that is refused, unless it was ordered knowingly.
+
+        Raises:
+            InvalidHandler: the topic has a compensation already, or the function can't be called so.
+            InvalidMessage: the topic isn't a name.
+        """
+
+        def register(function: F) -> F:
+            if (earlier := self.compensations.get(topic)) is not None:
+                raise InvalidHandler(f"topic {topic!r} has a compensation already: {earlier.name}; one undoes them all")
+            self.compensations[topic] = Compensation(topic, function, model, as_databases(topic, consumers))
+            return function
+
+        return register
+
     def _immunity_of(self, topic: str) -> float:
         checker = self.checkers.get(topic)
         return self.settings.immunity if checker is None else checker.immunity
@@ -357,27 +381,3 @@ class Outbox(Operations):
         self.reconciliations[name] = Reconciliation(
             name, at, cron, every, timezone, job, None if config is None else Path(config), report
         )
-
-
-def _factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
-    """Return (engine, its sync engine, sync session factory, async session factory)."""
-    from sqlalchemy import Engine  # noqa: PLC0415
-    from sqlalchemy.orm import sessionmaker  # noqa: PLC0415
-
-    if isinstance(bind, Engine):
-        return bind, bind, sessionmaker(bind, expire_on_commit=False), None
-    if isinstance(bind, sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, Engine):
-            raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
-        return engine, engine, bind, None
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415
-
-    if isinstance(bind, AsyncEngine):
-        return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)
-    if isinstance(bind, async_sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, AsyncEngine):
-            raise TransactionRequired(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
-        return engine, engine.sync_engine, None, bind
-    raise TransactionRequired(f"an Outbox is bound to an engine or a session factory, not {bind!r}")

@@ -166,6 +166,31 @@ class Operations:
         finally:
             asker.end()
 
+    def request_rollback(
+        self, message_id: UUID, *, actor: str, reason: str, acknowledge_delivered: bool = False
+    ) -> UUID:
+        """Order that the local transaction behind a message be rolled back; return the id of the operation.
+
+        A worker that has the `compensation` of the topic fences the message off at its consumers, runs it, and says in
+        the operation what came of it. Where the message took effect already, that is refused then, unless
+        ``acknowledge_delivered``.
+
+        Raises:
+            CompensationRefused: the half isn't committed, was compensated, or is about to be; or no reason.
+        """
+        from outbox.compensate.request import request  # noqa: PLC0415
+
+        return self._own_transaction(
+            lambda connection: request(
+                connection,
+                self.settings,
+                [message_id],
+                actor=actor,
+                reason=reason,
+                acknowledge_delivered=acknowledge_delivered,
+            )
+        )
+
     def _own_transaction(self, act: Callable[[Connection], T]) -> T:
         with self._sync_engine().begin() as connection:
             return act(connection)

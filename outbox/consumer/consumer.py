@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from outbox.consumer.fencing import fence_group
 from outbox.consumer.queue import QueueConsumer, State
 from outbox.consumer.reading import read_source
 from outbox.consumer.retrying import Retrier
@@ -42,10 +43,16 @@ class Consumer:
         self._retrier = Retrier(subscription, settings)
 
     def start(self, connection: Connection, source: Connection) -> None:
-        """Give a new group its first offsets, by the subscription's ``start``; a known group keeps its own.
+        """Make the group ready to consume: to be called before anything else, by each worker.
 
-        Queues (and topics) that come later are read from their first message.
+        A new group gets its first offsets, by the subscription's ``start``; a known group keeps its own. Queues (and
+        topics) that come later are read from their first message. Messages whose local transactions are rolled back are
+        fenced off from it.
         """
+        self._register(connection, source)
+        fence_group(connection, source, self._settings.schema, self.subscription.group, self.subscription.topic)
+
+    def _register(self, connection: Connection, source: Connection) -> None:
         subscription, schema = self.subscription, self._settings.schema
         with connection.begin():
             # Two workers of a new group must not start it at two different positions.

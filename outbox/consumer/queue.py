@@ -26,7 +26,7 @@ from outbox.model import Counts, Status
 from outbox.pending import at_commit
 from outbox.settings import Settings
 from outbox.store import inbox
-from outbox.store.execute import Row, Statement, execute, is_lost, lock_key
+from outbox.store.execute import Row, Statement, execute, is_lost
 from outbox.store.halves import try_lock
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class QueueConsumer:
         self._subscription = subscription
         self._settings = settings
         self._place = inbox.Place(settings.schema, subscription.group, subscription.topic, queue)
-        self._lock = lock_key("queue", *self._place.values, settings.schema)
+        self._lock = self._place.lock
         self._ahead: deque[Entry] = deque()
         self._position = -1
         self._fresh = True

@@ -54,6 +54,13 @@ def next_messages(subscription: Subscription, settings: Settings, queue: int, po
         position,
         max(settings.read_ahead, subscription.batch),
         settings.read_ahead_bytes,
+        *filter_of(subscription),
+    )
+
+
+def filter_of(subscription: Subscription) -> tuple[list[str] | None, list[str] | None]:
+    """Return the tags and the key patterns that a group takes; None: all."""
+    return (
         None if subscription.tags is None else sorted(subscription.tags),
         None if subscription.keys is None else [like(pattern) for pattern in subscription.keys],
     )

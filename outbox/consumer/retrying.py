@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from outbox.consumer.handling import HandlerSession
 from outbox.consumer.outcome import CRASH_KIND, Failure, counts_of, failure_from, settle
-from outbox.consumer.reading import Entry, read_source, to_entry
+from outbox.consumer.reading import Entry, filter_of, read_source, to_entry
 from outbox.consumer.subscription import Subscription
 from outbox.joined import commit
 from outbox.model import Counts, Status
@@ -59,20 +59,26 @@ class Retrier:
             return self._record(connection, place, entry, attempts, Failure(died, Status.PARKED, kind=CRASH_KIND))
         try:
             with connection.begin():
-                if not execute(connection, inbox.lock_failed(settings.schema, subscription.group, message_id))[0]:
+                (locked,) = execute(connection, inbox.lock_failed(settings.schema, subscription.group, message_id))
+                if not locked:
                     return Counts(more=True)
-                # The row lock is held: nobody else runs this message until this transaction ends.
-                (rows,) = read_source(source, inbox.message_by_id(settings.schema, message_id))
+                # The row lock is held: nobody else runs this message until this transaction ends. One that was never
+                # attempted (its fence was lifted) hasn't been through the group's filter.
+                taken = filter_of(subscription) if locked[0][1] else (None, None)
+                (rows,) = read_source(source, inbox.message_by_id(settings.schema, message_id, *taken))
                 if not rows:
                     raise _Failed(Failure("the producer has pruned this message: nothing to retry", Status.PARKED))
                 entry = to_entry(rows[0], subscription.topic, queue, subscription)
+                if entry.message is None:
+                    execute(connection, inbox.forget(settings.schema, subscription.group, message_id))
+                    return Counts(taken=1, more=True)
                 return self._attempt(connection, place, entry, attempts + 1)
         except _Failed as failed:
             return self._record(connection, place, entry, attempts + 1, failed.failure)
 
     def _attempt(self, connection: Connection, place: inbox.Place, entry: Entry, attempt: int) -> Counts:
         message = entry.message
-        assert message is not None  # noqa: S101 - a message read by its id is not filtered
+        assert message is not None  # noqa: S101 - the filter has let it through
         message.attempt = attempt
         session = HandlerSession(connection, self._subscription)
         try:

@@ -84,11 +84,8 @@ WITH item AS MATERIALIZED (
       FROM item
      WHERE i.operation_id = item.operation_id AND i.number = item.number
     RETURNING i.operation_id, i.number, i.message_id, i.topic, i.attempts, item.outcome, item.refused
-), started AS (
-    UPDATE {{s}}.operation SET started_at = clock_timestamp()
-     WHERE id IN (SELECT operation_id FROM claimed) AND started_at IS NULL
 )
-SELECT i.*, o.requested_by, o.reason, o.options::text, o.origin::text, o.cancelled_by,
+SELECT i.*, o.requested_by, o.reason, o.options::text, o.origin::text, o.cancelled_by, o.started_at IS NOT NULL,
        ARRAY(SELECT f.operation_id FROM {{s}}.operation_item f
               WHERE f.message_id = i.message_id AND f.action = 'rollback' AND f.state <> 'pending')
   FROM claimed i JOIN {{s}}.operation o ON o.id = i.operation_id
@@ -234,7 +231,7 @@ def claim(schema: str, key: Key, lease: float) -> Statement:
     """Keep an item for ``lease`` seconds, unless somebody else has it.
 
     Rows: ``(operation, number, message, topic, attempts with this one, outcome before, refused, requested by, reason,
-    options, origin, cancelled by, operations that were to roll it back before)`` or none.
+    options, origin, cancelled by, its operation has started, operations that were to roll it back before)`` or none.
     """
     return Statement(in_schema(_CLAIM, schema), key.values(lease=lease))
 

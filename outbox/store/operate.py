@@ -72,7 +72,7 @@ RETURNING id
 
 _LOCK = "SELECT finished_at, cancelled_at FROM {s}.operation WHERE id = %s FOR UPDATE"
 
-# A rollback that has begun has fenced consumers off: it is seen through.
+# A rollback that has begun has fenced consumers off: a worker lifts the fences, and ends it.
 _CANCEL = """
 WITH marked AS (
     UPDATE {s}.operation SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s

@@ -146,7 +146,7 @@ class Plan:
                 duty = self._add(title, lane, consumer.consume_once, partial(self._longest_wait, source))
                 self._consuming.setdefault((source, subscription.topic), []).append(duty)
             self._listen(source)
-        if "retry" in self._roles and not subscription.ordered:
+        if "retry" in self._roles:
             act = partial(consumers[0].retry_once, limit=_RETRIES)
             self._add(f"retry {name}", lanes[0], act, lambda: settings.retry_interval, eager=False)
         if "prune" in self._roles:

@@ -114,6 +114,24 @@ def consume(outbox: Outbox) -> None:
     del handle_all
 
 
+def compensate(outbox: Outbox, engine: Engine, async_engine: AsyncEngine) -> None:
+    """Compensations, sync and async, and ordering one."""
+
+    @outbox.compensation("t", consumers=[engine, async_engine, "postgresql://bank-b/orders"], model=dict)
+    def give_back(message: Message, session: Session) -> dict[str, int]:
+        return {"given back": 1}
+
+    @outbox.compensation("u")
+    async def give_back_later(message: Message, session: AsyncSession) -> None: ...
+
+    assert_type(give_back(Message.__new__(Message), Session()), dict[str, int])
+    assert_type(outbox.request_rollback(UUID(int=1), actor="ada", reason="no such account"), UUID)
+    outbox.request_rollback(UUID(int=1), actor="ada", reason="x", acknowledge_delivered=True)
+    outbox.request_rollback(UUID(int=1))  # type: ignore[call-arg]
+    outbox.compensation("v", consumers=[1])  # type: ignore[list-item]
+    del give_back_later
+
+
 def reconcile(outbox: Outbox) -> None:
     """A reconciliation by a timetable."""
     outbox.reconciliation(at="03:00", timezone="Europe/Berlin")

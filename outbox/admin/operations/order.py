@@ -99,7 +99,7 @@ def start(
 
 
 def cancel(databases: Databases, operation_id: UUID, *, actor: Actor, reason: str) -> OperationRow:
-    """Cancel what is left of an operation; what was done stays done, and a rollback that has begun is seen through.
+    """Cancel what is left of an operation; what was done stays done. A worker withdraws a rollback that has begun.
 
     Raises:
         OperationNotFound: no registered database has it.

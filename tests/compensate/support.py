@@ -1,0 +1,202 @@
+"""What the tests of rollbacks share: bank A, which sends transfers; banks that credit them; and who rolls them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
+
+from outbox import Message, Outbox, Settings
+from outbox.check.asking import EngineRoom, Room
+from outbox.compensate.declare import Compensation
+from outbox.compensate.run import compensate_once
+from outbox.consumer.consumer import Consumer
+from outbox.model import Counts
+from tests.consumer.support import Bench, record
+
+BOOKS = """
+CREATE TABLE IF NOT EXISTS account (balance int);
+CREATE TABLE IF NOT EXISTS refund (message_id uuid, amount int);
+DELETE FROM account;
+DELETE FROM refund;
+INSERT INTO account VALUES (1000);
+"""
+LEDGER = "CREATE TABLE IF NOT EXISTS ledger (n serial PRIMARY KEY, message_id uuid, body text, attempt int)"
+#: All that tests leave behind in the tables of the outbox.
+CLEAN = """
+DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT tablename FROM pg_tables
+                 WHERE schemaname = 'outbox' AND position('version' IN tablename) = 0 LOOP
+        EXECUTE 'DELETE FROM outbox.' || quote_ident(name);
+    END LOOP;
+END $$
+"""
+TAKE = text("UPDATE account SET balance = balance - :amount")
+GIVE = text("UPDATE account SET balance = balance + :amount")
+REFUND = text("INSERT INTO refund VALUES (:id, :amount)")
+AGE = "UPDATE outbox.operation_item SET next_attempt_at = clock_timestamp() - interval '1 s' WHERE state = 'pending'"
+
+
+def give_back(message: Message, session: Session) -> dict[str, int]:
+    """Undo a transfer at bank A."""
+    session.execute(GIVE, {"amount": message.body["amount"]})
+    session.execute(REFUND, {"id": message.id, "amount": message.body["amount"]})
+    return {"given back": message.body["amount"]}
+
+
+def refuse(message: Message, session: Session) -> None:
+    """Fail, as bank B does for an account that isn't there."""
+    raise ValueError("no such account")
+
+
+class Town(Bench):
+    """Bank A (the producer) and bank B (its consumer's database), in which transfers are rolled back.
+
+    Bank B has a ledger that takes the same message twice, bank A a table of refunds that does.
+    """
+
+    def __init__(self, producer: Engine, consumer: Engine, settings: Settings) -> None:
+        super().__init__(producer, consumer, settings)
+        for engine in {producer, consumer}:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(CLEAN)
+                connection.exec_driver_sql(BOOKS)
+                connection.exec_driver_sql(f"DROP TABLE IF EXISTS ledger; {LEDGER}")
+        self.compensate_by()
+
+    def compensate_by(
+        self, function: Callable[..., Any] = give_back, *others: Any, topic: str = "t", model: Any = None
+    ) -> Compensation:
+        """Register what rolls a transfer back, in place of what did; ``others`` are consumers beside bank B."""
+        app = Outbox(self.producer, settings=self.settings)
+        app.compensation(topic, consumers=[self.consumer, *others], model=model)(function)
+        self.compensations = app.compensations
+        return app.compensations[topic]
+
+    def transfer(self, amount: int = 100, *, dispatched: bool = True, **options: Any) -> UUID:
+        """Take money from the account at bank A, and tell bank B of it."""
+        options.setdefault("key", "k")
+        with self.producer.begin() as connection:
+            connection.execute(TAKE, {"amount": amount})
+            half_id = self.app.send(connection, "t", {"amount": amount}, **options)
+        if dispatched:
+            self.dispatch()
+        return half_id
+
+    def parked(self, amount: int = 100, **options: Any) -> UUID:
+        """Make a transfer that bank B has set aside."""
+        half_id = self.transfer(amount)
+        self.consume(self.declare(refuse, retry_delays=(), **options))
+        assert self.status(half_id) == {"g": "parked"}
+        return half_id
+
+    def declare_on(self, connection: Connection, handler: Callable[..., Any] = record, **options: Any) -> Consumer:
+        """Return a consumer of topic `t` in another database, as its first pass finds it."""
+        app = Outbox(connection.engine, settings=self.settings)
+        group = options.pop("group", "g")
+        app.consumer("t", group=group, **options)(handler)
+        consumer = Consumer(app.subscriptions["t", group], self.settings)
+        consumer.start(connection, self.source)
+        return consumer
+
+    # --- rollbacks ---------------------------------------------------------------------------------------
+
+    def order(self, half_id: UUID, **options: Any) -> UUID:
+        """Order the rollback of a transfer; return the operation."""
+        return self.app.request_rollback(half_id, actor="ada", reason="no such account", **options)
+
+    def roll_back(self, half_id: UUID, **options: Any) -> str:
+        """Order it, and make one pass; return the state of the item."""
+        operation_id = self.order(half_id, **options)
+        self.work()
+        return self.item(operation_id)[0]
+
+    def work(self, rooms: Callable[[bool], Room] | None = None, **options: Any) -> Counts:
+        """Make one pass, as a worker does."""
+        with self.producer.connect() as connection:
+            return self.work_on(connection, rooms, **options)
+
+    def work_on(self, connection: Connection, rooms: Callable[[bool], Room] | None = None, **options: Any) -> Counts:
+        """Make one pass on a connection."""
+        room = rooms or (lambda is_async: EngineRoom(self.producer))
+        return compensate_once(connection, self.settings, compensations=self.compensations, rooms=room, **options)
+
+    def age(self) -> None:
+        """Make the items due whose time has yet to come."""
+        self.run_at_a(AGE)
+
+    def cancel(self, operation_id: UUID) -> None:
+        """Cancel an operation that has begun."""
+        sql = "UPDATE outbox.operation SET cancelled_at = clock_timestamp(), cancelled_by = 'bob' WHERE id = :id"
+        self.run_at_a(sql, id=operation_id)
+
+    # --- looks -------------------------------------------------------------------------------------------
+
+    def item(self, operation_id: UUID) -> tuple[str, str | None]:
+        """Return state and outcome of the only item of an operation."""
+        sql = "SELECT state, outcome FROM outbox.operation_item WHERE operation_id = :id"
+        ((state, outcome),) = self.rows_at_a(sql, id=operation_id)
+        return state, outcome
+
+    def said(self, operation_id: UUID) -> str:
+        """Return the outcome of the only item of an operation."""
+        return self.item(operation_id)[1] or ""
+
+    def status(self, half_id: UUID, engine: Engine | None = None) -> dict[str, str]:
+        """Return what the inboxes at bank B, or in another database, say of a message, by group."""
+        sql = text("SELECT consumer_group, status FROM outbox.consumer_message WHERE message_id = :id")
+        with (engine or self.consumer).begin() as connection:
+            rows = connection.execute(sql, {"id": half_id}).all()
+        return {str(group): str(status) for group, status in rows}
+
+    def effects(self, half_id: UUID) -> int:
+        """Count how often bank B has credited a transfer."""
+        return int(self.rows("SELECT count(*) FROM ledger WHERE message_id = :id", id=half_id)[0])
+
+    def refunds(self, half_id: UUID) -> int:
+        """Count how often bank A has given the money of a transfer back."""
+        return int(self.rows_at_a("SELECT count(*) FROM refund WHERE message_id = :id", id=half_id)[0])
+
+    @property
+    def balance(self) -> int:
+        """What is in the account at bank A."""
+        return int(self.rows_at_a("SELECT balance FROM account")[0])
+
+    def acts(self, half_id: UUID) -> list[tuple[str, str, str, str]]:
+        """Return what was recorded about a message at both banks: actor, action, target, reason."""
+        sql = "SELECT actor, action, target, reason FROM outbox.audit WHERE target LIKE '%' || :id ORDER BY id"
+        there = [] if self.producer is self.consumer else self.rows(sql, id=str(half_id))
+        return [*there, *self.rows_at_a(sql, id=str(half_id))]
+
+    def run_at_a(self, sql: str, **values: Any) -> None:
+        """Run a statement at bank A."""
+        with self.producer.begin() as connection:
+            connection.execute(text(sql), values)
+
+    def rows_at_a(self, sql: str, **values: Any) -> list[Any]:
+        """Return the rows of a query at bank A, or the values where it has one column."""
+        with self.producer.begin() as connection:
+            rows = connection.execute(text(sql), values).all()
+        return [row[0] if len(row) == 1 else tuple(row) for row in rows]
+
+    def waiting(self, engine: Engine | None = None) -> bool:
+        """Is somebody waiting for a lock at bank B, or in another database?"""
+        sql = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        with (engine or self.consumer).begin() as connection:
+            return bool(connection.execute(sql).scalar_one())
+
+
+def settle(town: Town, consumer: Consumer) -> None:
+    """Have bank B do all that it can."""
+    town.dispatch()
+    town.consume(consumer)
+    while town.retry(consumer).taken:
+        pass
+
+
+__all__ = ["Town", "give_back", "record", "refuse", "settle"]

@@ -1,0 +1,199 @@
+"""Groups that start while a local transaction is rolled back, or after that: the fence is there before they consume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session
+
+from outbox import Message
+from outbox.consumer import fencing
+from tests.compensate.support import Town, give_back, settle
+
+
+def fail(message: Message, session: Session) -> None:
+    """Undo nothing."""
+    raise RuntimeError("bank A is closed")
+
+
+def begun(town: Town, half_id: UUID) -> UUID:
+    """Order a rollback that fences the message off, and fails then; return the operation."""
+    town.compensate_by(fail)
+    operation_id = town.order(half_id)
+    town.work()
+    town.compensate_by(give_back)
+    return operation_id
+
+
+@pytest.mark.parametrize("dispatched", [True, False], ids=["message", "no message yet"])
+def test_after_a_rollback(town: Town, dispatched: bool) -> None:
+    """A group that starts after a rollback does not handle the message, and handles all others."""
+    first, half_id, last = (town.transfer(dispatched=dispatched) for _ in range(3))
+    assert town.roll_back(half_id) == "done"
+    settle(town, town.declare())
+    assert [town.effects(each) for each in (first, half_id, last)] == [1, 0, 1]
+    assert town.status(half_id) == {"g": "rolled_back"}
+    assert town.acts(half_id)[0][:3] == ("ada", "fence", f"g/{half_id}")
+
+
+def test_while_it_is_rolled_back(town: Town) -> None:
+    """A group that starts between two tries doesn't handle it; after the second one it never will."""
+    half_id = town.transfer()
+    operation_id = begun(town, half_id)
+    consumer = town.declare()
+    settle(town, consumer)
+    assert (town.effects(half_id), town.status(half_id)) == (0, {"g": "rolled_back"})
+    town.age()
+    assert town.work().done == 1
+    settle(town, consumer)
+    assert (town.effects(half_id), town.refunds(half_id)) == (0, 1)
+    assert town.rows("SELECT fenced_by FROM outbox.consumer_message") == [operation_id]
+
+
+def test_order_that_nobody_has_begun(town: Town) -> None:
+    """An order that nobody has begun doesn't stop a group that starts, and is refused if that consumes the message."""
+    half_id = town.transfer()
+    operation_id = town.order(half_id)
+    settle(town, town.declare())
+    assert town.effects(half_id) == 1
+    town.work()
+    assert town.item(operation_id)[0] == "skipped"
+
+
+def test_withdrawn_rollback(town: Town) -> None:
+    """A group that was fenced off at its start gets the message when the rollback is withdrawn."""
+    half_id = town.transfer()
+    operation_id = begun(town, half_id)
+    consumer = town.declare()
+    settle(town, consumer)
+    town.cancel(operation_id)
+    town.work()
+    assert town.item(operation_id)[0] == "cancelled"
+    settle(town, consumer)
+    assert town.effects(half_id) == 1
+
+
+def test_what_a_dead_worker_left(town: Town) -> None:
+    """A fence of a rollback that ended without lifting it is lifted when the group's next worker starts."""
+    half_id = town.transfer()
+    begun(town, half_id)
+    consumer = town.declare()
+    settle(town, consumer)
+    town.run_at_a("UPDATE outbox.operation_item SET state = 'cancelled'")
+    settle(town, consumer)
+    assert town.effects(half_id) == 0
+    settle(town, town.declare())
+    assert town.effects(half_id) == 1
+
+
+def test_withdrawn_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollback that is withdrawn after a starting group has seen it, and before it has fenced, leaves no fence."""
+    half_id = town.transfer()
+    operation_id = begun(town, half_id)
+    inner = fencing._fence
+
+    def late(*args: object) -> bool:
+        monkeypatch.undo()
+        town.cancel(operation_id)
+        town.work()
+        assert town.item(operation_id)[0] == "cancelled"
+        return inner(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fencing, "_fence", late)
+    settle(town, town.declare())
+    assert town.effects(half_id) == 1
+
+
+@pytest.mark.parametrize("moment", ["before its registration", "after it"])
+def test_rollback_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Wherever in the start of a group a whole rollback happens, the group doesn't handle the message."""
+    half_id = town.transfer()
+    operation_id = town.order(half_id)
+
+    def happen() -> None:
+        town.work()
+        assert town.item(operation_id)[0] == "done"
+
+    if moment == "after it":
+        inner = fencing.fence_group
+
+        def fence_group(*args: Any) -> None:
+            happen()
+            inner(*args)
+
+        monkeypatch.setattr("outbox.consumer.consumer.fence_group", fence_group)
+    else:
+        looked: list[bool] = []
+
+        def after_heads(*args: object) -> None:
+            if not looked:
+                looked.append(True)
+                happen()
+
+        event.listen(town.source, "commit", after_heads)
+    settle(town, town.declare())
+    assert (town.effects(half_id), town.status(half_id), town.refunds(half_id)) == (0, {"g": "rolled_back"}, 1)
+
+
+def test_second_worker_of_the_group(town: Town) -> None:
+    """The first worker of a group died between registration and fence: the second one fences before it consumes."""
+    half_id = town.transfer()
+    assert town.roll_back(half_id) == "done"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outbox.consumer.consumer.fence_group", lambda *args: None)
+        town.declare()
+    assert town.status(half_id) == {}
+    settle(town, town.declare())
+    assert town.effects(half_id) == 0
+
+
+def test_what_lies_before_the_start(town: Town) -> None:
+    """A group that starts now is fenced off from what may yet come to it, and from nothing else."""
+    before, scheduled = town.transfer(), town.transfer(delay=3600)
+    for half_id in (before, scheduled):
+        assert town.roll_back(half_id) == "done"
+    town.declare(start="now")
+    assert (town.status(before), town.status(scheduled)) == ({}, {"g": "rolled_back"})
+
+
+def test_compensated_without_an_order(town: Town) -> None:
+    """What the application has compensated by itself is fenced off as well, in nobody's name."""
+    half_id = town.transfer()
+    town.run_at_a(
+        "INSERT INTO outbox.compensation (half_id, function, requested_by, reason) VALUES (:id, 'f', 'me', 'test')",
+        id=half_id,
+    )
+    settle(town, town.declare())
+    assert town.effects(half_id) == 0
+    assert town.rows("SELECT status, fenced_by FROM outbox.consumer_message") == [("rolled_back", None)]
+
+
+def test_source_is_only_read(town: Town, new_engine: Callable[..., Engine]) -> None:
+    """The start of a group needs no more than to read the producer's database."""
+    half_id = town.transfer()
+    assert town.roll_back(half_id) == "done"
+    town.source.exec_driver_sql("SET default_transaction_read_only = on")
+    town.source.commit()
+    try:
+        town.consume(town.declare())
+    finally:
+        town.source.exec_driver_sql("SET default_transaction_read_only = off")
+        town.source.commit()
+    assert town.status(half_id) == {"g": "rolled_back"}
+
+
+def test_many_rollbacks(town: Town) -> None:
+    """A group that starts fences off many messages in one go, and only once."""
+    ids = [town.transfer(dispatched=False, key=str(number)) for number in range(20)]
+    town.dispatch()
+    for half_id in ids[::2]:
+        town.order(half_id)
+    assert town.work().done == 10
+    for _ in range(2):
+        settle(town, town.declare())
+    assert [town.effects(each) for each in ids] == [0, 1] * 10
+    assert len(town.rows("SELECT 1 FROM outbox.audit WHERE action = 'fence'")) == 10

@@ -1,0 +1,296 @@
+"""Rollbacks against each other, and against consumers that have the message in hand: one wins, the other waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from outbox import CompensationRefused, Message
+from outbox.compensate.book import Book
+from outbox.compensate.perform import Performance
+from outbox.consumer.consumer import Consumer
+from outbox.model import Counts
+from outbox.store import compensate as store
+from tests.compensate.support import Town, give_back, record
+from tests.conftest import wait_until
+
+RIVALS = 20
+
+
+@contextmanager
+def elsewhere(act: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Run something in another thread."""
+    with ThreadPoolExecutor(1) as threads:
+        yield threads.submit(act)
+
+
+class Pause:
+    """A handler or compensation that stops in the middle until it is told to go on."""
+
+    def __init__(self, function: Callable[[Message, Session], Any]) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._function = function
+
+    def __call__(self, message: Message, session: Session) -> Any:
+        result = self._function(message, session)
+        session.flush()
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return result
+
+
+def handle(town: Town, consumer: Consumer, *, retry: bool = False) -> Counts:
+    """Consume, or retry, on connections of its own."""
+    with town.consumer.connect() as connection, town.producer.connect() as source:
+        if retry:
+            return consumer.retry_once(connection, source)
+        return town.consume_on(consumer, connection, source)
+
+
+def test_many_workers_at_one_item(town: Town) -> None:
+    """Of many passes that begin at the same time, one carries the rollback out."""
+    half_id = town.parked()
+    operation_id = town.order(half_id)
+    engine = create_engine(town.producer.url, pool_size=2 * RIVALS)
+    together = threading.Barrier(RIVALS)
+
+    def work(_: int) -> int:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+            connection.rollback()
+            together.wait(60)
+            return town.work_on(connection).done
+
+    with ThreadPoolExecutor(RIVALS) as threads:
+        assert sum(threads.map(work, range(RIVALS))) == 1
+    engine.dispose()
+    assert town.item(operation_id)[0] == "done"
+    assert (town.balance, town.refunds(half_id)) == (1000, 1)
+
+
+def test_many_compensations_of_one_message(town: Town) -> None:
+    """Many workers that all believe that the item is theirs: one compensation is committed, the others are undone."""
+    half_id = town.parked()
+    operation_id = town.order(half_id)
+    engine = create_engine(town.producer.url, pool_size=RIVALS)
+    with engine.connect() as connection:
+        book = Book(connection, "outbox")
+        item = book.claim(store.Key(operation_id, 1))
+        assert item is not None
+        order = book.order(item)
+    together = threading.Barrier(RIVALS)
+
+    def perform(_: int) -> Performance:
+        performance = Performance(town.compensations["t"], town.settings, item, order, [], [])
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+            connection.rollback()
+            together.wait(60)
+            performance.hold(connection, connection)
+        return performance
+
+    with ThreadPoolExecutor(RIVALS) as threads:
+        performances = list(threads.map(perform, range(RIVALS)))
+    engine.dispose()
+    assert [each.done for each in performances].count(True) == 1
+    assert {str(each.error) for each in performances if not each.done} <= {
+        "it is not to be rolled back any more",
+        "it was compensated",
+    }
+    assert (town.balance, town.refunds(half_id)) == (1000, 1)
+
+
+def test_many_orders_of_one_message(town: Town) -> None:
+    """Of many orders at the same time one is taken, and the others name it."""
+    half_id = town.parked()
+
+    def order(_: int) -> UUID | str:
+        try:
+            return town.order(half_id)
+        except CompensationRefused as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(order, range(RIVALS)))
+    (taken,) = [each for each in results if isinstance(each, UUID)]
+    why = f"operation {taken} is about to roll it back; wait for that, or cancel it"
+    assert {each for each in results if each != taken} == {f"message {half_id} can't be rolled back: {why}"}
+    assert town.rows_at_a("SELECT id FROM outbox.operation") == [taken]
+
+
+def test_fence_comes_before_the_handler_ends(town: Town) -> None:
+    """A handler that is at it while the fence is made is undone: its commit fails, and it steps over the message."""
+    handler = Pause(record)
+    consumer = town.declare(handler)
+    half_id = town.transfer()
+    with elsewhere(lambda: handle(town, consumer)) as handling:
+        handler.begun.wait(60)
+        assert town.roll_back(half_id) == "done"
+        handler.go_on.set()
+        handling.result(60)
+    assert (town.effects(half_id), town.refunds(half_id)) == (0, 1)
+    assert town.status(half_id) == {"g": "rolled_back"}
+
+
+def test_consumer_waits_for_the_fence(town: Town) -> None:
+    """A consumer whose commit meets a fence that isn't committed yet waits for it, and loses."""
+    handler = Pause(record)
+    consumer = town.declare(handler)
+    half_id = town.transfer()
+    with town.consumer.connect() as connection, elsewhere(lambda: handle(town, consumer)) as handling:
+        handler.begun.wait(60)
+        fence = connection.begin()
+        connection.exec_driver_sql(
+            "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)"
+            f" VALUES ('g', '{half_id}', 't', 0, 0, 'rolled_back', 0)"
+        )
+        handler.go_on.set()
+        wait_until(town.waiting, "the consumer waits")
+        fence.commit()
+        handling.result(60)
+    assert (town.effects(half_id), town.status(half_id)) == (0, {"g": "rolled_back"})
+
+
+def test_fence_waits_for_the_consumer(town: Town) -> None:
+    """A fence that meets an inbox row which isn't committed yet waits for it, and the rollback is refused."""
+    half_id = town.transfer()
+    town.declare()
+    operation_id = town.order(half_id)
+    with town.consumer.connect() as connection:
+        handling = connection.begin()
+        connection.exec_driver_sql(
+            "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)"
+            f" VALUES ('g', '{half_id}', 't', 0, 1, 'consumed', 1)"
+        )
+        with elsewhere(town.work) as working:
+            wait_until(town.waiting, "the fence waits")
+            handling.commit()
+            assert working.result(60).done == 0
+    assert town.item(operation_id)[0] == "skipped"
+    assert town.refunds(half_id) == 0
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_fence_waits_for_a_retry(town: Town, succeeds: bool) -> None:
+    """A fence waits for the retry that holds the row: if that succeeds the rollback is refused, else it is done."""
+    half_id = town.transfer()
+    town.consume(town.declare(_fail))
+    town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+    handler = Pause(record if succeeds else _fail_later)
+    operation_id = town.order(half_id)
+    consumer = town.declare(handler)
+    with elsewhere(lambda: handle(town, consumer, retry=True)):
+        handler.begun.wait(60)
+        with elsewhere(town.work):
+            wait_until(town.waiting, "the fence waits")
+            handler.go_on.set()
+    assert town.item(operation_id)[0] == ("skipped" if succeeds else "done")
+    assert (town.effects(half_id), town.refunds(half_id)) == ((1, 0) if succeeds else (0, 1))
+
+
+def test_fence_does_not_wait_for_ever(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the retry takes too long, the item says so and waits; then it goes on."""
+    monkeypatch.setattr("outbox.fences.PATIENCE", 0.05)
+    half_id = town.transfer()
+    town.consume(town.declare(_fail))
+    town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+    handler = Pause(_fail_later)
+    consumer = town.declare(handler)
+    operation_id = town.order(half_id)
+    with elsewhere(lambda: handle(town, consumer, retry=True)):
+        handler.begun.wait(60)
+        assert town.work().failed == 1
+        state, outcome = town.item(operation_id)
+        assert (state, (outcome or "").partition(" in database")[0]) == (
+            "pending",
+            "waits: somebody is handling the message",
+        )
+        handler.go_on.set()
+    assert not town.work()
+    town.age()
+    assert town.work().done == 1
+    assert town.rows_at_a("SELECT attempts FROM outbox.operation_item") == [1]
+
+
+def test_sent_again_meanwhile(town: Town) -> None:
+    """A message that is sent again between fence and compensation is fenced off from those who had passed it, too."""
+    half_id = town.transfer()
+    passed = town.declare(group="late", start="now")
+
+    def slow(message: Message, session: Session) -> None:
+        pytest.fail("it was sent again")
+
+    town.compensate_by(slow)
+    operation_id = town.order(half_id)
+    town.work(lambda is_async: _Resender(town, half_id))
+    assert town.item(operation_id) == ("pending", "waits: it was sent again")
+    town.compensate_by(give_back)
+    assert town.work().done == 1
+    assert town.status(half_id) == {"late": "rolled_back"}
+    town.consume(passed)
+    assert town.effects(half_id) == 0
+
+
+def test_resend_waits_for_the_compensation(town: Town) -> None:
+    """A resend that comes while the compensation runs waits for it, and then sends nothing."""
+    half_id = town.transfer()
+    compensation = Pause(give_back)
+    town.compensate_by(compensation)
+    town.order(half_id)
+    with elsewhere(town.work) as working:
+        compensation.begun.wait(60)
+        with elsewhere(lambda: town.app.resend([half_id], actor="me", reason="test")) as resending:
+            wait_until(lambda: town.waiting(town.producer), "the resend waits")
+            compensation.go_on.set()
+            assert working.result(60).done == 1
+            assert resending.result(60) == 0
+    assert town.rows_at_a("SELECT count(*) FROM outbox.message") == [1]
+
+
+def test_cancelled_while_it_runs(town: Town) -> None:
+    """A compensation that is under way when the operation's item is cancelled is undone, and its fences are lifted."""
+    half_id = town.parked()
+    compensation = Pause(give_back)
+    town.compensate_by(compensation)
+    operation_id = town.order(half_id)
+    with elsewhere(town.work) as working:
+        compensation.begun.wait(60)
+        town.run_at_a("UPDATE outbox.operation_item SET state = 'cancelled'")
+        compensation.go_on.set()
+        assert working.result(60).done == 0
+    assert town.item(operation_id)[0] == "cancelled"
+    assert town.status(half_id) == {"g": "parked"}
+    assert (town.balance, town.refunds(half_id)) == (900, 0)
+
+
+class _Resender:
+    """A room that sends the message again before it is entered."""
+
+    def __init__(self, town: Town, half_id: UUID) -> None:
+        self._town, self._half_id = town, half_id
+
+    def run(self, act: Callable[..., Counts]) -> Counts:
+        assert self._town.app.resend([self._half_id], actor="me", reason="test") == 1
+        with self._town.producer.connect() as connection:
+            return act(connection, connection)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+def _fail(message: Message, session: Session) -> None:
+    raise ValueError("not now")
+
+
+def _fail_later(message: Message, session: Session) -> Any:
+    from outbox import Retry
+
+    return Retry()

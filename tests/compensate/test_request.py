@@ -1,0 +1,177 @@
+"""Ordering a rollback: what is written, what is refused, and why; and declaring a compensation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from outbox import CompensationRefused, InvalidHandler, InvalidMessage, Outbox
+from outbox.compensate.request import refusal, refusals, request
+from tests.compensate.support import Town, give_back
+
+
+def test_what_is_written(village: Town) -> None:
+    """An order is an operation of one item, with who and why, and is recorded."""
+    half_id = village.transfer()
+    operation_id = village.order(half_id, acknowledge_delivered=True)
+    assert village.rows_at_a(
+        "SELECT id, action, requested_by, reason, options, selector, total, started_at, origin FROM outbox.operation"
+    ) == [
+        (
+            operation_id,
+            "rollback",
+            "ada",
+            "no such account",
+            {"acknowledge_delivered": True},
+            {
+                "targets": [[str(half_id), None]],
+                "described": f"roll back the local transaction of message {half_id}",
+            },
+            1,
+            None,
+            None,
+        )
+    ]
+    assert village.rows_at_a(
+        "SELECT operation_id, number, action, message_id, topic, consumer_group, state, attempts"
+        " FROM outbox.operation_item"
+    ) == [(operation_id, 1, "rollback", half_id, "t", None, "pending", 0)]
+    assert village.rows_at_a("SELECT actor, action, target, reason FROM outbox.audit") == [
+        ("ada", "operation", str(operation_id), "no such account")
+    ]
+
+
+def test_several_in_the_callers_transaction(village: Town) -> None:
+    """Many are ordered as one operation, which is there when the caller commits; all of them or none."""
+    ids = [village.transfer() for _ in range(3)]
+    with village.producer.connect() as connection:
+        with connection.begin() as transaction:
+            request(connection, village.settings, ids, actor="ada", reason="x", origin={"via": "cli"})
+            transaction.rollback()
+        with connection.begin():
+            assert refusals(connection, village.settings, ids) == {}
+            operation_id = request(connection, village.settings, [*ids, ids[0]], actor="ada", reason="x")
+        with connection.begin():
+            assert set(refusals(connection, village.settings, ids)) == set(ids)
+    assert village.rows_at_a("SELECT operation_id, number FROM outbox.operation_item ORDER BY number") == [
+        (operation_id, number) for number in (1, 2, 3)
+    ]
+    assert village.work().done == 3
+    assert village.balance == 1000
+
+
+def undecided(town: Town) -> UUID:
+    """Return a half that nobody has decided."""
+    with town.producer.begin() as connection:
+        return town.app.prepare(connection, "t", {"amount": 1})
+
+
+def rolled_back(town: Town) -> UUID:
+    """Return a half that was rolled back."""
+    half_id = undecided(town)
+    town.app.rollback(half_id)
+    return half_id
+
+
+def compensated(town: Town) -> UUID:
+    """Return a message that was compensated."""
+    half_id = town.transfer()
+    assert town.roll_back(half_id) == "done"
+    return half_id
+
+
+def ordered(town: Town) -> UUID:
+    """Return a message that is about to be rolled back."""
+    half_id = town.transfer()
+    town.order(half_id)
+    return half_id
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda town: UUID(int=1), "no half message has this id"),
+        (undecided, "it is not decided yet; roll the half back instead"),
+        (rolled_back, "its local transaction was rolled back (by the producer): there is nothing to undo"),
+        (compensated, "it was compensated already, at "),
+        (ordered, "is about to roll it back; wait for that, or cancel it"),
+    ],
+    ids=["unknown", "undecided", "rolled back", "compensated", "ordered"],
+)
+def test_refused(village: Town, make: Callable[[Town], UUID], why: str) -> None:
+    """What can't be rolled back is refused with the reason, and nothing is written."""
+    half_id = make(village)
+    before = village.rows_at_a("SELECT count(*) FROM outbox.operation")
+    with pytest.raises(CompensationRefused) as refused:
+        village.order(half_id)
+    assert str(refused.value).startswith(f"message {half_id} can't be rolled back: ")
+    assert why in str(refused.value)
+    with village.producer.begin() as connection:
+        assert why in (refusal(connection, village.settings, half_id) or "")
+    assert village.rows_at_a("SELECT count(*) FROM outbox.operation") == before
+
+
+def test_decided_after_the_order(village: Town) -> None:
+    """What the order overlooked is refused when it is carried out."""
+    half_id = rolled_back(village)
+    operation_id = village.order(village.transfer())
+    village.run_at_a("UPDATE outbox.operation_item SET message_id = :id", id=half_id)
+    assert village.work().taken == 1
+    assert village.item(operation_id) == (
+        "skipped",
+        "refused: its local transaction was rolled back (by the producer): there is nothing to undo",
+    )
+
+
+@pytest.mark.parametrize("reason", ["", "  "])
+def test_reason_is_needed(village: Town, reason: str) -> None:
+    """Nobody rolls a local transaction back without a reason."""
+    with pytest.raises(CompensationRefused, match="give a reason"):
+        village.app.request_rollback(village.transfer(), actor="ada", reason=reason)
+
+
+# --- declarations ----------------------------------------------------------------------------------------
+
+
+def test_second_compensation_is_refused(village: Town) -> None:
+    """A topic has one compensation."""
+    app = Outbox(village.producer)
+    assert app.compensation("t")(give_back) is give_back
+    with pytest.raises(InvalidHandler, match=r"already: .*give_back; one undoes them all"):
+        app.compensation("t")(lambda message, session: None)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error", "match"),
+    [
+        (lambda message: None, {}, InvalidHandler, "must take \\(message, session\\)"),
+        ("text", {}, InvalidHandler, "'text' is not callable"),
+        (give_back, {"consumers": "postgresql://host/db"}, InvalidHandler, "collection of databases; write"),
+        (give_back, {"consumers": ["ada:secret@host"]}, InvalidHandler, "number 1 of consumers is no URL"),
+        (give_back, {"consumers": [3]}, InvalidHandler, "must be an engine, an async engine or a URL, not int"),
+        (give_back, {"topic": "no topic!"}, InvalidMessage, "topic"),
+    ],
+)
+def test_declaration_that_cannot_work(
+    village: Town, function: Any, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    """It is refused when it is made, without giving a password away."""
+    given = dict(options)
+    with pytest.raises(error, match=match) as refused:
+        village.app.compensation(given.pop("topic", "t"), **given)(function)
+    assert "secret" not in str(refused.value)
+
+
+def test_consumers_of_every_kind(town: Town) -> None:
+    """A consumer is an engine, an async engine or a URL; one that is named twice, or is the producer, is asked once."""
+    url = town.consumer.url.render_as_string(hide_password=False)
+    consumers = [town.producer, town.consumer, create_async_engine(town.consumer.url), url]
+    compensation = town.compensate_by(give_back, *consumers)
+    assert "postgres" not in repr(compensation)
+    half_id = town.parked()
+    assert town.roll_back(half_id) == "done"
+    assert [act[1] for act in town.acts(half_id)] == ["fence", "rollback"]
