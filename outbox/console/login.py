@@ -27,6 +27,7 @@ _PAGE = Environment(autoescape=True).from_string("""\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Log in · outbox console</title>
+<link rel="icon" type="image/svg+xml" href="{{ icon }}">
 <link rel="stylesheet" href="{{ css }}">
 </head>
 <body class="login">
@@ -101,6 +102,7 @@ def _add(router: APIRouter, console: Console, sessions: Sessions) -> None:
 def _page(console: Console, request: Request, onward: str = "/", problem: Problem | None = None) -> Response:
     below = _below(onward)
     content = _PAGE.render(
+        icon=console.path(request, "static", statics.by_file()["icon.svg"].name),
         css=console.path(request, "static", statics.by_file()["console.css"].name),
         action=console.path(request, "login"),
         next=below,

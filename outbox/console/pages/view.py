@@ -131,6 +131,7 @@ def _environment() -> Environment:
         "duration": lambda seconds: "\N{EN DASH}" if seconds is None else duration(seconds),
         "short": short,
         "told": told,
+        "without": without,
         "sentence": sentence,
         "by_way": by_way,
     }
@@ -217,10 +218,15 @@ def told(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {told(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {told(each)}" for name, each in value.items() if each not in (None, [], {}, ""))
     if isinstance(value, list):
         return ", ".join(map(told, value))
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def without(value: Any, name: str) -> Any:
+    """Return a value without one of its parts."""
+    return {key: each for key, each in value.items() if key != name} if isinstance(value, Mapping) else value
 
 
 def by_way(origin: Mapping[str, Any] | None) -> str:

@@ -19,6 +19,8 @@ HOSTILE = (
 )
 HOSTILE_NAME = "<b onmouseover=window.hacked=1>x"
 LOAN = "loan"
+#: A topic may have these letters; taken for an encoded URL, they are markup.
+TOPIC_LIKE_MARKUP = "%3Cscript%3Ewindow|hacked"
 ACTOR = Actor("anna", {"via": "cli"})
 
 
@@ -52,7 +54,9 @@ def furnish(town: Town, console: str) -> Museum:
     failing = town.note(HOSTILE, park=False, key="failing")
     discarded, *queued = [town.note(f"no form {number}", key="form") for number in range(6)]
     recalled, scheduled = town.note(delay=86_400, key="late"), town.note(delay=43_200, key="soon")
-    half, parked_half = (_prepare(town, topic) for topic in ("quiet", LOAN))
+    with Session(town.a) as session, session.begin():
+        town.bank_a.send(session, TOPIC_LIKE_MARKUP, {"plain": "text only"}, headers={"=cmd": "=1+1"})
+    half, parked_half = (town.prepare(topic) for topic in ("quiet", LOAN))
     town.settled([*transfers, *parked, hostile, failing, discarded, *queued])
     testing.check(town.bank_a)
     admin.act(Action.RECALL, Target(recalled), actor=ACTOR, reason="=1+1")
@@ -62,8 +66,8 @@ def furnish(town: Town, console: str) -> Museum:
     slow = admin.start(
         Action.RETRY, Selector(tuple(Target(each, CLERK) for each in queued)), actor=ACTOR, reason="slowly", rate=0.001
     )
-    for each in (rollback, retry):
-        wait_until(lambda each=each: admin.operation(each.id).finished_at, f"{each.action} is done")  # type: ignore[misc]
+    for each in (rollback.id, retry.id):
+        town.carried_out(each)
     wait_until(lambda: admin.operation(slow.id).started_at, "the slow one has begun")
     wait_until(
         lambda: admin.inbox(InboxFilter(message_id=parked[1], statuses=("parked",)), PageRequest()).items, "again"
@@ -77,8 +81,3 @@ def furnish(town: Town, console: str) -> Museum:
 
 def _undecided(_: object) -> Resolution:
     return Resolution.UNKNOWN
-
-
-def _prepare(town: Town, topic: str) -> UUID:
-    with Session(town.a) as session, session.begin():
-        return town.bank_a.prepare(session, topic, {"number": 1}, key="prepared")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from uuid import UUID
 
 from playwright.sync_api import expect
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from playwright.sync_api import Locator, Page
+
+    from tests.console.browser.town import Town
 
 
 def dialog(page: Page, title: str | re.Pattern[str]) -> Locator:
@@ -32,15 +34,6 @@ def told(page: Page, text: str | re.Pattern[str]) -> None:
     expect(page.get_by_role("main").get_by_text(text).first).to_be_visible()
 
 
-def act(page: Page, message: UUID, button: str, *, reason: str = "") -> None:
-    """Do one thing to a message from its page, and wait until it is told."""
-    page.goto(f"messages/{message}")
-    page.get_by_role("button", name=button).click()
-    asked = page.get_by_role("form").last
-    asked.get_by_label("Reason").fill(reason)
-    asked.get_by_role("button", name=button.split(maxsplit=1)[0].rstrip("…"), exact=True).click()
-
-
 def order_rollback(page: Page, message: UUID, typed: str, reason: str) -> None:
     """Order the rollback of a message's local transaction from its page; ends on the operation's page."""
     page.goto(f"messages/{message}")
@@ -50,6 +43,14 @@ def order_rollback(page: Page, message: UUID, typed: str, reason: str) -> None:
     asked.get_by_label("Reason").fill(reason)
     asked.get_by_role("button", name="Roll back", exact=True).click()
     page.wait_for_url(re.compile("/operations/"))
+
+
+def carried_out(page: Page, town: Town) -> Locator:
+    """Wait until workers are done with the operation that the page shows, load it anew, and return its progress."""
+    page.wait_for_url(re.compile("/operations/"))
+    town.carried_out(UUID(urlsplit(page.url).path.rpartition("/")[2]))
+    page.reload()
+    return page.get_by_role("region", name="Progress")
 
 
 def pace(page: Page) -> Locator:

@@ -13,7 +13,7 @@ from outbox.console.config import ConsoleConfig
 from outbox.console.router import app_of
 from outbox.console.standalone import authorizer_of, console_of
 from tests.console.browser.live import serving
-from tests.console.browser.test_looks import axe
+from tests.console.browser.test_looks import NARROW, axe
 
 if TYPE_CHECKING:
     from tests.console.browser.conftest import Serve, Visit
@@ -63,6 +63,10 @@ def test_a_newcomer_logs_in_with_the_token(visit: Visit, newcomer: tuple[str, st
     expect(page).to_have_url(re.compile("/login"))
     expect(page.get_by_label("Token")).to_be_focused()
     assert axe(page) == []
+    page.set_viewport_size(NARROW)
+    page.emulate_media(color_scheme="dark")
+    assert axe(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Log in").click()
     expect(page).to_have_url(f"{at}/messages?topic=transfer")

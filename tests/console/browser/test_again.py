@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from sqlalchemy import text
 
 from tests.conftest import wait_until
-from tests.console.browser.steps import dialog, rows
+from tests.console.browser.steps import carried_out, dialog, rows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -117,5 +117,5 @@ def test_what_was_previewed_is_what_runs(page: Page, town: Town, watches: list[W
     late = town.note("damp")
     town.becomes(late, "parked")
     page.get_by_role("button", name="Discard 1").click()
-    expect(page.get_by_role("region", name="Progress")).to_contain_text("1 of 1")
+    expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert (town.status(second), town.status(late)) == ("discarded", "parked")

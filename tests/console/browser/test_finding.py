@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tests.console.browser.conftest import Visit
     from tests.console.browser.museum import Museum
+    from tests.console.browser.watch import Watch
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_an_empty_list_says_why(page: Page, path: str, text: str) -> None:
     expect(page.get_by_role("main")).not_to_contain_text(text)
 
 
-def test_a_filter_that_is_none_is_explained(page: Page, watches: list) -> None:  # type: ignore[type-arg]
+def test_a_filter_that_is_none_is_explained(page: Page, watches: list[Watch]) -> None:
     """What can't be used is named, with what it should look like; what was typed stays."""
     watches[-1].expect("422")
     page.goto("messages?header=nonsense")
@@ -144,3 +145,12 @@ def test_the_audit_names_who_and_why(page: Page) -> None:
     with page.expect_download() as download:
         page.get_by_role("link", name="As CSV").click()
     assert "'=1+1" in download.value.path().read_text()
+
+
+def test_an_id_is_copied(visit: Visit, museum: Museum) -> None:
+    """With one click, and it is said aloud that it was."""
+    page = visit(museum.console, "vera", permissions=["clipboard-read", "clipboard-write"])
+    page.goto(f"messages/{museum.consumed}")
+    page.get_by_role("button", name="Copy the id").click()
+    expect(page.get_by_role("status").filter(has_text="Copied.")).to_be_attached()
+    assert page.evaluate("navigator.clipboard.readText()") == str(museum.consumed)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from tests.console.browser.steps import dialog, order_rollback, row, told
+from tests.conftest import wait_until
+from tests.console.browser.steps import carried_out, dialog, order_rollback, row, told
 from tests.console.browser.town import OPENING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from tests.console.browser.town import Town
+    from tests.console.browser.watch import Watch
 
 
 def test_a_group_is_probed_then_retried(page: Page, town: Town) -> None:
@@ -33,6 +35,8 @@ def test_a_group_is_probed_then_retried(page: Page, town: Town) -> None:
     asked.get_by_label("Reason").fill("the account is open now")
     asked.get_by_role("button", name="Retry", exact=True).click()
     told(page, "It will be tried again as soon as a worker comes to it.")
+    wait_until(lambda: "consumed" in map(town.status, parked), "the probe is credited")
+    page.reload()
     expect(page.get_by_role("region", name="Consumers")).to_contain_text("consumed")
 
     page.goto("dead")
@@ -41,7 +45,7 @@ def test_a_group_is_probed_then_retried(page: Page, town: Town) -> None:
     asked.get_by_label("Reason").fill("the probe went well")
     asked.get_by_role("button", name="Retry 3").click()
     told(page, "Ordered. Workers carry it out.")
-    progress = page.get_by_role("region", name="Progress")
+    progress = carried_out(page, town)
     expect(progress).to_contain_text("3 of 3")
     expect(progress).to_contain_text("the probe went well")
     for number, each in enumerate(parked):
@@ -59,8 +63,9 @@ def test_a_rollback_brings_the_money_back(page: Page, town: Town) -> None:
     assert town.balance() == before - 250
 
     order_rollback(page, message, "BB-404", "the account does not exist")
-    expect(page.get_by_role("region", name="Progress")).to_contain_text("1 of 1")
-    expect(page.get_by_role("region", name="Progress").get_by_title("all of it was done").first).to_be_visible()
+    progress = carried_out(page, town)
+    expect(progress).to_contain_text("1 of 1")
+    expect(progress.get_by_title("all of it was done").first).to_be_visible()
     assert town.balance() == before
     assert town.status(message) == "rolled_back"
 
@@ -94,11 +99,11 @@ def test_a_delivered_transfer_needs_more_than_a_click(page: Page, town: Town) ->
     assert asked.get_by_role("checkbox").evaluate("box => box.validity.valueMissing")
     asked.get_by_role("checkbox").check()
     asked.get_by_role("button", name="Roll back", exact=True).click()
-    expect(page.get_by_role("region", name="Progress")).to_contain_text("1 of 1")
+    expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert town.balance() == before
 
 
-def test_the_wrong_word_stops_a_rollback(page: Page, town: Town, watches: list) -> None:  # type: ignore[type-arg]
+def test_the_wrong_word_stops_a_rollback(page: Page, town: Town, watches: list[Watch]) -> None:
     """Who types something else is asked again, with the reason kept, and nothing is ordered."""
     watches[-1].expect("422")
     message = town.transfer("1.00", "BB-999")
@@ -128,6 +133,38 @@ def test_one_message_is_parked_discarded_and_restored(page: Page, town: Town) ->
         asked.get_by_role("button", name=button.split()[0], exact=True).click()
         expect(page.get_by_role("region", name="Audit")).to_contain_text(f"to {button.split()[0].lower()} it")
         assert town.status(message) == status
+
+
+def test_a_half_is_decided_by_hand(page: Page, town: Town) -> None:
+    """Whose producer never came back: found among the halves, committed with a reason, sent and consumed."""
+    half = town.prepare("note")
+    page.goto("halves?topic=note")
+    row(page, str(half)[-8:]).get_by_role("link").click()
+    page.get_by_role("button", name="Commit…").click()
+    asked = dialog(page, "Commit?")
+    asked.get_by_label("Reason").fill("the branch has the paper")
+    asked.get_by_role("button", name="Commit", exact=True).click()
+    told(page, "Committed: the message goes out.")
+    town.becomes(half, "consumed")
+    page.goto(f"audit?target={half}")
+    expect(row(page, "the branch has the paper")).to_contain_text("anna")
+    page.goto("halves?topic=note")
+    expect(page.get_by_role("main")).to_contain_text("Nothing fits this filter")
+
+
+def test_a_scheduled_message_is_recalled(page: Page, town: Town) -> None:
+    """Taken out of the schedule before its time; it never comes, and stands among the recalled."""
+    message = town.note(delay=3600.0, key="too early")
+    page.goto("scheduled")
+    row(page, "too early").get_by_role("link").click()
+    page.get_by_role("button", name="Recall…").click()
+    asked = dialog(page, "Recall?")
+    asked.get_by_label("Reason").fill("next week")
+    asked.get_by_role("button", name="Recall", exact=True).click()
+    told(page, "Recalled: the message isn't delivered.")
+    page.goto("scheduled?recalled=yes")
+    expect(row(page, "too early")).to_contain_text("anna")
+    expect(row(page, str(message)[-8:])).to_have_count(1)
 
 
 def test_a_body_is_revealed_on_record(page: Page, town: Town) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser.museum import HOSTILE, HOSTILE_NAME
-from tests.console.browser.steps import dialog, hacked
+from tests.console.browser.museum import HOSTILE, HOSTILE_NAME, TOPIC_LIKE_MARKUP
+from tests.console.browser.steps import dialog, hacked, rows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -78,6 +78,17 @@ def test_it_can_be_searched_for(page: Page, museum: Museum) -> None:
     page.get_by_role("button", name="Search").click()
     expect(page.get_by_role("link", name=str(museum.hostile)[-8:])).to_be_visible()
     expect(page.get_by_role("textbox", name="Key", exact=True)).to_have_value(HOSTILE[:200])
+    assert hacked(page) is None
+
+
+def test_a_topic_that_looks_encoded_is_taken_literally(page: Page, museum: Museum) -> None:
+    """What is allowed in a topic's name, in a link, in a filter and on the overview: decoded once, no more."""
+    page.goto("")
+    page.get_by_role("link", name=TOPIC_LIKE_MARKUP).first.click()
+    expect(page.get_by_role("textbox", name="Topic", exact=True)).to_have_value(TOPIC_LIKE_MARKUP)
+    expect(rows(page)).to_have_count(1)
+    rows(page).get_by_role("link").first.click()
+    expect(page.get_by_role("region", name="Body")).to_contain_text("text only")
     assert hacked(page) is None
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.conftest import wait_until
-from tests.console.browser.steps import order_rollback, row, rows, told
+from tests.console.browser.steps import carried_out, order_rollback, row, rows, told
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -42,10 +41,9 @@ def test_the_whole_way_of_a_retry(page: Page, town: Town) -> None:
     page.get_by_label("Reason").fill("all of them")
     page.get_by_role("button", name="Retry 2").click()
     told(page, "Ordered")
+    expect(carried_out(page, town)).to_contain_text("2 of 2")
     for each in ids:
         town.becomes(each, "consumed")
-    page.reload()
-    expect(page.get_by_role("region", name="Progress")).to_contain_text("2 of 2")
 
 
 def test_the_whole_way_of_a_rollback(page: Page, town: Town) -> None:
@@ -58,7 +56,8 @@ def test_the_whole_way_of_a_rollback(page: Page, town: Town) -> None:
     page.get_by_role("searchbox").press("Enter")
     expect(rows(page)).to_have_count(1)
     order_rollback(page, message, "BB-404", "no such account")
-    wait_until(lambda: town.balance() == before, "the money is back")
+    expect(carried_out(page, town)).to_contain_text("1 of 1")
+    assert town.balance() == before
     assert town.status(message) == "rolled_back"
     page.goto(f"audit?action=rollback&target={message}")
     expect(row(page, "no such account").first).to_be_visible()

@@ -14,7 +14,7 @@ from outbox.console import create_console_app
 from outbox.console.auth import Bearer, hash_token
 from outbox.console.permissions import Principal
 from tests.console.browser.live import serving, stripping_proxy
-from tests.console.browser.steps import dialog, order_rollback
+from tests.console.browser.steps import carried_out, dialog, order_rollback
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -68,7 +68,7 @@ def test_every_link_leads_back(page: Page, outside: Outside, town: Town) -> None
     """From the overview by every link to every page, each answered, none asked for beside the prefix."""
     message = town.transfer("1.00", "BB-404")
     town.becomes(message, "parked")
-    todo, seen = ["messages", f"messages/{message}", "dead", ""], set()
+    todo, seen = ["messages", f"messages/{message}", "dead", ""], set[str]()
     while todo and len(seen) < 40:
         page.goto(todo.pop())
         for link in page.evaluate(_LINKS):
@@ -100,7 +100,7 @@ def test_every_form_leads_back(page: Page, outside: Outside, town: Town) -> None
         page.get_by_role("button", name="Refresh now").click()
     assert refreshed.value.ok
     order_rollback(page, message, "BB-405", "no such account")
-    expect(page.get_by_role("region", name="Progress")).to_contain_text("1 of 1")
+    expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert town.balance() == before
     page.goto("audit")
     with page.expect_download() as download:

@@ -86,6 +86,24 @@ def test_what_is_ticked_stays_ticked(page: Page, town: Town) -> None:
     expect(page.get_by_text("paused")).to_have_count(0)
 
 
+def test_what_is_there_stays_there(page: Page, town: Town) -> None:
+    """The box for all rows and its meaning survive a refresh, and so does what somebody has opened."""
+    town.settled([town.note(key="there")])
+    _hurry(page, "messages?key=there")
+    every = page.get_by_role("checkbox", name="Select all on this page")
+    expect(every).to_be_visible()
+    _refreshed(page)
+    expect(every).to_be_visible()
+    every.check()
+    expect(rows(page).get_by_role("checkbox")).to_be_checked()
+    every.uncheck()
+    _hurry(page, "")
+    table = page.get_by_role("group").filter(has_text="As a table").first
+    table.get_by_text("As a table").click()
+    _refreshed(page)
+    expect(table).to_have_attribute("open", "")
+
+
 def test_what_is_typed_stays_typed(page: Page, town: Town) -> None:
     """Neither a filter that somebody is filling in nor its cursor is disturbed by what refreshes beside it."""
     town.settled([town.note(key="typed")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
+from functools import cached_property
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from outbox.worker import Worker
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 #: Groups of bank B: one credits transfers, one reads notes, which do as they say.
 CREDIT = bank_b.GROUP
@@ -79,7 +80,7 @@ class Town:
         """Both databases by the names that the console knows them by."""
         return {"bank_a": self.a, "bank_b": self.b}
 
-    @property
+    @cached_property
     def admin(self) -> Admin:
         """The service layer over both databases."""
         return Admin.open(self.databases, self.settings)
@@ -95,11 +96,26 @@ class Town:
             bank_a.book(order, account, session)
             return self.bank_a.send(session, TOPIC, bank_a.told(order), key=receiver)
 
-    def note(self, trouble: str | None = None, *, park: bool = True, **options: object) -> UUID:
+    def note(
+        self,
+        trouble: str | None = None,
+        *,
+        park: bool = True,
+        body: Mapping[str, object] | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | None = None,
+    ) -> UUID:
         """Send a note, whose reader parks it (or fails) with the text ``trouble``; return its id."""
-        body = {"trouble": trouble, "park": park, **dict(options.pop("body", {}))}  # type: ignore[call-overload]
+        said = {"trouble": trouble, "park": park, **(body or {})}
         with Session(self.a) as session, session.begin():
-            return self.bank_a.send(session, NOTE, body, **options)  # type: ignore[arg-type]
+            return self.bank_a.send(session, NOTE, said, key=key, tag=tag, headers=headers, delay=delay)
+
+    def prepare(self, topic: str) -> UUID:
+        """Write a half message that nobody is going to decide; return its id."""
+        with Session(self.a) as session, session.begin():
+            return self.bank_a.prepare(session, topic, {"trouble": None}, key="prepared")
 
     def open_account(self, number: str) -> None:
         """Open an account at bank B."""
@@ -141,6 +157,10 @@ class Town:
                 return int(connection.execute(_SETTLED_OF, values).scalar_one()) >= len(ids)
 
         wait_until(done, "bank B settles all")
+
+    def carried_out(self, operation_id: UUID) -> None:
+        """Wait until workers are done with an operation."""
+        wait_until(lambda: self.admin.operation(operation_id).finished_at, f"operation {operation_id} is done")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
