@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from uuid import UUID
@@ -35,22 +34,6 @@ from outbox.ids import uuid7
 from tests.admin.acting import ANN, KIND, Desk, open_desk
 
 PARKED = InboxFilter(statuses=("parked",), group="bank-b", topic="transfers")
-
-
-@pytest.fixture(scope="module")
-def _desk(server: ServerLike, template: str) -> Iterator[Desk]:
-    with open_desk(server, template, "bank") as opened:
-        yield opened
-
-
-@pytest.fixture
-def desk(_desk: Desk) -> Desk:
-    """A desk over one database that is the producer's and the consumer's, with nothing on it."""
-    _desk.run(
-        "TRUNCATE outbox.consumer_message, outbox.operation, outbox.operation_item, outbox.audit, outbox.half_message,"
-        " outbox.half_check, outbox.op_message, outbox.message, outbox.scheduled_message, outbox.compensation"
-    )
-    return _desk
 
 
 def operations(desk: Desk) -> int:

@@ -12,31 +12,14 @@ from sqlalchemy import create_engine, text
 
 from outbox.admin.model import Action, Actor, InboxFilter, MessageFilter, OperationRow
 from outbox.admin.operations import order, run
-from outbox.embedded import ServerLike
 from outbox.errors import ActRefused
 from outbox.model import Counts
-from tests.admin.acting import ANN, Desk, open_desk
+from tests.admin.acting import ANN, Desk
 from tests.admin.test_operations_order import PARKED
 from tests.conftest import wait_until
 
 BOB = Actor("bob", {"via": "cli"})
 RETRIED = "SELECT count(*) FROM outbox.consumer_message WHERE status = 'failed'"
-
-
-@pytest.fixture(scope="module")
-def _desk(server: ServerLike, template: str) -> Iterator[Desk]:
-    with open_desk(server, template, "bank") as opened:
-        yield opened
-
-
-@pytest.fixture
-def desk(_desk: Desk) -> Desk:
-    """A desk over one database that is the producer's and the consumer's, with nothing on it."""
-    _desk.run(
-        "TRUNCATE outbox.consumer_message, outbox.operation, outbox.operation_item, outbox.audit, outbox.half_message,"
-        " outbox.half_check, outbox.op_message, outbox.message, outbox.scheduled_message, outbox.compensation"
-    )
-    return _desk
 
 
 def retry(desk: Desk, count: int, **options: object) -> OperationRow:
