@@ -43,12 +43,15 @@ def check_host(trust: Trust, facts: Facts) -> None:
 def check_origin(trust: Trust, headers: Headers, facts: Facts) -> None:
     """Refuse an unsafe request that another site made a browser send.
 
-    ``Sec-Fetch-Site`` decides where the browser sends it (over TLS, and to localhost), else ``Origin``. Where both are
-    missing it is no browser, which can't be misused like that.
+    An origin in ``trusted_origins`` may send. Else ``Sec-Fetch-Site`` decides where the browser sends it (over TLS, and
+    to localhost), else ``Origin``. Where both are missing it is no browser, which can't be misused like that.
 
     Raises:
         Problem: (403) it comes from another site; names the header and the mend.
     """
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() in trust.origins:
+        return
     site = headers.get("sec-fetch-site")
     if site is not None:
         if site not in {"same-origin", "none"}:
@@ -58,10 +61,7 @@ def check_origin(trust: Trust, headers: Headers, facts: Facts) -> None:
                 "or a program that isn't a browser",
             )
         return
-    origin = headers.get("origin")
-    if origin is None or origin.lower() in trust.origins:
-        return
-    if origin.lower() not in {f"http://{facts.host}", f"https://{facts.host}"}:
+    if origin is not None and origin.lower() not in {f"http://{facts.host}", f"https://{facts.host}"}:
         raise Problem(
             "cross-origin",
             f"the header Origin says {origin[:200]!r}, but the header Host {facts.host[:200]!r}; if a proxy changes "
