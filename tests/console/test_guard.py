@@ -65,7 +65,7 @@ def test_our_own_pages_and_programs_can_send(guarded: Callable[..., Http], heade
 
 
 def test_a_trusted_origin_can_send(guarded: Callable[..., Http]) -> None:
-    """An origin that is named in the settings may send, whatever else the browser says; one that looks like it may not."""
+    """An origin that is named in the settings may send, whatever else is said; one that looks like it may not."""
     http = guarded(trusted_origins=["https://ops.test"])
     for site in ({}, {"Sec-Fetch-Site": "cross-site"}):
         assert http.ask("POST", QUERY, json={}, headers={"Origin": "https://ops.test", **site}).status_code == 200

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI
@@ -80,9 +81,9 @@ def fresh_engine(server: ServerLike, template: str) -> Iterator[Callable[[], Eng
         server.drop_database(name)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def town(fresh_engine: Callable[[], Engine]) -> Iterator[Town]:
-    """A town of the module's own, with a worker of each bank at work."""
+    """A town with a worker of each bank at work; tests act in it, each on accounts, keys and troubles of its own."""
     with a_town(fresh_engine) as town, town.at_work():
         yield town
 
@@ -113,9 +114,9 @@ def serve(passwords: Basic) -> Iterator[Serve]:
         yield start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def console(town: Town, serve: Serve) -> str:
-    """Where the console of the module's town is served."""
+    """Where the console of the town is served."""
     return serve(town)
 
 
@@ -132,33 +133,65 @@ class Visit(Protocol):
     def __call__(self, at: str, user: str | None = "anna", **options: Any) -> Page: ...
 
 
-@pytest.fixture
-def watches() -> list[Watch]:
-    """What is watched in this test."""
-    return []
+def _open(browser: Browser, at: str, user: str | None, options: dict[str, Any]) -> tuple[Page, Watch]:
+    origin = "{0.scheme}://{0.netloc}".format(urlsplit(at))
+    if user is not None:
+        options = {**options, "http_credentials": {"username": user, "password": user, "origin": origin}}
+    context = browser.new_context(base_url=at.rstrip("/") + "/", service_workers="block", **options)
+    context.set_default_timeout(PATIENCE_MS)
+    watch = Watch(context, origin)
+    return context.new_page(), watch
 
 
 @pytest.fixture
-def visit(browser: Browser, watches: list[Watch]) -> Iterator[Visit]:
-    """A function that opens a console; whatever the browser complains of fails the test in the end."""
-    with ExitStack() as stack:
-
-        def open_page(at: str, user: str | None = "anna", **options: Any) -> Page:
-            origin = at[: at.index("/", len("http://"))] if at.count("/") > 2 else at
-            if user is not None:
-                options["http_credentials"] = {"username": user, "password": user, "origin": origin}
-            context = browser.new_context(base_url=at.rstrip("/") + "/", service_workers="block", **options)
-            context.set_default_timeout(PATIENCE_MS)
-            stack.callback(context.close)
-            watches.append(Watch(context, origin))
-            return context.new_page()
-
-        yield open_page
+def watches() -> Iterator[list[Watch]]:
+    """What is watched in this test, the last page's last; whatever a browser complains of fails the test in the end."""
+    watches: list[Watch] = []
+    yield watches
     for watch in watches:
         watch.verify()
 
 
 @pytest.fixture
+def visit(browser: Browser, watches: list[Watch]) -> Iterator[Visit]:
+    """A function that opens a console in a browser without any past."""
+    with ExitStack() as stack:
+
+        def open_page(at: str, user: str | None = "anna", **options: Any) -> Page:
+            page, watch = _open(browser, at, user, options)
+            stack.callback(page.context.close)
+            watches.append(watch)
+            return page
+
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[dict[str, tuple[Page, Watch]]]:
+    """The pages that tests of a module look at one after the other."""
+    pages: dict[str, tuple[Page, Watch]] = {}
+    yield pages
+    for page, _ in pages.values():
+        page.context.close()
+
+
+@pytest.fixture
+def tour(browser: Browser, watches: list[Watch], opened: dict[str, tuple[Page, Watch]]) -> Visit:
+    """As `visit`, in one browser for all tests of the module that only look: to open another takes its time."""
+
+    def open_page(at: str, user: str | None = "anna", **options: Any) -> Page:
+        key = repr((at, user, options))
+        if key not in opened:
+            opened[key] = _open(browser, at, user, options)
+        page, watch = opened[key]
+        watch.forget()
+        watches.append(watch)
+        return page
+
+    return open_page
+
+
+@pytest.fixture
 def page(visit: Visit, console: str) -> Page:
-    """The console of the module's town, as anna sees it, who is an admin."""
+    """The console of the town, as anna sees it, who is an admin."""
     return visit(console)

@@ -13,7 +13,7 @@ from outbox.console.config import ConsoleConfig
 from outbox.console.router import app_of
 from outbox.console.standalone import authorizer_of, console_of
 from tests.console.browser.live import serving
-from tests.console.browser.test_looks import NARROW, axe
+from tests.console.browser.test_looks import NARROW, WIDE, axe
 
 if TYPE_CHECKING:
     from tests.console.browser.conftest import Serve, Visit
@@ -67,6 +67,7 @@ def test_a_newcomer_logs_in_with_the_token(visit: Visit, newcomer: tuple[str, st
     page.emulate_media(color_scheme="dark")
     assert axe(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size(WIDE)
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Log in").click()
     expect(page).to_have_url(f"{at}/messages?topic=transfer")
@@ -106,9 +107,9 @@ def test_a_wrong_password_opens_nothing(visit: Visit, museum: Museum, watches: l
 
 
 @pytest.mark.parametrize("path", _PAGES)
-def test_who_may_only_look_is_offered_nothing_else(visit: Visit, museum: Museum, path: str) -> None:
+def test_who_may_only_look_is_offered_nothing_else(tour: Visit, museum: Museum, path: str) -> None:
     """What a viewer can't do isn't there; what a page shows is the same."""
-    page = visit(museum.console, "vera")
+    page = tour(museum.console, "vera")
     page.goto(_at(museum, path))
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     expect(page.get_by_role("button", name=_ACTS)).to_have_count(0)

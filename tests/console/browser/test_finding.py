@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def page(visit: Visit, museum: Museum) -> Page:
+def page(tour: Visit, museum: Museum) -> Page:
     """The museum, as one sees it who may only look."""
-    return visit(museum.console, "vera")
+    return tour(museum.console, "vera")
 
 
 def test_messages_are_found_by_topic_and_key(page: Page, museum: Museum) -> None:

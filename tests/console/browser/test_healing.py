@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.conftest import wait_until
 from tests.console.browser.steps import carried_out, dialog, order_rollback, row, told
-from tests.console.browser.town import OPENING
+from tests.console.browser.town import OPENING, a_town
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+    from sqlalchemy import Engine
 
+    from tests.console.browser.conftest import Serve
     from tests.console.browser.town import Town
     from tests.console.browser.watch import Watch
+
+
+@pytest.fixture(scope="module")
+def town(fresh_engine: Callable[[], Engine]) -> Iterator[Town]:
+    """A town of this module's own: at its end all the money is counted."""
+    with a_town(fresh_engine) as town, town.at_work():
+        yield town
+
+
+@pytest.fixture(scope="module")
+def console(town: Town, serve: Serve) -> str:
+    """Where its console is served."""
+    return serve(town)
 
 
 def test_a_group_is_probed_then_retried(page: Page, town: Town) -> None:

@@ -36,9 +36,9 @@ PLACES = {
 
 
 @pytest.fixture
-def page(visit: Visit, museum: Museum) -> Page:
+def page(tour: Visit, museum: Museum) -> Page:
     """The museum, as an admin sees it."""
-    return visit(museum.console)
+    return tour(museum.console)
 
 
 def _at(museum: Museum, path: str) -> str:

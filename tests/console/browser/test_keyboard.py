@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def page(visit: Visit, museum: Museum) -> Page:
+def page(tour: Visit, museum: Museum) -> Page:
     """The museum, as an admin sees it; nothing is done there."""
-    return visit(museum.console)
+    return tour(museum.console)
 
 
 def _link(row: Locator) -> Locator:

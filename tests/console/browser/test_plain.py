@@ -49,13 +49,13 @@ def test_the_whole_way_of_a_retry(page: Page, town: Town) -> None:
 def test_the_whole_way_of_a_rollback(page: Page, town: Town) -> None:
     """Found by its key, asked for, typed, ordered, done: the money is back."""
     before = town.balance()
-    message = town.transfer("99.00", "BB-404")
+    message = town.transfer("99.00", "BB-501")
     town.becomes(message, "parked")
     page.goto("")
-    page.get_by_role("searchbox").fill("BB-404")
+    page.get_by_role("searchbox").fill("BB-501")
     page.get_by_role("searchbox").press("Enter")
     expect(rows(page)).to_have_count(1)
-    order_rollback(page, message, "BB-404", "no such account")
+    order_rollback(page, message, "BB-501", "no such account")
     expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert town.balance() == before
     assert town.status(message) == "rolled_back"

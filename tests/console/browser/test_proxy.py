@@ -66,7 +66,7 @@ def page(visit: Visit, outside: Outside) -> Page:
 
 def test_every_link_leads_back(page: Page, outside: Outside, town: Town) -> None:
     """From the overview by every link to every page, each answered, none asked for beside the prefix."""
-    message = town.transfer("1.00", "BB-404")
+    message = town.transfer("1.00", "BB-502")
     town.becomes(message, "parked")
     todo, seen = ["messages", f"messages/{message}", "dead", ""], set[str]()
     while todo and len(seen) < 40:
@@ -87,7 +87,7 @@ def test_every_link_leads_back(page: Page, outside: Outside, town: Town) -> None
 def test_every_form_leads_back(page: Page, outside: Outside, town: Town) -> None:
     """The jump box, a question in a dialog, a refresh, a rollback, the file of the audit, and logging out."""
     before = town.balance()
-    message = town.transfer("5.00", "BB-405")
+    message = town.transfer("5.00", "BB-503")
     town.becomes(message, "parked")
     page.goto("messages")
     page.get_by_role("searchbox").fill(str(message))
@@ -99,7 +99,7 @@ def test_every_form_leads_back(page: Page, outside: Outside, town: Town) -> None
     with page.expect_response(lambda response: "hx-request" in response.request.headers) as refreshed:
         page.get_by_role("button", name="Refresh now").click()
     assert refreshed.value.ok
-    order_rollback(page, message, "BB-405", "no such account")
+    order_rollback(page, message, "BB-503", "no such account")
     expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert town.balance() == before
     page.goto("audit")

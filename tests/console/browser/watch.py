@@ -40,6 +40,10 @@ class Watch:
         """Let requests to another origin pass."""
         self._origins.add(origin)
 
+    def forget(self) -> None:
+        """Begin anew."""
+        self.requests, self._faults, self._expected = [], [], []
+
     def verify(self) -> None:
         """Fail if anything went wrong that wasn't expected."""
         faults = [fault for fault in self._faults if not any(re.search(each, fault) for each in self._expected)]
