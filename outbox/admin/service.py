@@ -13,7 +13,6 @@ from outbox.admin.model import (
     Actor,
     AuditFilter,
     AuditRow,
-    Body,
     DeadGroup,
     HalfFilter,
     HalfRow,

@@ -167,7 +167,7 @@ def visit(browser: Browser, watches: list[Watch]) -> Iterator[Visit]:
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[dict[str, tuple[Page, Watch]]]:
+def toured() -> Iterator[dict[str, tuple[Page, Watch]]]:
     """The pages that tests of a module look at one after the other."""
     pages: dict[str, tuple[Page, Watch]] = {}
     yield pages
@@ -176,14 +176,14 @@ def opened() -> Iterator[dict[str, tuple[Page, Watch]]]:
 
 
 @pytest.fixture
-def tour(browser: Browser, watches: list[Watch], opened: dict[str, tuple[Page, Watch]]) -> Visit:
+def tour(browser: Browser, watches: list[Watch], toured: dict[str, tuple[Page, Watch]]) -> Visit:
     """As `visit`, in one browser for all tests of the module that only look: to open another takes its time."""
 
     def open_page(at: str, user: str | None = "anna", **options: Any) -> Page:
         key = repr((at, user, options))
-        if key not in opened:
-            opened[key] = _open(browser, at, user, options)
-        page, watch = opened[key]
+        if key not in toured:
+            toured[key] = _open(browser, at, user, options)
+        page, watch = toured[key]
         watch.forget()
         watches.append(watch)
         return page

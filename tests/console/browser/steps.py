@@ -69,5 +69,5 @@ def rows(page: Page) -> Locator:
 
 
 def hacked(page: Page) -> object:
-    """Return what hostile text has done: None, if it is only text."""
-    return page.evaluate("window.hacked ?? null")
+    """Return what hostile text has done: None, if it is only text. Gives it the time to do it."""
+    return page.evaluate("() => new Promise((done) => setTimeout(() => done(window.hacked ?? null), 50))")

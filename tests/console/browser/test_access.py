@@ -13,7 +13,7 @@ from outbox.console.config import ConsoleConfig
 from outbox.console.router import app_of
 from outbox.console.standalone import authorizer_of, console_of
 from tests.console.browser.live import serving
-from tests.console.browser.test_looks import NARROW, WIDE, axe
+from tests.console.browser.test_looks import NARROW, WIDE, axe, fits
 
 if TYPE_CHECKING:
     from tests.console.browser.conftest import Serve, Visit
@@ -58,7 +58,7 @@ def newcomer(museum: Museum) -> Iterator[tuple[str, str]]:
 def test_a_newcomer_logs_in_with_the_token(visit: Visit, newcomer: tuple[str, str]) -> None:
     """Asked for a page, sent to the login, and from there to the page; the token is never in a URL."""
     at, token = newcomer
-    page = visit(at, user=None)
+    page = visit(at, user=None, reduced_motion="reduce")
     page.goto("messages?topic=transfer")
     expect(page).to_have_url(re.compile("/login"))
     expect(page.get_by_label("Token")).to_be_focused()
@@ -66,7 +66,7 @@ def test_a_newcomer_logs_in_with_the_token(visit: Visit, newcomer: tuple[str, st
     page.set_viewport_size(NARROW)
     page.emulate_media(color_scheme="dark")
     assert axe(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     page.set_viewport_size(WIDE)
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Log in").click()
