@@ -177,7 +177,7 @@ def toured() -> Iterator[dict[str, tuple[Page, Watch]]]:
 
 @pytest.fixture
 def tour(browser: Browser, watches: list[Watch], toured: dict[str, tuple[Page, Watch]]) -> Visit:
-    """As `visit`, in one browser for all tests of the module that only look: to open another takes its time."""
+    """As `visit`, in one browser for all such tests of the module, one after the other: to open another takes time."""
 
     def open_page(at: str, user: str | None = "anna", **options: Any) -> Page:
         key = repr((at, user, options))
@@ -192,6 +192,6 @@ def tour(browser: Browser, watches: list[Watch], toured: dict[str, tuple[Page, W
 
 
 @pytest.fixture
-def page(visit: Visit, console: str) -> Page:
+def page(tour: Visit, console: str) -> Page:
     """The console of the town, as anna sees it, who is an admin."""
-    return visit(console)
+    return tour(console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -41,6 +42,10 @@ class Museum:
     parked_half: UUID
     done: UUID
     running: UUID
+
+    def at(self, path: str) -> str:
+        """Return a path with the ids that it names: ``messages/{parked}``."""
+        return path.format_map({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
 
 def furnish(town: Town, console: str) -> Museum:

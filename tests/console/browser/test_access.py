@@ -38,10 +38,6 @@ _PAGES = (
 )
 
 
-def _at(museum: Museum, path: str) -> str:
-    return path.format_map({name: getattr(museum, name) for name in museum.__dataclass_fields__})
-
-
 @pytest.fixture(scope="module")
 def newcomer(museum: Museum) -> Iterator[tuple[str, str]]:
     """A console without any configuration, as ``outbox console`` serves it: where it is, and its token."""
@@ -110,7 +106,7 @@ def test_a_wrong_password_opens_nothing(visit: Visit, museum: Museum, watches: l
 def test_who_may_only_look_is_offered_nothing_else(tour: Visit, museum: Museum, path: str) -> None:
     """What a viewer can't do isn't there; what a page shows is the same."""
     page = tour(museum.console, "vera")
-    page.goto(_at(museum, path))
+    page.goto(museum.at(path))
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     expect(page.get_by_role("button", name=_ACTS)).to_have_count(0)
 
@@ -131,7 +127,7 @@ def test_a_link_to_an_act_is_refused(visit: Visit, museum: Museum, watches: list
     """Who may only look, and has the address of a question, is told what they lack."""
     page = visit(museum.console, "vera")
     watches[-1].expect("403")
-    page.goto(_at(museum, path))
+    page.goto(museum.at(path))
     expect(page.get_by_role("main")).to_contain_text("dead:retry")
     expect(page.get_by_role("button", name=_ACTS)).to_have_count(0)
 
@@ -140,7 +136,7 @@ def test_a_console_that_only_reads_says_so(visit: Visit, serve: Serve, museum: M
     """To an admin as to everybody: the banner is on every page, and no act is offered."""
     page = visit(serve(museum.town, read_only=True, environment="production"))
     for path in ("", "dead", "messages/{parked}", "messages/{hostile}", "inbox", "operations/{running}"):
-        page.goto(_at(museum, path))
+        page.goto(museum.at(path))
         expect(page.get_by_text("Read only")).to_be_visible()
         expect(page.get_by_role("button", name=_ACTS)).to_have_count(0)
     expect(page.get_by_role("navigation", name="Pages")).to_contain_text("production")

@@ -78,12 +78,13 @@ def test_two_tabs_and_one_is_late(page: Page, town: Town, message: UUID, watches
     assert _sends(town, message) == 1
     late.get_by_role("link", name="Look again").click()
     expect(late.get_by_role("heading", level=1)).to_be_visible()
+    late.close()
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["with a script", "without"])
-def test_an_operation_is_ordered_once(visit: Visit, console: str, town: Town, script: bool) -> None:
+def test_an_operation_is_ordered_once(tour: Visit, console: str, town: Town, script: bool) -> None:
     """Clicked twice it is one operation, by the key in the form; back from it is a new preview, and nothing is done."""
-    page = visit(console, java_script_enabled=script)
+    page = tour(console, java_script_enabled=script)
     sent = [town.note(key=f"ordered {script}") for _ in range(2)]
     town.settled(sent)
     page.goto(f"bulk?action=resend&of=messages&topic=note&key=ordered+{script}")

@@ -41,14 +41,10 @@ def page(tour: Visit, museum: Museum) -> Page:
     return tour(museum.console)
 
 
-def _at(museum: Museum, path: str) -> str:
-    return path.format_map({name: getattr(museum, name) for name in museum.__dataclass_fields__})
-
-
 @pytest.mark.parametrize("path", PLACES)
 def test_it_is_shown_as_it_is(page: Page, museum: Museum, path: str) -> None:
     """As text, to the letter; nothing of it was taken for markup, by the browser or by htmx."""
-    page.goto(_at(museum, path))
+    page.goto(museum.at(path))
     expect(page.get_by_role("main")).to_contain_text(PLACES[path])
     assert hacked(page) is None
     assert (

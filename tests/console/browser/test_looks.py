@@ -102,10 +102,6 @@ def _judge(page: Page, found: dict[str, dict[str, int]], name: str) -> None:
     assert not any(faults.values()), faults
 
 
-def _at(museum: Museum, path: str) -> str:
-    return path.format_map({name: getattr(museum, name) for name in museum.__dataclass_fields__})
-
-
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page(
     tour: Visit, museum: Museum, watches: list[Watch], found: dict[str, dict[str, int]], path: str
@@ -113,7 +109,7 @@ def test_every_page(
     """No violation, and nothing beside the screen, in each theme and at each width."""
     page = tour(museum.console, reduced_motion="reduce")
     watches[-1].expect("404|422")
-    page.goto(_at(museum, path))
+    page.goto(museum.at(path))
     _judge(page, found, path or "overview")
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def page(visit: Visit, console: str) -> Page:
+def page(tour: Visit, console: str) -> Page:
     """The console in a browser that runs no script."""
-    return visit(console, java_script_enabled=False)
+    return tour(console, java_script_enabled=False)
 
 
 def test_the_whole_way_of_a_retry(page: Page, town: Town) -> None:
