@@ -78,13 +78,18 @@ class Bench:
         self.app.resend(ids, actor="me", reason="test")
 
     def declare(self, handler: Callable[..., Any] = record, **options: Any) -> Consumer:
-        """Return a consumer of topic `t`, as its first pass finds it."""
+        """Return a consumer of topic `t`, as its first pass finds it.
+
+        ``early``: as that of a worker which started before all that has happened so far, when the group was known.
+        """
         group, topic = options.pop("group", "g"), options.pop("topic", "t")
+        early = options.pop("early", False)
         limits = options.pop("settings", self.settings)
         app = Outbox(self.consumer, settings=limits)
         app.consumer(topic, group=group, **options)(handler)
         consumer = Consumer(app.subscriptions[topic, group], limits)
-        consumer.start(self.connection, self.source)
+        if not early:
+            consumer.start(self.connection, self.source)
         return consumer
 
     def consume(self, consumer: Consumer) -> Counts:

@@ -78,7 +78,7 @@ def start(
 ) -> tuple[Held, Future[Counts]]:
     """Begin a pass of another worker of the group; return when its handler has written, and not returned."""
     held = Held()
-    consumer = night.declare(held, **options)
+    consumer = night.declare(held, early=True, **options)
 
     def run() -> Counts:
         with night.consumer.connect() as connection, night.producer.connect() as source:
@@ -237,7 +237,7 @@ def test_a_handler_that_comes_after_the_repair(night: Night, pool: ThreadPoolExe
     with gate(night.consumer, AT_AUDIT) as stopped:
         repairing = pool.submit(night.repair, findings)
         wait_until(stopped, "the fence is written")
-        other = night.declare(record, ordered=ordered)
+        other = night.declare(record, early=True, ordered=ordered)
         assert not night.retry(other, due=False)
         assert not night.consume(other).done
         assert night.ledger() == []
