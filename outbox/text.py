@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import re
 import traceback
 from pathlib import Path
@@ -10,6 +12,7 @@ from types import CodeType, TracebackType
 _SUMMARY_CHARS = 1000
 _TRACE_CHARS = 4000
 _KIND_CHARS = 200
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 #: What differs between two errors of one kind: words with a digit in them, and what is quoted.
 _VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|[^\s,;:()\[\]{}=]*\d[^\s,;:()\[\]{}=]*""")
@@ -48,6 +51,20 @@ def error_text(error: BaseException) -> str:
     """Return an exception's summary, an empty line, and the end of its traceback."""
     text = storable("".join(traceback.format_exception(error)))
     return f"{summary_of(error)}\n\n{text[-_TRACE_CHARS:]}"
+
+
+def csv_cell(value: object) -> str:
+    """Return a value for a cell of a CSV file that no spreadsheet takes for a formula (OWASP, "CSV Injection").
+
+    Nothing is an empty cell, a time is in UTC by ISO 8601; truth values, dicts and lists are JSON. A text which begins
+    like a formula gets a quote before it; numbers never do.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat()
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, bool | dict | list) else str(value)
+    return f"'{text}" if text.startswith(_FORMULA) and not isinstance(value, int | float) else text
 
 
 def kind_of_error(error: BaseException) -> str:

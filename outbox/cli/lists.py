@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import datetime as dt
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from outbox.admin.model import MAX_PAGE, Page, PageRequest, Total
-from outbox.cli.output import Form, as_json, print_json, print_table, say, table
-from outbox.text import plain
+from outbox.cli.output import Form, print_json, print_table, say, table
+from outbox.text import csv_cell, plain
 
 if TYPE_CHECKING:
     from outbox.admin.service import Admin
@@ -23,8 +21,6 @@ T = TypeVar("T")
 
 #: How many rows a list looks at that don't fit, before it says where to go on.
 SEARCHED = 100_000
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ def print_stream(rows: Iterable[dict[str, Any]], names: Sequence[str], *, csv_: 
         writer.writerow(names)
     for count, row in enumerate(rows, 1):  # noqa: B007
         if csv_:
-            writer.writerow([csv_cell(row.get(name)) for name in names])
+            writer.writerow([_cell(row.get(name)) for name in names])
         else:
             print_json(row)
     return count
@@ -122,16 +118,5 @@ def at_least(total: Total) -> str:
     return f"{total.value}{'+' if total.relation == 'gte' else ''}"
 
 
-def csv_cell(value: Any) -> Any:
-    """Return a value for a cell that no spreadsheet takes for a formula."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return value
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat()
-    if isinstance(value, bool | dict | list):
-        text = json.dumps(value, ensure_ascii=False, default=as_json)
-    else:
-        text = str(value)
-    if sys.stdout.isatty():
-        text = plain(text)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+def _cell(value: Any) -> str:
+    return csv_cell(plain(value) if isinstance(value, str) and sys.stdout.isatty() else value)

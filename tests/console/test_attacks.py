@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox.console.api.export import formula_safe
 from outbox.console.log import log, log_failure
+from outbox.text import csv_cell
 from tests.console.web import Asker, Http, Shop, console_of
 
 FORGED = '"x"}\r\n2026-01-01 00:00:00 INFO outbox.console login.succeeded {"client": "10.0.0.1"}\u2028\x1b[2J'
@@ -36,12 +36,12 @@ def test_tokens_of_pages_can_not_be_changed(looking: Http) -> None:
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
 def test_cells_are_no_formulas(text: str) -> None:
     """A text that a spreadsheet would take for a formula is quoted."""
-    assert formula_safe(text) == f"'{text}"
+    assert csv_cell(text) == f"'{text}"
 
 
 def test_cells_that_are_none_stay_as_they_are() -> None:
     """Numbers, times, missing values and harmless texts aren't touched."""
-    assert [formula_safe(value) for value in (-1, None, "a=b", "", {"a": "=1"})] == ["-1", "", "a=b", "", '{"a": "=1"}']
+    assert [csv_cell(value) for value in (-1, None, "a=b", "", {"a": "=1"})] == ["-1", "", "a=b", "", '{"a": "=1"}']
 
 
 def test_exports_are_safe_to_open(shop: Shop, acting: Http) -> None:

@@ -18,6 +18,7 @@ from outbox.admin.model import MAX_PAGE, AuditRow, MessageRow, Page, PageRequest
 from outbox.console.api import fields
 from outbox.console.api.answers import problems
 from outbox.console.console import Console
+from outbox.text import csv_cell
 
 T = TypeVar("T")
 
@@ -48,16 +49,6 @@ def add_routes(router: APIRouter, console: Console) -> None:
         return _file(_csv_lines(AuditRow, rows), _CSV, "audit.csv")
 
 
-def formula_safe(value: Any) -> str:
-    """Return a cell that no spreadsheet takes for a formula: a quote comes before what begins like one."""
-    if value is None:
-        return ""
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat()
-    text = json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
-    return f"'{text}" if isinstance(value, str) and text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
-
-
 def _all(get: Callable[[PageRequest], Page[T]], limit: int) -> Iterator[T]:
     """Return the rows of all pages. The first is read at once, so that what is wrong with the request is told."""
     first = get(PageRequest(min(limit, MAX_PAGE)))
@@ -84,7 +75,7 @@ def _csv_lines(kind: type[T], rows: Iterator[T]) -> Iterator[str]:
     names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     yield _csv_line(names)
     for row in rows:
-        yield _csv_line([formula_safe(getattr(row, name)) for name in names])
+        yield _csv_line([csv_cell(getattr(row, name)) for name in names])
 
 
 def _csv_line(cells: Sequence[str]) -> str:
