@@ -136,17 +136,18 @@ class Performance:
         )
 
     def _end(self, connection: Connection, given: Any) -> None:
-        schema, item = self.settings.schema, self.item
+        schema, item, result = self.settings.schema, self.item, _as_json(given)
         told = {
             "operation": item.key.operation_id,
             "function": self.compensation.name,
             "fenced": self.fenced,
             "consumed": self.consumed,
+            "returned": None if result is None else json.loads(result),
         }
         done, _, _ = execute(
             connection,
             store.close_done(schema, item.key, self.outcome),
-            store.result(schema, item.message_id, _as_json(given)),
+            store.result(schema, item.message_id, result),
             audit(schema, item.actor, "rollback", str(item.message_id), item.reason, told, item.origin),
         )
         if not done:

@@ -41,6 +41,11 @@ def _order_refund(banks: Banks) -> Outbox:
     return outbox
 
 
+def _sender(scene: Scene) -> int:
+    with Session(scene.banks.a) as session:
+        return session.scalars(select(bank_a.Account.id)).one()
+
+
 def _statuses(connection: Connection) -> list[str]:
     return list(connection.scalars(text("SELECT status FROM outbox.consumer_message")))
 
@@ -55,6 +60,11 @@ def test_the_money_comes_back_once(scene: Scene) -> None:
     audited = scene.audit(executed=1)
     assert (dict(audited.refunded), audited.parked, audited.in_flight) == ({7: Decimal("30.00")}, (), 0)
     assert (audited.faults, audited.sums) == ((), scene.before)
+    with scene.banks.a.connect() as a:
+        told = a.execute(text("SELECT actor, reason, result -> 'returned' FROM outbox.audit WHERE action = 'rollback'"))
+        ((actor, reason, returned),) = told.all()
+    assert (actor, reason) == ("alice", "the account is closed")
+    assert returned == {"account": str(_sender(scene)), "refunded": "30.00"}
 
 
 def test_the_message_takes_no_effect_any_more(scene: Scene) -> None:
