@@ -10,7 +10,8 @@ from multiprocessing import get_context
 from benchmarks import table
 from benchmarks.lab import Lab, load, measure
 from benchmarks.measure import Figure
-from outbox import embedded, migration
+from outbox import embedded
+from outbox.database import migration
 
 NAMES = ("send", "dispatch", "consume", "effect", "latency", "pinned", "check", "imports", "reconcile")
 #: Run only when asked for: they take a quarter of an hour and an hour, and 10 and 30 GB of disk.

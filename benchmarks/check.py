@@ -15,8 +15,8 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, Ratio, interleave, median_time, milliseconds, rate
 from benchmarks.pinned import held_open
 from outbox import Orphan, Outbox, Resolution, Settings
-from outbox.check.asking import Asker
-from outbox.check.check_pass import check_once
+from outbox.check.asker import Asker
+from outbox.check.once import check_once
 from outbox.worker.database import Database
 from outbox.worker.plan import rooms
 

@@ -21,10 +21,10 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure
 from benchmarks.reconcile_fill import Books
 from outbox import Settings
-from outbox.admin.service import Admin
-from outbox.report import Facts, report_once
-from outbox.store import execute as executing
-from outbox.store.roundtrip import BEGIN, COMMIT
+from outbox.database import execute
+from outbox.database.roundtrip import BEGIN, COMMIT
+from outbox.operator.service import Admin
+from outbox.worker.report import Facts, report_once
 
 #: The most that a statement behind a page may take (ms).
 BAR = 100.0
@@ -110,7 +110,7 @@ def of(sql: str) -> str:
 def timed() -> Iterator[Taken]:
     """Have each statement take a round trip of its own, and note how long that took; results are the same."""
     taken: Taken = []
-    original = executing._run
+    original = execute._run
 
     def one_by_one(raw: Any, before: Sequence[tuple[str, Any]], trip: Any) -> list[list[Any]]:
         rows = []
@@ -123,16 +123,16 @@ def timed() -> Iterator[Taken]:
                 taken.append((sql, values, (time.perf_counter() - began) * 1000))
         return rows
 
-    executing._run = one_by_one
+    execute._run = one_by_one
     try:
         yield taken
     finally:
-        executing._run = original
+        execute._run = original
 
 
 def _explain(case: Case, sql: str, values: Any) -> None:
     """Show how the database ran a slow statement, where somebody looks."""
-    original = executing._run
+    original = execute._run
 
     def explained(raw: Any, before: Sequence[tuple[str, Any]], trip: Any) -> list[list[Any]]:
         for each, given in (*before, *trip.statements):
@@ -142,11 +142,11 @@ def _explain(case: Case, sql: str, values: Any) -> None:
                 sys.stderr.write(f"\n{case.page}: {case.what}\n{sql}\n" + "\n".join(lines) + "\n")
         return original(raw, before, trip)
 
-    executing._run = explained
+    execute._run = explained
     try:
         case.call()
     finally:
-        executing._run = original
+        execute._run = original
 
 
 BENCHMARK = Benchmark(run, ("producer", "consumer"))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from outbox.admin.model import (
+from outbox.operator.model import (
     Action,
     AuditFilter,
     HalfFilter,
@@ -20,7 +20,7 @@ from outbox.admin.model import (
     Selector,
     Target,
 )
-from outbox.admin.service import Admin
+from outbox.operator.service import Admin
 
 _STATUSES = ("undecided", "rolled_back", "committed", "dispatched", "scheduled", "recalled")
 

@@ -26,7 +26,7 @@ from benchmarks.measure import (
 )
 from benchmarks.pinned import held_open
 from outbox import Settings
-from outbox.dispatch import dispatch_once
+from outbox.dispatch.once import dispatch_once
 
 TOPIC = "transfer"
 

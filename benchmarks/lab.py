@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from benchmarks.measure import Figure
-from outbox.store.execute import driver_of
+from outbox.database.execute import driver_of
 from outbox.worker.database import Database
 
 

@@ -1,8 +1,8 @@
-"""What Alembic runs around the revisions; only ever called by ``outbox.migration``, which sets the attributes."""
+"""What Alembic runs around the revisions; only called by ``outbox.database.migration``, which sets the attributes."""
 
 from alembic import context
 
-from outbox.migration.chain import VERSION_TABLE
+from outbox.database.migration.chain import VERSION_TABLE
 
 attributes = context.config.attributes
 schema = attributes["schema"]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         UnknownDatabase,
         VersionMismatch,
     )
-    from outbox.model import (
+    from outbox.message.model import (
         Answer,
         Counts,
         Decision,
@@ -82,7 +82,7 @@ _HOME = {
             "Skip",
             "Status",
         ),
-        "outbox.model",
+        "outbox.message.model",
     ),
     **dict.fromkeys(
         (

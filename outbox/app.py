@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
-from outbox.binding import factories
 from outbox.check.checker import Checker
-from outbox.compensate.declare import Compensation, as_databases
+from outbox.compensate.declaration import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
+from outbox.database.session import factories
 from outbox.errors import InvalidHandler
-from outbox.limits import check_seconds, check_topic
-from outbox.model import Decision, Resolution
-from outbox.operations import Operations
+from outbox.message.limits import check_seconds, check_topic
+from outbox.message.model import Decision, Resolution
+from outbox.operator.outbox_acts import Operations
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
-from outbox.schedule import Reconciliation
+from outbox.reconcile.schedule import Reconciliation
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.binding import Bind
-    from outbox.carriers import Carrier
+    from outbox.database.session import Bind
+    from outbox.producer.carriers import Carrier
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
@@ -368,7 +368,7 @@ class Outbox(Operations):
 
         When: ``at="03:00"`` each day, by the five fields of ``cron``, or ``every`` timedelta or seconds; one of many
         workers runs it, by the database's clock. One that was missed is made up for at the next start; the first one
-        is due at once. How: ``job``, an `outbox.reconcile.parts.JobParts`, or the same as a TOML file (``config``,
+        is due at once. How: ``job``, an `outbox.reconcile.config.JobParts`, or the same as a TOML file (``config``,
         which ``job`` overrides); by default all consumers, without repairs. ``report`` gets each
         `outbox.reconcile.result.JobResult`. What was found is in ``outbox reconcile runs``.
 

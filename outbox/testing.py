@@ -6,15 +6,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outbox.check.asking import Asker, EngineRoom, Room
-from outbox.check.check_pass import check_once
+from outbox.check.asker import Asker, EngineRoom, Room
+from outbox.check.once import check_once
+from outbox.check.sql import hurry
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once, release_due_once
+from outbox.database.execute import execute
+from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
-from outbox.model import Counts
+from outbox.message.model import Counts
 from outbox.settings import Settings
-from outbox.store.check import hurry
-from outbox.store.execute import execute
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -81,8 +81,8 @@ def operate(outbox: Outbox) -> Counts:
         InvalidHandler: an async compensation or database; run a `Worker` for these.
     """
     # What services import for their tests needn't pay for it otherwise.
-    from outbox.admin.operations.run import operate_once  # noqa: PLC0415
-    from outbox.compensate.run import compensate_once  # noqa: PLC0415
+    from outbox.compensate.once import compensate_once  # noqa: PLC0415
+    from outbox.operator.bulk.run import operate_once  # noqa: PLC0415
 
     engine, total = _engine(outbox), Counts()
     if topics := sorted(each.topic for each in outbox.compensations.values() if each.is_async):
@@ -102,7 +102,7 @@ def operate(outbox: Outbox) -> Counts:
 
 
 def _dispatch(engine: Engine, settings: Settings) -> None:
-    from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     if migration.current(engine, settings.schema)["producer"] is None:
         return

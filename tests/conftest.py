@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from outbox import Settings, embedded, migration
+from outbox import Settings, embedded
+from outbox.database import migration
 from outbox.embedded import ServerLike
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, exists, select, update
 
 from outbox import Outbox
-from outbox.consumer.reading import DIGEST_BYTES
+from outbox.consumer.queue import DIGEST_BYTES
 from outbox.reconcile.model import Outcome
 from outbox.reconcile.result import Finding, JobResult, to_findings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from outbox.reconcile.measure import Measure
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Access, Effect, EngineName, Pair, Window
 from outbox.reconcile.options import Job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, BigInteger, Numeric, cast, func
 
-from outbox.schema import consumer_tables, producer_tables
+from outbox.database.tables import consumer_tables, producer_tables
 
 from . import bank_a, bank_b
 

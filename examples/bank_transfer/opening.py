@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, insert
 from sqlalchemy.orm import Session
 
-from outbox.migration import upgrade
+from outbox.database.migration import upgrade
 
 from . import bank_a, bank_b
 from .options import RICHEST

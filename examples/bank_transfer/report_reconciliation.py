@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from outbox.reconcile.model import Outcome
-from outbox.reconcile.report.as_json import as_json
+from outbox.reconcile.report.document import as_json
 from outbox.reconcile.result import JobResult, MeasureRow
 
 from .reconciliation import Reconciliation, by_kind

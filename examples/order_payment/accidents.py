@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, any_, delete, func, literal, select, 
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import Uuid
 
-from outbox.schema import consumer_tables
+from outbox.database.tables import consumer_tables
 
 from .balance_service import GROUP, EnterpriseBalance, Payment, UserBalance, outbox
 

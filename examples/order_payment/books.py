@@ -7,11 +7,11 @@ from decimal import Decimal
 from sqlalchemy import Engine, select, update
 
 from outbox import Outbox
-from outbox.reconcile.measure import Measure
+from outbox.database.tables import producer_tables
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Access, Effect, EngineName, InboxState, Pair, Window
 from outbox.reconcile.options import Job
 from outbox.reconcile.result import JobResult, to_findings
-from outbox.schema import producer_tables
 
 from . import balance_service, order_service
 from .accidents import INBOX

@@ -15,7 +15,7 @@ from rich.table import Table
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from outbox.migration import upgrade
+from outbox.database.migration import upgrade
 from outbox.reconcile.job import reconcile
 from outbox.reconcile.model import EngineName
 from outbox.reconcile.options import Spark

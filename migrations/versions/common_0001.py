@@ -1,4 +1,4 @@
-"""The table that a producer and a consumer both have."""
+"""The tables that a producer and a consumer both have."""
 
 from inspect import cleandoc
 
@@ -9,7 +9,7 @@ down_revision = None
 branch_labels = ("common",)
 depends_on = None
 
-TABLES = (
+UPGRADE = (
     """
     CREATE TABLE {s}.audit (
         id BIGINT GENERATED ALWAYS AS IDENTITY,
@@ -19,19 +19,89 @@ TABLES = (
         target TEXT NOT NULL,
         reason TEXT,
         result JSONB,
+        origin JSONB,
         CONSTRAINT pk_audit PRIMARY KEY (id)
     )""",
     "CREATE INDEX ix_audit_target ON {s}.audit (target)",
+    """
+    CREATE TABLE {s}.operation (
+        id UUID NOT NULL,
+        action TEXT NOT NULL,
+        requested_by TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        options JSONB NOT NULL DEFAULT '{}',
+        selector JSONB NOT NULL,
+        rate DOUBLE PRECISION,
+        total INTEGER NOT NULL,
+        idempotency_key TEXT,
+        origin JSONB,
+        created_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        started_at TIMESTAMPTZ,
+        finished_at TIMESTAMPTZ,
+        cancelled_at TIMESTAMPTZ,
+        cancelled_by TEXT,
+        CONSTRAINT pk_operation PRIMARY KEY (id),
+        CONSTRAINT ck_operation_rate CHECK (rate > 0),
+        CONSTRAINT ck_operation_total CHECK (total >= 0),
+        CONSTRAINT ck_operation_cancelled CHECK ((cancelled_at IS NULL) = (cancelled_by IS NULL))
+    )""",
+    "CREATE UNIQUE INDEX ix_operation_idempotency_key ON {s}.operation (idempotency_key)",
+    "CREATE INDEX ix_operation_open ON {s}.operation (created_at) WHERE finished_at IS NULL",
+    """
+    CREATE TABLE {s}.operation_item (
+        operation_id UUID NOT NULL,
+        number INTEGER NOT NULL,
+        action TEXT NOT NULL,
+        message_id UUID NOT NULL,
+        topic TEXT COLLATE "C",
+        consumer_group TEXT COLLATE "C",
+        state TEXT NOT NULL DEFAULT 'pending',
+        outcome TEXT,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        next_attempt_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        changed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        CONSTRAINT pk_operation_item PRIMARY KEY (operation_id, number),
+        CONSTRAINT ck_operation_item_state CHECK (state IN ('pending', 'done', 'skipped', 'failed', 'cancelled')),
+        CONSTRAINT ck_operation_item_number CHECK (number > 0),
+        CONSTRAINT ck_operation_item_attempts CHECK (attempts >= 0)
+    )""",
+    "CREATE INDEX ix_operation_item_pending ON {s}.operation_item (operation_id, number) WHERE state = 'pending'",
+    """
+    CREATE UNIQUE INDEX ix_operation_item_rollback ON {s}.operation_item (message_id)
+        WHERE action = 'rollback' AND state = 'pending'""",
+    "CREATE INDEX ix_operation_item_message_id ON {s}.operation_item (message_id)",
+    """
+    CREATE TABLE {s}.worker (
+        id UUID NOT NULL,
+        name TEXT NOT NULL,
+        version TEXT NOT NULL,
+        started_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        seen_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        roles JSONB NOT NULL,
+        handlers JSONB NOT NULL,
+        duties JSONB NOT NULL,
+        CONSTRAINT pk_worker PRIMARY KEY (id)
+    )""",
+    "CREATE INDEX ix_worker_seen_at ON {s}.worker (seen_at)",
+    """
+    CREATE TABLE {s}.stats_sample (
+        sampled_at TIMESTAMPTZ NOT NULL,
+        stats JSONB NOT NULL,
+        CONSTRAINT pk_stats_sample PRIMARY KEY (sampled_at)
+    )""",
 )
+
+DOWNGRADE = ("DROP TABLE {s}.audit, {s}.operation, {s}.operation_item, {s}.worker, {s}.stats_sample",)
 
 
 def upgrade() -> None:
-    for statement in TABLES:
+    for statement in UPGRADE:
         op.execute(_in_schema(statement))
 
 
 def downgrade() -> None:
-    op.execute(_in_schema("DROP TABLE {s}.audit"))
+    for statement in DOWNGRADE:
+        op.execute(_in_schema(statement))
 
 
 def _in_schema(statement: str) -> str:

@@ -9,7 +9,7 @@ down_revision = None
 branch_labels = ("producer",)
 depends_on = ("common_0001",)
 
-TABLES = (
+UPGRADE = (
     """
     CREATE TABLE {s}.half_message (
         id UUID NOT NULL,
@@ -22,6 +22,7 @@ TABLES = (
         body BYTEA NOT NULL,
         deliver_at TIMESTAMPTZ,
         born_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        body_digest BYTEA GENERATED ALWAYS AS (substr(sha256(body), 1, 16)) STORED,
         CONSTRAINT pk_half_message PRIMARY KEY (id),
         CONSTRAINT ck_half_message_topic CHECK (octet_length(topic) BETWEEN 1 AND 127),
         CONSTRAINT ck_half_message_key CHECK (octet_length(key) <= 255)
@@ -37,12 +38,30 @@ TABLES = (
         checked_at TIMESTAMPTZ,
         parked_at TIMESTAMPTZ,
         reason TEXT,
+        topic TEXT COLLATE "C" NOT NULL,
         CONSTRAINT pk_half_check PRIMARY KEY (half_id),
         CONSTRAINT ck_half_check_check_times CHECK (check_times >= 0),
         CONSTRAINT ck_half_check_last_answer CHECK (last_answer IN ('commit', 'rollback', 'unknown')),
         CONSTRAINT ck_half_check_parked CHECK ((parked_at IS NULL) = (reason IS NULL))
     ) WITH (fillfactor = 70)""",
-    "CREATE INDEX ix_half_check_next_check_at ON {s}.half_check (next_check_at) WHERE parked_at IS NULL",
+    """
+    CREATE INDEX ix_half_check_topic_next_check_at
+        ON {s}.half_check (topic, next_check_at) WHERE parked_at IS NULL""",
+    "CREATE INDEX ix_half_check_next_check_at ON {s}.half_check (next_check_at) WHERE fenced AND parked_at IS NULL",
+    """
+    CREATE TABLE {s}.check_history (
+        half_id UUID NOT NULL,
+        id BIGINT GENERATED ALWAYS AS IDENTITY,
+        asked TEXT NOT NULL,
+        asked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        worker TEXT NOT NULL,
+        answer TEXT,
+        seconds DOUBLE PRECISION,
+        error TEXT,
+        CONSTRAINT pk_check_history PRIMARY KEY (half_id, id),
+        CONSTRAINT ck_check_history_asked CHECK (asked IN ('checker', 'fence')),
+        CONSTRAINT ck_check_history_answer CHECK (answer IN ('commit', 'rollback', 'unknown'))
+    )""",
     "CREATE SEQUENCE {s}.op_sequence",
     """
     CREATE TABLE {s}.op_message (
@@ -114,29 +133,30 @@ TABLES = (
         reason TEXT NOT NULL,
         result JSONB,
         compensated_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        operation_id UUID,
         CONSTRAINT pk_compensation PRIMARY KEY (half_id)
     )""",
+    # No op has been dispatched: all xids are still to come (3 is PostgreSQL's first), none is being waited for.
+    """
+    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, system_identifier)
+    SELECT '3', '{}', system_identifier FROM pg_control_system()""",
 )
 
-# No op has been dispatched: all xids are still to come (3 is PostgreSQL's first), none is being waited for.
-FIRST_CURSOR = """
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, system_identifier)
-    SELECT '3', '{}', system_identifier FROM pg_control_system()"""
+DOWNGRADE = (
+    "DROP TABLE {s}.half_message, {s}.half_check, {s}.check_history, {s}.op_message, {s}.message, "
+    "{s}.scheduled_message, {s}.dispatch_cursor, {s}.topic, {s}.compensation",
+    "DROP SEQUENCE {s}.op_sequence",
+)
 
 
 def upgrade() -> None:
-    for statement in (*TABLES, FIRST_CURSOR):
+    for statement in UPGRADE:
         op.execute(_in_schema(statement))
 
 
 def downgrade() -> None:
-    op.execute(
-        _in_schema(
-            "DROP TABLE {s}.half_message, {s}.half_check, {s}.op_message, {s}.message, {s}.scheduled_message, "
-            "{s}.dispatch_cursor, {s}.topic, {s}.compensation"
-        )
-    )
-    op.execute(_in_schema("DROP SEQUENCE {s}.op_sequence"))
+    for statement in DOWNGRADE:
+        op.execute(_in_schema(statement))
 
 
 def _in_schema(statement: str) -> str:

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from outbox.admin.model import AuditFilter, AuditRow
-from outbox.cli.export import ExportForm, ExportOption, UpToOption, told
+from outbox.cli.arguments import Listing, SinceOption, Span, UntilOption, Where, gathered
 from outbox.cli.lists import Shape, every, print_page, print_stream, taken
-from outbox.cli.options import Listing, Where, gathered
-from outbox.cli.span import SinceOption, Span, UntilOption
+from outbox.cli.messages import ExportForm, ExportOption, UpToOption, told
+from outbox.operator.model import AuditFilter, AuditRow
 
 app = typer.Typer(help="See who did what, why, and with what result.", no_args_is_help=True, rich_markup_mode=None)
 

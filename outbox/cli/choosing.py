@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outbox.admin.model import MAX_IDS, InboxFilter, MessageFilter, Selector, Target
-from outbox.cli.arguments import as_id
+from outbox.cli.arguments import Many, SinceOption, Span, UntilOption, as_id
 from outbox.cli.exits import Code, Failure
 from outbox.cli.lists import every
-from outbox.cli.options import Many
-from outbox.cli.span import SinceOption, Span, UntilOption
-from outbox.messages import MessageStatus
+from outbox.operator.model import MAX_IDS, InboxFilter, MessageFilter, Selector, Target
+from outbox.operator.old_messages import MessageStatus
 
 if TYPE_CHECKING:
-    from outbox.admin.service import Admin
+    from outbox.operator.service import Admin
 
 IdsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="ID…", help="Message ids; - reads them from stdin, one a line.")

@@ -97,8 +97,8 @@ def serve(  # noqa: PLR0917 - options of the command line
     with _extra():
         import uvicorn  # noqa: F401, PLC0415 - so that its lack is told at once
 
-        from outbox.console import standalone  # noqa: PLC0415
-        from outbox.console.config import ConsoleConfig  # noqa: PLC0415
+        from outbox.console import serve as standalone  # noqa: PLC0415
+        from outbox.console.serve import ConsoleConfig  # noqa: PLC0415
     settings = find_settings(schema)
     urls = find_databases(url, database)
     config = ConsoleConfig.from_env(
@@ -137,7 +137,7 @@ def hash_password(
       printf '%s' "$PASSWORD" | outbox console hash-password
     """
     with _extra():
-        from outbox.console.hashes import hash_password as hashed  # noqa: PLC0415
+        from outbox.console.login import hash_password as hashed  # noqa: PLC0415
     _check_name(name)
     entry = hashed(_password())
     print(entry if name is None else f"{name}:{role}:{entry}")  # noqa: T201
@@ -159,7 +159,7 @@ def token(
       outbox console token nightly-report --role viewer >> tokens
     """
     with _extra():
-        from outbox.console.hashes import hash_token  # noqa: PLC0415
+        from outbox.console.login import hash_token  # noqa: PLC0415
     _check_name(name)
     made = secrets.token_urlsafe(32)
     entry = f"{name}:{role}:{hash_token(made)}"
@@ -176,7 +176,7 @@ def _databases(urls: Mapping[str, URL], settings: Settings) -> Iterator[str]:
     Raises:
         Failure: none can be used.
     """
-    from outbox.admin.databases import open_database  # noqa: PLC0415
+    from outbox.operator.databases import open_database  # noqa: PLC0415
 
     failures: list[Failure] = []
     for name, url in urls.items():

@@ -16,7 +16,7 @@ from outbox.cli.exits import Code, Failure
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox.admin.service import Admin
+    from outbox.operator.service import Admin
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
 DATABASES_VARIABLE = "OUTBOX_CONSOLE_DATABASES"
@@ -148,7 +148,7 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, tuple[str
         Failure: the database is unavailable.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
-    from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     with engine_of(url).connect() as connection:
         revisions = migration.current(connection, settings.schema)
@@ -182,7 +182,7 @@ def admin_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Admin]:
         Failure: one is unavailable.
         SchemaMissing, SchemaOutdated: one isn't migrated.
     """
-    from outbox.admin.service import Admin  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.service import Admin  # noqa: PLC0415 - what the other commands needn't import
 
     with ExitStack() as stack:
         engines = {name: engine_of(url, keep=True) for name, url in urls.items()}

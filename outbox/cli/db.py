@@ -57,7 +57,7 @@ def upgrade(
       outbox db upgrade --url postgresql+psycopg://me@localhost/shop
       outbox db upgrade --part consumer
     """
-    from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     address, settings = find_url(url), find_settings(schema)
     done = migration.upgrade(engine_of(address), _parts(part), settings.schema, lock_timeout=lock_timeout)
@@ -78,7 +78,7 @@ def downgrade(
     Example:
       outbox db downgrade --part consumer
     """
-    from outbox import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415
 
     address, settings, parts = find_url(url), find_settings(schema), _parts(part)
     what = f"the {' and '.join(parts)} tables in {where(address, settings.schema)}"
@@ -90,8 +90,8 @@ def downgrade(
 @app.command()
 def current(url: UrlOption = None, schema: SchemaOption = None, output: OutputOption = Output.TABLE) -> None:
     """Show the versions of the tables and of this code."""
-    from outbox import migration  # noqa: PLC0415
-    from outbox.migration import chain  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415
+    from outbox.database.migration import chain  # noqa: PLC0415
 
     address, settings = find_url(url), find_settings(schema)
     revisions = migration.current(engine_of(address), settings.schema)
@@ -114,7 +114,7 @@ def check(
     installed (or, with --part, of those which should be). The exit code is 6 if anything differs. Nothing is
     changed, but the privilege to make temporary tables is needed.
     """
-    from outbox import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415
 
     address, settings = find_url(url), find_settings(schema)
     parts = _parts(part) if part else None
@@ -138,7 +138,7 @@ def show_sql(schema: SchemaOption = None, part: PartOption = None) -> None:
     Example:
       outbox db sql --part producer > outbox.sql
     """
-    from outbox import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415
 
     sys.stdout.write(migration.sql(_parts(part), find_settings(schema).schema))
 

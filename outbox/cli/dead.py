@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from outbox.admin.model import Action, DeadGroup, InboxFilter
 from outbox.cli import inbox
+from outbox.cli.arguments import Doing, Listing, Many, Span, Where, gathered
 from outbox.cli.bulk import Order, carry_out
 from outbox.cli.choosing import InboxChoice, TargetsArgument, inbox_targets, selected_inbox
 from outbox.cli.lists import Shape, at_least, print_page, print_rows, taken
-from outbox.cli.options import Doing, Listing, Many, Where, gathered
 from outbox.cli.output import Form, print_json
-from outbox.cli.span import Span
+from outbox.operator.model import Action, DeadGroup, InboxFilter
 
 app = typer.Typer(
     help="See dead letters by what they died of; retry, discard or restore them.\n\n"
@@ -40,7 +39,7 @@ GROUPS = Shape(
     lambda row: row.fingerprint,
 )
 
-#: How `outbox.admin.dead` names a group of dead letters.
+#: How `outbox.operator.look.inbox` names a group of dead letters.
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 

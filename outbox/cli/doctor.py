@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.app import Outbox
-    from outbox.doctor import Report
+    from outbox.operator.health.doctor import Report
 
 _STYLES = {"problem": "bold red", "note": "bold yellow"}
 
@@ -74,7 +74,7 @@ def doctor(
 
 
 def _examine(url: str | None, schema: str | None, app: str | None) -> Report:
-    from outbox.doctor import examine, read_settings  # noqa: PLC0415
+    from outbox.operator.health.doctor import examine, read_settings  # noqa: PLC0415
 
     refused: InvalidSettings | None = None
     if app:
@@ -94,7 +94,7 @@ def _examine(url: str | None, schema: str | None, app: str | None) -> Report:
 
 
 def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> Report:
-    from outbox.doctor import examine  # noqa: PLC0415
+    from outbox.operator.health.doctor import examine  # noqa: PLC0415
 
     settings = dataclasses.replace(outbox.settings, schema=schema) if schema else outbox.settings
     try:

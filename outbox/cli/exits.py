@@ -8,7 +8,7 @@ import re
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.embedded.errors import EmbeddedError
+from outbox.embedded.binaries import EmbeddedError
 from outbox.errors import (
     ActRefused,
     AdminError,

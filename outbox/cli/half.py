@@ -19,15 +19,14 @@ from outbox.cli.arguments import (
     as_seconds,
     make_sure,
 )
-from outbox.cli.bodies import readable
 from outbox.cli.database import SchemaOption, UrlOption, find_settings, find_url, producer_opened, where
 from outbox.cli.exits import Code, Failure
 from outbox.cli.half_acts import ReasonOption
-from outbox.cli.output import Output, OutputOption, age, print_json, print_table, say, table
+from outbox.cli.output import Output, OutputOption, age, print_json, print_table, readable, say, table
 from outbox.cli.way import story_of_half
 
 if TYPE_CHECKING:
-    from outbox.halves import HalfPage, HalfView
+    from outbox.operator.old_halves import HalfPage, HalfView
 
 app = typer.Typer(
     help="Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
@@ -82,7 +81,7 @@ def show_list(
       outbox half list --status parked
       outbox half list --topic payments --older-than 1h -o json
     """
-    from outbox.halves import HalfFilter, list_halves  # noqa: PLC0415
+    from outbox.operator.old_halves import HalfFilter, list_halves  # noqa: PLC0415
 
     address, settings = find_url(url), find_settings(schema)
     seconds = as_seconds(older_than) if older_than else None
@@ -112,7 +111,7 @@ def show(
     Example:
       outbox half show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --body
     """
-    from outbox.halves import show_half  # noqa: PLC0415
+    from outbox.operator.old_halves import show_half  # noqa: PLC0415
 
     half_id, address, settings = as_id(id_), find_url(url), find_settings(schema)
     with producer_opened(address, settings) as connection:
@@ -198,7 +197,7 @@ def reset(  # noqa: PLR0917 - options of the command line
         if half_ids:
             outcome = half_acts.reset(connection, settings, half_ids, act)
         else:
-            from outbox.halves import count_parked  # noqa: PLC0415
+            from outbox.operator.old_halves import count_parked  # noqa: PLC0415
 
             count = count_parked(connection, settings, topic, _COUNTED)
             what = f"{half_acts.counted(count, at_least=count == _COUNTED)} parked in {topic or 'all topics'}"
@@ -230,7 +229,7 @@ def resolve(  # noqa: PLR0917 - options of the command line
     Example:
       outbox half resolve 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 rollback --reason "the order was cancelled by phone"
     """
-    from outbox.halves import show_half  # noqa: PLC0415
+    from outbox.operator.old_halves import show_half  # noqa: PLC0415
 
     half_id, act = as_id(id_), half_acts.Act.of(actor, reason)
     address, settings = find_url(url), find_settings(schema)

@@ -18,7 +18,7 @@ from outbox.cli.exits import Code, Failure, as_failure
 from outbox.cli.output import Output, print_json, say
 from outbox.cli.run import load
 from outbox.errors import OutboxError
-from outbox.model import Answer, Decision, Resolution
+from outbox.message.model import Answer, Decision, Resolution
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -59,20 +59,20 @@ class Outcome:
 
 def check(connection: Connection, settings: Settings, half_id: UUID, act: Act) -> Answer | None:
     """Check a half by its fence; None if it has none: then the next pass of a worker was asked to."""
-    from outbox.check import operator  # noqa: PLC0415
+    from outbox.operator import undecided  # noqa: PLC0415
 
-    answer = operator.check_fence(connection, settings, half_id, actor=act.actor, reason=act.reason)
+    answer = undecided.check_fence(connection, settings, half_id, actor=act.actor, reason=act.reason)
     if answer is None:
         with _acting(connection):
-            operator.request_check(connection, settings, half_id, actor=act.actor, reason=act.reason)
+            undecided.request_check(connection, settings, half_id, actor=act.actor, reason=act.reason)
     return answer
 
 
 def check_by_app(app: str, half_id: UUID, act: Act) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
-    from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.check import operator  # noqa: PLC0415
-    from outbox.check.asking import Asker  # noqa: PLC0415
+    from outbox.check.asker import Asker  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.operator import undecided  # noqa: PLC0415
     from outbox.worker.database import Database  # noqa: PLC0415
     from outbox.worker.plan import rooms  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def check_by_app(app: str, half_id: UUID, act: Act) -> Answer:
         try:
             with closing(database.connect()) as connection:
                 migration.require(connection, ("producer",), outbox.settings.schema)
-                return operator.check_now(
+                return undecided.check_now(
                     connection, outbox.settings, outbox.checkers, asker, half_id, actor=act.actor, reason=act.reason
                 )
         finally:
@@ -94,13 +94,13 @@ def check_by_app(app: str, half_id: UUID, act: Act) -> Answer:
 
 def reset(connection: Connection, settings: Settings, half_ids: Sequence[UUID], act: Act) -> Outcome:
     """Reset halves, each in a transaction of its own."""
-    from outbox.check import operator  # noqa: PLC0415
+    from outbox.operator import undecided  # noqa: PLC0415
 
     outcome = Outcome()
     for half_id in half_ids:
         try:
             with _acting(connection):
-                operator.reset(connection, settings, half_id, actor=act.actor, reason=act.reason)
+                undecided.reset(connection, settings, half_id, actor=act.actor, reason=act.reason)
         except OutboxError as error:
             outcome.failed[half_id] = as_failure(error) or Failure(str(error))
         else:
@@ -110,13 +110,13 @@ def reset(connection: Connection, settings: Settings, half_ids: Sequence[UUID], 
 
 def reset_parked(connection: Connection, settings: Settings, topic: str | None, act: Act) -> Outcome:
     """Reset all parked halves of a topic, or of all, a batch at a time."""
-    from outbox.check import operator  # noqa: PLC0415
+    from outbox.operator import undecided  # noqa: PLC0415
 
     outcome = Outcome()
     while True:
         after = outcome.done[-1] if outcome.done else None
         with _acting(connection):
-            batch = operator.reset_parked(connection, settings, topic, actor=act.actor, reason=act.reason, after=after)
+            batch = undecided.reset_parked(connection, settings, topic, actor=act.actor, reason=act.reason, after=after)
         if not batch:
             return outcome
         outcome.done += batch
@@ -126,10 +126,10 @@ def resolve(
     connection: Connection, settings: Settings, half_id: UUID, verdict: str, act: Act, *, force: bool
 ) -> Decision:
     """Decide a half."""
-    from outbox.check import operator  # noqa: PLC0415
+    from outbox.operator import undecided  # noqa: PLC0415
 
     with _acting(connection):
-        return operator.resolve(
+        return undecided.resolve(
             connection, settings, half_id, Resolution(verdict), actor=act.actor, reason=act.reason, force=force
         )
 
@@ -183,9 +183,9 @@ def print_decision(decision: Decision, output: Output) -> None:
 @contextmanager
 def _acting(connection: Connection) -> Iterator[None]:
     """Run an act in a transaction which doesn't wait for ever for one that is deciding the same half."""
-    from outbox.check.operator import PATIENCE  # noqa: PLC0415
-    from outbox.store.execute import execute  # noqa: PLC0415
-    from outbox.store.operator import wait_at_most  # noqa: PLC0415
+    from outbox.database.execute import execute  # noqa: PLC0415
+    from outbox.database.sql import wait_at_most  # noqa: PLC0415
+    from outbox.operator.undecided import PATIENCE  # noqa: PLC0415
 
     with connection.begin():
         execute(connection, wait_at_most(PATIENCE))

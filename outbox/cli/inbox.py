@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from outbox.admin.model import Action, InboxRow
+from outbox.cli.arguments import Doing, Listing, Many, Span, Where, gathered
 from outbox.cli.bulk import Order, carry_out
 from outbox.cli.choosing import InboxChoice, TargetsArgument, inbox_targets, selected_inbox
 from outbox.cli.lists import Shape, print_page, taken
-from outbox.cli.options import Doing, Listing, Many, Where, gathered
-from outbox.cli.span import Span
+from outbox.operator.model import Action, InboxRow
 
 app = typer.Typer(
     help="See what groups have handled, failed at or parked; have it tried again, or set it aside.\n\n"

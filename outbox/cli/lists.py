@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from outbox.admin.model import MAX_PAGE, Page, PageRequest, Total
 from outbox.cli.output import Form, print_json, print_table, say, table
+from outbox.operator.model import MAX_PAGE, Page, PageRequest, Total
 from outbox.text import csv_cell, plain
 
 if TYPE_CHECKING:
-    from outbox.admin.service import Admin
-    from outbox.cli.options import Listing
+    from outbox.cli.arguments import Listing
+    from outbox.operator.service import Admin
 
 T = TypeVar("T")
 

@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from outbox.admin.model import OperationItem, OperationRow
-from outbox.cli import running
-from outbox.cli.arguments import as_id, can_ask, make_sure
+from outbox.cli import bulk
+from outbox.cli.arguments import Doing, Listing, Where, as_id, can_ask, gathered, make_sure
 from outbox.cli.bulk import actor_of
 from outbox.cli.exits import Code, Failure
 from outbox.cli.lists import Shape, print_page, print_rows, taken
-from outbox.cli.options import Doing, Listing, Where, gathered
 from outbox.cli.output import Form, Output, OutputOption, print_json, print_table, say, table
+from outbox.operator.model import OperationItem, OperationRow
 
 app = typer.Typer(
     help="See operations: what was ordered for many messages at once, and each rollback.\n\n"
@@ -47,8 +46,8 @@ SHAPE = Shape(
 ITEMS = Shape(
     OperationItem,
     ("number>", "message", "state", "attempts>", "changed", "outcome"),
-    lambda row: (row.number, running.named_item(row), row.state, row.attempts, row.changed_at, row.outcome),
-    running.named_item,
+    lambda row: (row.number, bulk.named_item(row), row.state, row.attempts, row.changed_at, row.outcome),
+    bulk.named_item,
 )
 
 
@@ -160,7 +159,7 @@ def watch(
         operation = admin.operation(operation_id)
         if run and operation.action == "rollback":
             raise Failure(f"operation {operation_id} is a rollback, which only a worker can carry out", Code.USAGE)
-        running.see_through(admin, where, operation, output, here=run)
+        bulk.see_through(admin, where, operation, output, here=run)
 
 
 @app.command()
@@ -178,10 +177,10 @@ def cancel(id_: OperationArgument, where: Where, doing: Doing) -> None:
         can_ask(refusal, yes=doing.yes)
     with where.opened() as admin:
         operation = admin.operation(operation_id)
-        say(f"operation {operation_id} ({operation.action}: {operation.described}): {running.summary(operation)}")
+        say(f"operation {operation_id} ({operation.action}: {operation.described}): {bulk.summary(operation)}")
         if not doing.dry_run:
             make_sure(f"Cancel the {operation.pending} that are pending?", refusal, yes=doing.yes)
             operation = admin.cancel(operation_id, actor=actor, reason=doing.reason.strip())
-            say(f"cancelled: {running.summary(operation)}")
+            say(f"cancelled: {bulk.summary(operation)}")
     if doing.output is Output.JSON:
         print_json(dataclasses.asdict(operation))

@@ -1,12 +1,16 @@
-"""Data to stdout as tables, JSON, CSV or ids; everything else to stderr."""
+"""Data to stdout as tables, JSON, CSV or ids; everything else to stderr.
+
+A body for people: as JSON or text, else how long it is.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import enum
+import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -15,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outbox.errors import InvalidMessage
+from outbox.message import codec
 from outbox.text import duration, plain
 
 
@@ -98,3 +104,15 @@ def as_json(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def readable(half: Mapping[str, Any] | None, raw: bytes | None) -> Any:
+    """Return the body of a half message, decoded by its content type; else how long it is, and its digest."""
+    if half is None or raw is None:
+        return None
+    digest = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    try:
+        decoded = codec.decode(raw, half["content_type"])
+    except InvalidMessage as error:
+        return {**digest, "error": str(error)}
+    return digest if isinstance(decoded, bytes) else decoded

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outbox.cli import reconcile_archive, reconcile_runs
-from outbox.cli import reconcile_options as options
+from outbox.cli import reconcile_options, reconcile_runs
+from outbox.cli import reconcile_runs as reconcile_archive
 from outbox.cli.arguments import YesOption, ask, can_ask
 from outbox.cli.database import SchemaOption
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption, say
 from outbox.cli.reconcile_options import Asked, as_duration, as_policy, check_engine, needing
-from outbox.cli.reconcile_progress import Bars
-from outbox.cli.reconcile_report import SHOWN, Report, code_of, coming_to_a_result
+from outbox.cli.reconcile_report import SHOWN, Bars, Report, code_of, coming_to_a_result
+from outbox.reconcile.config import JobParts
 from outbox.reconcile.model import Action, EngineName, Tier
 from outbox.reconcile.options import Spark
-from outbox.reconcile.parts import JobParts
 
 if TYPE_CHECKING:
     from outbox.reconcile.options import Job
@@ -34,20 +33,20 @@ app.command("archive")(reconcile_archive.archive)
 @app.callback()
 def reconcile(  # noqa: PLR0917 - options of the command line
     context: typer.Context,
-    producer: options.ProducerOption = None,
-    consumer: options.ConsumerOption = None,
+    producer: reconcile_options.ProducerOption = None,
+    consumer: reconcile_options.ConsumerOption = None,
     schema: SchemaOption = None,
-    config: options.ConfigOption = None,
-    outbox: options.AppOption = None,
-    topic: options.TopicOption = None,
-    group: options.GroupOption = None,
-    pair: options.PairOption = None,
-    tag: options.TagOption = None,
-    key: options.KeyOption = None,
-    effect: options.EffectOption = None,
-    since: options.SinceOption = None,
-    until: options.UntilOption = None,
-    grace: options.GraceOption = None,
+    config: reconcile_options.ConfigOption = None,
+    outbox: reconcile_options.AppOption = None,
+    topic: reconcile_options.TopicOption = None,
+    group: reconcile_options.GroupOption = None,
+    pair: reconcile_options.PairOption = None,
+    tag: reconcile_options.TagOption = None,
+    key: reconcile_options.KeyOption = None,
+    effect: reconcile_options.EffectOption = None,
+    since: reconcile_options.SinceOption = None,
+    until: reconcile_options.UntilOption = None,
+    grace: reconcile_options.GraceOption = None,
     tier: Annotated[
         Tier | None, typer.Option(help="digest: read only ranges whose digests differ; full: every row. Default: auto.")
     ] = None,

@@ -20,8 +20,8 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.output import say
 from outbox.cli.run import load
 from outbox.errors import InvalidSettings
+from outbox.reconcile.config import JobParts, clock_of
 from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair
-from outbox.reconcile.parts import JobParts, clock_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -113,8 +113,11 @@ class Asked:
             InvalidSettings: something is missing, or doesn't fit.
             SourceError: the producer's database can't be asked for the time.
         """
-        from outbox.reconcile.config import read_parts  # noqa: PLC0415
-        from outbox.reconcile.subscribed import one_of, parts_of  # noqa: PLC0415
+        from outbox.reconcile.config import (  # noqa: PLC0415
+            one_of,
+            parts_of,
+            read_parts,
+        )
 
         said = read_parts(self.config) if self.config else JobParts()
         said = said.overridden(self._sides())

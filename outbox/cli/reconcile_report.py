@@ -1,4 +1,7 @@
-"""What becomes of a reconciliation's result: the report, its files, the exit code; and of one that has none."""
+"""What becomes of a reconciliation's result: the report, its files, the exit code; and of one that has none.
+
+How a reconciliation goes on, on stderr: sentences always, bars on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from outbox.cli.exits import Code, Failure, as_failure
 from outbox.cli.output import Output, console, print_json, say
-from outbox.reconcile.secret import hidden
+from outbox.reconcile.source import hidden
+from outbox.text import plain
 
 if TYPE_CHECKING:
     from outbox.reconcile.options import Job
@@ -55,7 +63,7 @@ class Report:
     def tell(self, result: JobResult) -> None:
         """Print the report, and write the files."""
         if self.output is Output.JSON:
-            from outbox.reconcile.report.as_json import as_json  # noqa: PLC0415
+            from outbox.reconcile.report.document import as_json  # noqa: PLC0415
 
             print_json(as_json(result, self.limit))
         else:
@@ -89,7 +97,7 @@ class Report:
 
 def code_of(result: JobResult) -> Code:
     """Return the exit code for a result: what was repaired is no difference any more."""
-    from outbox.reconcile.report.facts import verdict  # noqa: PLC0415
+    from outbox.reconcile.report.document import verdict  # noqa: PLC0415
 
     told = verdict(result)
     return Code.FAILED if told.left or told.measures else Code.DONE
@@ -122,3 +130,50 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Failure(f"{path} can't be written: {error.strerror or error}") from error
+
+
+class Bars:
+    """Somebody who is told (`outbox.reconcile.engine.Told`), and shows it; the bars are gone in the end."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._progress.stop()
+
+    def stage(self, title: str, total: int | None) -> None:
+        """Show a stage in place of the one before."""
+        self._end()
+        self._task = self._progress.add_task(plain(title), total=total)
+
+    def done(self, steps: int) -> None:
+        """Show how much of the stage is done."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=steps)
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence above the bar."""
+        self._console.print(plain(sentence))
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None

@@ -1,23 +1,39 @@
-"""``outbox reconcile runs`` and ``show``: what earlier reconciliations found, and what was done about it."""
+"""``outbox reconcile runs`` and ``show``: what earlier reconciliations found, and what was done about it.
+
+``outbox reconcile archive``: keep what a reconciliation reads, for when it is pruned.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outbox.cli import reconcile_options
 from outbox.cli.arguments import LimitOption, as_id
 from outbox.cli.database import URL_VARIABLE, SchemaOption, find_settings, find_url, opened, where
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption, age, print_json, print_table, say, table
-from outbox.cli.reconcile_options import CONSUMER_VARIABLE, PRODUCER_VARIABLE, GroupOption, TopicOption, note_password
-from outbox.reconcile import recorded
+from outbox.cli.reconcile_options import (
+    CONSUMER_VARIABLE,
+    PRODUCER_VARIABLE,
+    Asked,
+    GroupOption,
+    TopicOption,
+    needing,
+    note_password,
+)
+from outbox.cli.reconcile_report import Bars
+from outbox.reconcile.record import record
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from outbox.reconcile.archive import Manifest
 
 ConsumerOption = Annotated[
     str | None,
@@ -47,7 +63,7 @@ def show_runs(
       an error    why it came to no result
     """
     with _recorded(consumer, schema) as (connection, name):
-        rows = recorded.runs(connection, name, topic, group, limit)
+        rows = record.runs(connection, name, topic, group, limit)
     if output is Output.JSON:
         print_json({"runs": rows})
         return
@@ -90,10 +106,10 @@ def show_run(
     """
     run_id = as_id(run, "RUN")
     with _recorded(consumer, schema) as (connection, name):
-        told = recorded.run(connection, name, run_id)
+        told = record.run(connection, name, run_id)
         if told is None:
             raise Failure(f"no run {run_id} is recorded here; see `outbox reconcile runs`", Code.NOT_FOUND)
-        findings = recorded.findings(connection, name, run_id, after, limit)
+        findings = record.findings(connection, name, run_id, after, limit)
     following = findings[-1]["id"] if len(findings) == limit else None
     if output is Output.JSON:
         print_json({"run": told, "findings": findings, "next": following})
@@ -162,3 +178,61 @@ def _recorded(consumer: str | None, schema: str | None) -> Iterator[tuple[Connec
                 Code.CONFIG,
             )
         yield connection, settings.schema
+
+
+def archive(  # noqa: PLR0917 - options of the command line
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder of the archives; made if need be.")],
+    producer: reconcile_options.ProducerOption = None,
+    consumer: reconcile_options.ConsumerOption = None,
+    schema: SchemaOption = None,
+    config: reconcile_options.ConfigOption = None,
+    outbox: reconcile_options.AppOption = None,
+    topic: reconcile_options.TopicOption = None,
+    group: reconcile_options.GroupOption = None,
+    pair: reconcile_options.PairOption = None,
+    tag: reconcile_options.TagOption = None,
+    key: reconcile_options.KeyOption = None,
+    effect: reconcile_options.EffectOption = None,
+    since: reconcile_options.SinceOption = None,
+    until: reconcile_options.UntilOption = None,
+    grace: reconcile_options.GraceOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Archive what both sides say of a window's messages, as Parquet files.
+
+    With `outbox reconcile --archive DIR` a pruned month can still be reconciled. What is younger than the grace period
+    isn't archived. What is in the archive already isn't read again: run it each night, or again after a crash.
+
+    \b
+    Example:
+      outbox reconcile archive --topic orders --group mail --until 1d --to /var/lib/outbox/archive
+    """
+    asked = Asked(producer, consumer, schema, config, outbox, topic, group, pair, tag, key, effect, since, until, grace)
+    with needing("outbox reconcile archive", "reconcile"):
+        from outbox.reconcile.archive import take_archive  # noqa: PLC0415 - an extra
+
+        job = asked.job()
+        taken: list[Manifest] = []
+        with Bars() as bars:
+            for each in job.pairs:
+                taken += take_archive(job.producer, job.consumer, each, job.window, to, bars)
+    rows = [_row(manifest) for manifest in taken]
+    if output is Output.JSON:
+        print_json({"archives": rows})
+        return
+    columns = ("folder", "side", "topic", "group", "parts>", "rows>", "unsettled>", "taken at")
+    print_table(table(columns, [tuple(row.values()) for row in rows]))
+
+
+def _row(manifest: Manifest) -> dict[str, Any]:
+    content = manifest.content
+    return {
+        "folder": str(manifest.folder),
+        "side": content.kind,
+        "topic": content.pair.topic,
+        "group": content.pair.group,
+        "parts": len(manifest.parts),
+        "rows": manifest.rows,
+        "unsettled": sum(part.unsettled for part in manifest.parts),
+        "taken_at": manifest.taken_at,
+    }

@@ -6,10 +6,10 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from outbox.admin.model import HandlerRow, WorkerRow
+from outbox.cli.arguments import Where, gathered
 from outbox.cli.lists import Shape, print_rows
-from outbox.cli.options import Where, gathered
 from outbox.cli.output import Form, print_json
+from outbox.operator.model import HandlerRow, WorkerRow
 
 Row = TypeVar("Row", WorkerRow, HandlerRow)
 

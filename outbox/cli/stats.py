@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from sqlalchemy import URL
 
+    from outbox.operator.health.stats import Stats
     from outbox.settings import Settings
-    from outbox.stats import Stats
 
 
 def show_stats(
@@ -65,7 +65,7 @@ def show_stats(
 
 
 def _stats(url: URL, settings: Settings) -> Stats:
-    from outbox.stats import stats  # noqa: PLC0415
+    from outbox.operator.health.stats import stats  # noqa: PLC0415
 
     with opened(url, settings) as (connection, parts):
         return stats(connection, settings, parts)

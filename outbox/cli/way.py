@@ -12,8 +12,8 @@ from outbox.cli.output import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from outbox.halves import HalfView
-    from outbox.messages import Way
+    from outbox.operator.old_halves import HalfView
+    from outbox.operator.old_messages import Way
 
 Event = tuple[dt.datetime | None, str, str]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, TypeVar
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
+from outbox.compensate.sql import has_inbox
+from outbox.database.execute import execute, is_lost
 from outbox.errors import SchemaError
-from outbox.store.execute import execute, is_lost
-from outbox.store.fence import has_inbox
 from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.compensate.declare import Compensation
+    from outbox.compensate.declaration import Compensation
 
 T = TypeVar("T")
 

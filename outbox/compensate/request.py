@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from outbox.compensate import sql
+from outbox.database.execute import Row, execute
+from outbox.database.sql import audit
 from outbox.errors import CompensationRefused
-from outbox.ids import uuid7
-from outbox.model import Resolution
-from outbox.store import compensate as store
-from outbox.store.execute import Row, execute
-from outbox.store.operator import audit
+from outbox.message.model import Resolution, uuid7
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -24,7 +23,7 @@ def refusals(connection: Connection, settings: Settings, message_ids: Sequence[U
 
     In the caller's transaction; writes nothing.
     """
-    (rows,) = execute(connection, store.states(settings.schema, message_ids))
+    (rows,) = execute(connection, sql.states(settings.schema, message_ids))
     return {row[0]: why for row in rows if (why := _why_not(row)) is not None}
 
 
@@ -74,7 +73,7 @@ def request(
     ids = list(dict.fromkeys(message_ids))
     if not reason.strip():
         raise CompensationRefused("give a reason for rolling a local transaction back")
-    (rows,) = execute(connection, store.states(settings.schema, ids))
+    (rows,) = execute(connection, sql.states(settings.schema, ids))
     topics = {row[0]: row[1] for row in rows}
     for row in rows:
         if (why := _why_not(row)) is not None:
@@ -89,8 +88,8 @@ def request(
     }
     _, inserted, _ = execute(
         connection,
-        store.order(settings.schema, operation_id, actor, reason, options, selector, len(ids), origin),
-        store.order_items(settings.schema, operation_id, ids, [topics[message_id] for message_id in ids]),
+        sql.order(settings.schema, operation_id, actor, reason, options, selector, len(ids), origin),
+        sql.order_items(settings.schema, operation_id, ids, [topics[message_id] for message_id in ids]),
         audit(
             settings.schema,
             actor,

@@ -1,4 +1,4 @@
-"""The admin console: HTTP endpoints and pages over `outbox.admin`, as a FastAPI router or an application of its own."""
+"""The admin console: HTTP endpoints and pages over `outbox.operator`, as a FastAPI router or an application of its own."""
 
 from __future__ import annotations
 

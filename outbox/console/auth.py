@@ -20,10 +20,18 @@ from typing import Any
 from fastapi import Request
 
 from outbox.console.console import SCOPE_KEY, Facts
-from outbox.console.hashes import Tokens, check_hash, hash_of_nobody, hash_password, hash_token, verify_password
+from outbox.console.login import (
+    COOKIE,
+    Sessions,
+    Throttle,
+    Tokens,
+    check_hash,
+    hash_of_nobody,
+    hash_password,
+    hash_token,
+    verify_password,
+)
 from outbox.console.permissions import Permission, Principal, Role
-from outbox.console.session import COOKIE, Sessions
-from outbox.console.throttle import Throttle
 from outbox.errors import InvalidSettings
 
 __all__ = [

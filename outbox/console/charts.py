@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outbox.admin.model import Series
+from outbox.operator.model import Series
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6

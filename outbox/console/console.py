@@ -8,17 +8,17 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Depends, Request
 
-from outbox.admin.model import Action, Actor
 from outbox.console import problems
 from outbox.console.permissions import Permission, Principal, needed_for
 from outbox.console.trust import Trust
+from outbox.operator.model import Action, Actor
 
 if TYPE_CHECKING:
     from fastapi.params import Depends as Dependency
 
-    from outbox.admin.service import Admin
     from outbox.console.auth import Authorizer
-    from outbox.console.session import Sessions
+    from outbox.console.login import Sessions
+    from outbox.operator.service import Admin
 
 #: Where in the scope of a request its facts are kept.
 SCOPE_KEY = "outbox.console"

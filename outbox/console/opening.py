@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 
-from outbox.admin.databases import Database, Databases, open_database
-from outbox.admin.service import Admin
 from outbox.app import Outbox
-from outbox.console.log import log
+from outbox.console.problems import log
 from outbox.errors import InvalidSettings, SchemaError
+from outbox.operator.databases import Database, Databases, open_database
+from outbox.operator.service import Admin
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.admin.redact import Redactor
     from outbox.console.console import Opener
+    from outbox.operator.look.redact import Redactor
 
+if TYPE_CHECKING:
     Bind = Engine | AsyncEngine | URL | str
     Source = Outbox | Admin | Bind | Mapping[str, Bind]
 

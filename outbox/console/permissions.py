@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from outbox.admin.model import Action
 from outbox.errors import InvalidSettings
+from outbox.operator.model import Action
 
 
 class Permission(enum.StrEnum):

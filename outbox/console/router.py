@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fastapi.routing import APIRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from outbox.admin.redact import Redactor
     from outbox.console.opening import Bind, Source
+    from outbox.operator.look.redact import Redactor
     from outbox.settings import Settings
 
 #: Who may read the metrics: nobody (there are none), who may look, or everybody.

@@ -1,12 +1,16 @@
-"""The routes of the console, which look after themselves: guard, headers and errors hold wherever they are included."""
+"""The routes of the console, which look after themselves: guard, headers and errors hold wherever they are included.
+
+The dependency that finds out who asks, whichever authorizer a console has.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -16,14 +20,46 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
-from outbox.console import guard, problems
-from outbox.console.authenticate import authentication
+from outbox.console import problems, security
 from outbox.console.console import SCOPE_KEY, Console, Facts
-from outbox.console.failures import as_problem
-from outbox.console.headers import with_headers
-from outbox.console.log import log, log_failure
-from outbox.console.problems import Problem
+from outbox.console.permissions import Permission, Principal
+from outbox.console.problems import Problem, as_problem, log, log_failure
+from outbox.console.security import SAFE_METHODS, with_headers
 from outbox.console.trust import peer
+
+if TYPE_CHECKING:
+    from outbox.console.auth import Authorizer
+
+
+def authentication(console: Console) -> Callable[..., Any]:
+    """Return a dependency that lets in whom the authorizer knows, and acts only where the console doesn't only read.
+
+    Raises (the dependency):
+        Problem: (401) nobody that is known; (403) without the permission to look, or an act in read-only mode.
+        TypeError: the authorizer returned something else.
+    """
+    challenges = tuple(getattr(console.authorizer, "challenges", ()))
+
+    def authenticate(request: Request, found: Any = Depends(_injectable(console.authorizer))) -> None:  # noqa: B008
+        if found is None:
+            raise problems.unauthenticated(challenges)
+        if not isinstance(found, Principal):
+            raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
+        console.facts(request).principal = found
+        console.demand(request, Permission.VIEW)
+        reads = request.method in SAFE_METHODS or getattr(request.scope["endpoint"], "only_reads", False)
+        if console.read_only and not reads:
+            raise problems.read_only()
+
+    return authenticate
+
+
+def _injectable(authorizer: Authorizer) -> Callable[..., Any]:
+    """Return it as FastAPI can read it: of an object, its method, whose annotations can be resolved."""
+    is_plain = inspect.isroutine(authorizer) or inspect.isclass(authorizer)
+    call: Callable[..., Any] = authorizer if is_plain else authorizer.__call__  # type: ignore[operator]
+    return call
+
 
 #: Turns a problem into what is shown of it; pages have one of their own.
 Render = Callable[[Request, Problem], Response]
@@ -79,7 +115,7 @@ class _Route(APIRoute):
                 response = await handler(request)
             except Exception as error:
                 return self.answer(request, error)
-            if request.method not in guard.SAFE_METHODS and self.console.facts(request).principal:
+            if request.method not in security.SAFE_METHODS and self.console.facts(request).principal:
                 log(logging.INFO, "console.done", status=response.status_code, **self._about(request))
             return response
 
@@ -92,7 +128,7 @@ class _Route(APIRoute):
         request = Request(scope, receive)
         try:
             self._check(scope["method"], headers, facts)
-            receive = await guard.bounded(receive, headers)
+            receive = await security.bounded(receive, headers)
         except Problem as problem:
             await self.answer(request, problem)(scope, receive, send)
             return
@@ -143,16 +179,16 @@ class _Route(APIRoute):
 
     def _check(self, method: str, headers: Headers, facts: Facts) -> None:
         if not getattr(self.endpoint, "for_probes", False):
-            guard.check_host(self.console.trust, facts)
+            security.check_host(self.console.trust, facts)
         if self.methods and method not in self.methods:
             allowed = ", ".join(sorted(self.methods))
             raise Problem(
                 "method-not-allowed", f"{method} can't be done here, only {allowed}", headers={"Allow": allowed}
             )
-        if method not in guard.SAFE_METHODS:
-            guard.check_origin(self.console.trust, headers, facts)
+        if method not in security.SAFE_METHODS:
+            security.check_origin(self.console.trust, headers, facts)
             if self.json_only:
-                guard.check_json(headers)
+                security.check_json(headers)
 
     def _facts(self, scope: Scope, headers: Headers) -> Facts:
         trust, root = self.console.trust, scope.get("root_path", "").rstrip("/")
@@ -170,7 +206,7 @@ class _Route(APIRoute):
             by_proxy=trust.is_proxy(peer(scope)),
             host=trust.host(scope, headers),
             secure=trust.is_secure(scope, headers),
-            request_id=guard.request_id_of(headers),
+            request_id=security.request_id_of(headers),
         )
 
     def _below(self, asked: str, values: dict[str, Any]) -> str:

@@ -6,17 +6,16 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from outbox.consumer.fencing import fence_group
-from outbox.consumer.queue import QueueConsumer, State
-from outbox.consumer.reading import read_source
-from outbox.consumer.retrying import Retrier
+from outbox.compensate.quarantine import fence_group
+from outbox.consumer import sql
+from outbox.consumer.queue import QueueConsumer, State, read_source
+from outbox.consumer.retry import Retrier
 from outbox.consumer.subscription import Subscription
+from outbox.database.decision import take_lock
+from outbox.database.execute import Row, execute, lock_key
 from outbox.errors import MessagesPruned
-from outbox.model import Counts
+from outbox.message.model import Counts
 from outbox.settings import Settings
-from outbox.store import inbox
-from outbox.store.execute import Row, execute, lock_key
-from outbox.store.halves import take_lock
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -59,15 +58,15 @@ class Consumer:
             _, known = execute(
                 connection,
                 take_lock(lock_key("group", schema, subscription.group, subscription.topic)),
-                inbox.group_is_known(schema, subscription.group, subscription.topic),
+                sql.group_is_known(schema, subscription.group, subscription.topic),
             )
             if known[0][0]:
                 return
-            rows = read_source(source, inbox.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
+            rows = read_source(source, sql.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
             for queue, last, first in rows:
-                place = inbox.Place(schema, subscription.group, subscription.topic, queue)
+                place = sql.Place(schema, subscription.group, subscription.topic, queue)
                 position = last if subscription.start == "now" else first - 1
-                execute(connection, inbox.append_offset(place, position), inbox.write_start(place, position))
+                execute(connection, sql.append_offset(place, position), sql.write_start(place, position))
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
         """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.
@@ -108,14 +107,14 @@ class Consumer:
     def _waiting_queues(self, connection: Connection, source: Connection) -> list[tuple[int, int, int]]:
         """Return (queue, offset, last position) of the queues whose last position is ahead of the group's offset."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
-        heads = inbox.heads(schema, topic)
+        heads = sql.heads(schema, topic)
         if source is connection and self._queues:
-            rows, offsets = read_source(source, heads, inbox.offsets(schema, group, topic, sorted(self._queues)))
+            rows, offsets = read_source(source, heads, sql.offsets(schema, group, topic, sorted(self._queues)))
         else:
             (rows,), offsets = read_source(source, heads), []
         unread = [row[0] for row in rows if row[0] not in dict(offsets)]
         if unread:
-            offsets += read_source(connection, inbox.offsets(schema, group, topic, unread))[0]
+            offsets += read_source(connection, sql.offsets(schema, group, topic, unread))[0]
         for queue, _, _ in rows:
             if queue not in self._queues:
                 self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)

@@ -8,29 +8,128 @@ Crashes leave no trace of their own, because everything rolls back with them. So
 the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
 the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
 the one that kills its worker is known, and parked.
+
+From rows to messages.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 from collections import deque
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
+from uuid import UUID
 
-from outbox.consumer.handling import HandlerSession
-from outbox.consumer.outcome import CRASH_KIND, Failure, counts_of, failure_from, settle
-from outbox.consumer.reading import Entry, next_messages, read_source, to_entries
+from outbox.consumer import sql
+from outbox.consumer.handler import CRASH_KIND, Failure, HandlerSession, counts_of, failure_from, settle
 from outbox.consumer.subscription import Subscription
-from outbox.joined import commit
-from outbox.model import Counts, Status
-from outbox.pending import at_commit
+from outbox.database.at_commit import at_commit
+from outbox.database.decision import try_lock
+from outbox.database.execute import Row, Statement, execute, is_autocommit, is_lost
+from outbox.database.session import commit
+from outbox.errors import MessagesPruned
+from outbox.message.model import Counts, Message, Status
 from outbox.settings import Settings
-from outbox.store import inbox
-from outbox.store.execute import Row, Statement, execute, is_lost
-from outbox.store.halves import try_lock
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+#: Bytes of the SHA-256 of a body that the inbox keeps, for reconciliation.
+DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message in a queue; ``message`` is None where the group's filter leaves it out."""
+
+    position: int
+    id: UUID
+    message: Message | None
+
+    def digest(self) -> bytes | None:
+        """Return the first 16 bytes of the SHA-256 of the body as it arrived; None if it wasn't read."""
+        return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
+
+
+def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
+    """Read from the producer's database: in the running transaction if there is one on it, else in none or its own."""
+    if not statements:
+        return []
+    if source.in_transaction() or is_autocommit(source):
+        return execute(source, *statements)
+    with source.begin():
+        return execute(source, *statements)
+
+
+def next_messages(subscription: Subscription, settings: Settings, queue: int, position: int) -> Statement:
+    """Return the statement that reads the messages of a queue after ``position``."""
+    return sql.messages_after(
+        settings.schema,
+        subscription.topic,
+        queue,
+        position,
+        max(settings.read_ahead, subscription.batch),
+        settings.read_ahead_bytes,
+        *filter_of(subscription),
+    )
+
+
+def filter_of(subscription: Subscription) -> tuple[list[str] | None, list[str] | None]:
+    """Return the tags and the key patterns that a group takes; None: all."""
+    return (
+        None if subscription.tags is None else sorted(subscription.tags),
+        None if subscription.keys is None else [like(pattern) for pattern in subscription.keys],
+    )
+
+
+def to_entries(rows: list[Row], subscription: Subscription, queue: int, position: int) -> list[Entry]:
+    """Return what `next_messages` has read.
+
+    Raises:
+        MessagesPruned: the next message is gone, and the subscription says to stop then.
+    """
+    topic = subscription.topic
+    entries = [to_entry(row, topic, queue, subscription) for row in rows]
+    if entries and entries[0].position != position + 1 and subscription.on_pruned == "stop":
+        raise MessagesPruned(
+            f"group {subscription.group!r} fell behind: of topic {topic!r}, queue {queue}, the messages "
+            f"{position + 1} to {entries[0].position - 1} were pruned before they were read; find out what they were "
+            "(the producer's retention is too short for this group), then go on with on_pruned='skip'"
+        )
+    return entries
+
+
+def to_entry(row: Row, topic: str, queue: int, subscription: Subscription) -> Entry:
+    """Return one row of `inbox.messages_after` as an entry."""
+    position, id_, send_number, visible_at, key, tag, headers, content_type, body, born_at, matches, *_ = row
+    if not matches:
+        return Entry(position, id_, None)
+    message = Message(
+        id_,
+        topic,
+        queue,
+        position,
+        key,
+        tag,
+        content_type,
+        body,
+        born_at,
+        visible_at,
+        send_number,
+        1,
+        json.loads(headers) if headers else {},
+        subscription.model,
+    )
+    return Entry(position, id_, message)
+
+
+def like(pattern: str) -> str:
+    """Return a key pattern with ``*`` as a LIKE pattern that matches nothing else."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")
 
 
 class State(enum.Enum):
@@ -59,7 +158,7 @@ class QueueConsumer:
     def __init__(self, subscription: Subscription, settings: Settings, queue: int) -> None:
         self._subscription = subscription
         self._settings = settings
-        self._place = inbox.Place(settings.schema, subscription.group, subscription.topic, queue)
+        self._place = sql.Place(settings.schema, subscription.group, subscription.topic, queue)
         self._lock = self._place.lock
         self._ahead: deque[Entry] = deque()
         self._position = -1
@@ -121,8 +220,8 @@ class QueueConsumer:
         locked, offsets, rows = execute(
             connection,
             try_lock(self._lock),
-            inbox.offset(self._place),
-            inbox.known(self._place, [entry.id for entry in candidates]),
+            sql.offset(self._place),
+            sql.known(self._place, [entry.id for entry in candidates]),
         )
         if not locked[0][0]:
             self._ahead.clear()
@@ -135,7 +234,7 @@ class QueueConsumer:
             candidates = list(islice(self._ahead, size))
             if not candidates:
                 return State.EMPTY, Counts()
-            (rows,) = execute(connection, inbox.known(self._place, [entry.id for entry in candidates]))
+            (rows,) = execute(connection, sql.known(self._place, [entry.id for entry in candidates]))
         known = {row[0]: row for row in rows}
         if self._waits(candidates[0], known):
             return State.BLOCKED, Counts()
@@ -143,7 +242,7 @@ class QueueConsumer:
             self._fresh = False
             if claims:
                 self._one_by_one = self._subscription.batch
-            at_commit(connection, inbox.append_offset(self._place, position, claims + 1))
+            at_commit(connection, sql.append_offset(self._place, position, claims + 1))
             return State.WORKED, Counts(more=True)
         if claims > self._settings.max_claims and self._is_to_run(candidates[0], known):
             return self._park_crasher(connection, candidates[0], known, claims)
@@ -181,7 +280,7 @@ class QueueConsumer:
         entries = list(todo.values())
         if (
             known_failed
-            and not execute(connection, inbox.lock_failed(self._settings.schema, self._place.group, entries[0].id))[0]
+            and not execute(connection, sql.lock_failed(self._settings.schema, self._place.group, entries[0].id))[0]
         ):
             # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
             # what the handler did would stay, though the row says something else.
@@ -216,17 +315,17 @@ class QueueConsumer:
         place, last = self._place, passed[-1].position
         if known_failed:
             entry = entries[0]
-            row = inbox.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-            at_commit(connection, inbox.settle(place, row))
+            row = sql.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+            at_commit(connection, sql.settle(place, row))
         elif entries:
             ids, positions, digests = [], [], []
             for entry in entries:
                 ids.append(entry.id)
                 positions.append(entry.position)
                 digests.append(entry.digest())
-            at_commit(connection, inbox.consumed(place, ids, positions, digests))
+            at_commit(connection, sql.consumed(place, ids, positions, digests))
         left = max(self._one_by_one - len(passed), 0)
-        at_commit(connection, inbox.append_offset(place, last, 1 if left else 0))
+        at_commit(connection, sql.append_offset(place, last, 1 if left else 0))
         try:
             commit(connection)
         except Exception as error:
@@ -257,20 +356,20 @@ class QueueConsumer:
             self._settings.retry_jitter,
         )
         with connection.begin():
-            locked, offsets = execute(connection, try_lock(self._lock), inbox.offset(self._place))
+            locked, offsets = execute(connection, try_lock(self._lock), sql.offset(self._place))
             position = offsets[0][0] if offsets else 0
             if not locked[0][0] or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
                 return State.LOCKED, Counts()
             blocked = subscription.ordered and row.status == Status.FAILED
-            at_commit(connection, inbox.settle(self._place, row))
+            at_commit(connection, sql.settle(self._place, row))
             if blocked:
                 # This start had an end: whoever takes the queue for the next attempt begins to count anew.
-                at_commit(connection, inbox.drop_claims(self._place, position))
+                at_commit(connection, sql.drop_claims(self._place, position))
             else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
-                at_commit(connection, inbox.append_offset(self._place, entry.position, 1 if self._one_by_one else 0))
+                at_commit(connection, sql.append_offset(self._place, entry.position, 1 if self._one_by_one else 0))
         if not blocked:
             self._advance(entry.position)
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
@@ -285,11 +384,11 @@ class QueueConsumer:
     ) -> tuple[State, Counts]:
         error = f"started {claims - 1} times without ever finishing: the worker died each time"
         attempts = known[entry.id][2] if entry.id in known else 0
-        row = inbox.Settled(
+        row = sql.Settled(
             entry.id, entry.position, Status.PARKED.value, attempts, entry.digest(), error, kind=CRASH_KIND
         )
-        at_commit(connection, inbox.settle(self._place, row))
-        at_commit(connection, inbox.append_offset(self._place, entry.position, 1))
+        at_commit(connection, sql.settle(self._place, row))
+        at_commit(connection, sql.append_offset(self._place, entry.position, 1))
         self._one_by_one = max(self._one_by_one, 1)
         self._ahead.clear()
         self._position = -1

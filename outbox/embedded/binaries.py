@@ -1,4 +1,7 @@
-"""Find PostgreSQL's programs: named by the user, installed on the machine, or inside a wheel."""
+"""Find PostgreSQL's programs: named by the user, installed on the machine, or inside a wheel.
+
+What can go wrong with an embedded PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.embedded.errors import EmbeddedError, PostgresNotFound
+
+class EmbeddedError(Exception):
+    """The embedded PostgreSQL can't do what was asked; the message ends with the tail of its log, if any."""
+
+
+class PostgresNotFound(EmbeddedError):
+    """There are no PostgreSQL binaries on this machine."""
+
 
 OLDEST = 13
 BIN_VARIABLE = "OUTBOX_PG_BIN"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from outbox.embedded.base import Progress, ServerLike
 from outbox.embedded.external import URL_VARIABLE, ExternalServer
 from outbox.embedded.own import Server
+from outbox.embedded.server import Progress, ServerLike
 
 
 @contextmanager

@@ -1,20 +1,121 @@
-"""A PostgreSQL server of one's own, in a folder of its own."""
+"""A PostgreSQL server of one's own, in a folder of its own.
+
+The owner's side of the pipe to the keeper.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from outbox.embedded import config, folders
-from outbox.embedded.base import Mode, Progress, ServerLike
-from outbox.embedded.binaries import Binaries, find_binaries
-from outbox.embedded.errors import EmbeddedError
-from outbox.embedded.link import Link
+from outbox.embedded import files
+from outbox.embedded.binaries import Binaries, EmbeddedError, find_binaries
+from outbox.embedded.server import Mode, Progress, ServerLike
+
+_STOP_LIMIT = 90.0
+_RUN = "import sys; sys.path.append(sys.argv[1]); from keeper.main import main; main()"
+
+
+class Link:
+    """A keeper process and the only open end of its command pipe."""
+
+    def __init__(self, folder: Path, binaries: Binaries, *, temporary: bool, sync: bool, run_as: str) -> None:
+        plan = {
+            "owner": os.getpid(),
+            "folder": str(folder),
+            "temporary": temporary,
+            "sync": sync,
+            "run_as": run_as,
+            "binaries": str(binaries.folder),
+            "base": str(binaries.base),
+            "trees": [str(tree) for tree in binaries.trees],
+        }
+        self._number = 0
+        with (folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-I", "-S", "-c", _RUN, str(Path(__file__).parent), json.dumps(plan)],
+                # No buffers: their locks could be held by another thread at the moment of a fork.
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
+        _links.add(self)
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id."""
+        return self._process.pid
+
+    def ask(self, do: str, **more: str) -> dict[str, Any]:
+        """Have a command done and return the keeper's answer.
+
+        Raises:
+            EmbeddedError: refused or failed, or the keeper is gone.
+
+        """
+        self._number += 1
+        command = {"number": self._number, "do": do, **more}
+        assert self._process.stdin and self._process.stdout  # noqa: S101 - both are pipes
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        answer: dict[str, Any] = {}
+        # An older number is the answer to a command whose caller was interrupted.
+        while answer.get("number") != self._number:
+            line = self._process.stdout.readline()
+            if not line:
+                raise EmbeddedError("the process which keeps PostgreSQL running was ended by somebody else")
+            answer = json.loads(line)
+        if "error" in answer:
+            raise EmbeddedError(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the keeper and wait until it has stopped the server."""
+        self._close_pipes()
+        # The signal is for a keeper which is busy and doesn't look at its pipe.
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def forget(self) -> None:
+        """Let go of the keeper, in a forked child, whose it isn't."""
+        self._close_pipes()
+        self._process.returncode = 0
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for link in list(_links):
+        link.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child must not hold the pipe open after its parent was killed.
+    os.register_at_fork(after_in_child=_forget_all)
+
 
 RunAs = Literal["auto", "namespace", "nobody"]
 
@@ -46,7 +147,7 @@ class Server(ServerLike):
     ) -> None:
         super().__init__(progress)
         self._settings = dict(settings or {})
-        config.check_settings(self._settings)
+        files.check_settings(self._settings)
         self._kept = folder
         self._durable = durable
         self._binaries = binaries
@@ -61,7 +162,7 @@ class Server(ServerLike):
         self._runs_as = ""
 
     def __repr__(self) -> str:
-        state = f"at {config.HOST}:{self._port}" if self._link else "not started"
+        state = f"at {files.HOST}:{self._port}" if self._link else "not started"
         return f"<Server {self._binaries or 'PostgreSQL'} {state}>"
 
     @property
@@ -88,7 +189,7 @@ class Server(ServerLike):
         """
         if not self._link:
             raise EmbeddedError("the server is not started")
-        return f"{driver}://postgres:{self._password}@{config.HOST}:{self._port}/{quote(database, safe='')}"
+        return f"{driver}://postgres:{self._password}@{files.HOST}:{self._port}/{quote(database, safe='')}"
 
     def start(self) -> None:
         """Start the server, or start it again after ``kill()``; returns when it takes connections.
@@ -115,7 +216,7 @@ class Server(ServerLike):
             except BaseException:
                 self.stop()
                 raise
-            self._tell(f"started at {config.HOST}:{self._port}")
+            self._tell(f"started at {files.HOST}:{self._port}")
 
     def stop(self) -> None:
         """Stop the server and remove a temporary folder; does nothing if it isn't running or isn't ours."""
@@ -157,12 +258,12 @@ class Server(ServerLike):
 
     def log_tail(self) -> str:
         """Return the last lines which the server logged since it was started."""
-        return folders.log_tail(self._folder, self._log_starts_at)
+        return files.log_tail(self._folder, self._log_starts_at)
 
     def _open(self, binaries: Binaries) -> None:
         temporary = self._kept is None
-        self._folder = folders.kept(self._kept, binaries) if self._kept else folders.temporary()
-        self._log_starts_at = folders.log_size(self._folder)
+        self._folder = files.kept(self._kept, binaries) if self._kept else files.temporary()
+        self._log_starts_at = files.log_size(self._folder)
         sync = self._durable and not temporary
         self._link = Link(self._folder, binaries, temporary=temporary, sync=sync, run_as=self._run_as)
         self._runs_as = self._ask("prepare")["run_as"]
@@ -172,8 +273,8 @@ class Server(ServerLike):
 
     def _listen(self) -> None:
         for attempt in range(_PORT_TRIES):
-            self._port = config.free_port()
-            text = config.render(self._settings, durable=self._durable, port=self._port)
+            self._port = files.free_port()
+            text = files.render(self._settings, durable=self._durable, port=self._port)
             (self._folder / "outbox.conf").write_text(text)
             try:
                 self._ask("start")

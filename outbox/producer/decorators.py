@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from outbox.decide import already
+from outbox.database.decision import already, fence_key, op, take_lock
+from outbox.database.execute import execute
 from outbox.errors import InvalidHandler
-from outbox.model import Decision, Outgoing, Resolution
-from outbox.store.execute import execute
-from outbox.store.halves import fence_key, op, take_lock
+from outbox.message.model import Decision, Outgoing, Resolution
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

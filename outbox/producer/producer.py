@@ -7,19 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from uuid import UUID
 
-from outbox import carriers, codec, limits, pending
-from outbox.decide import already, decide
+from outbox.database import at_commit
+from outbox.database.decision import already, decide
 from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
-from outbox.flow_control import FlowControl
-from outbox.ids import uuid7
-from outbox.model import Decision, HalfMessage, Preparation, Resolution
+from outbox.message import codec, limits
+from outbox.message.model import Decision, HalfMessage, Preparation, Resolution, uuid7
+from outbox.producer import carriers
+from outbox.producer.flow_control import FlowControl
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-    from outbox.carriers import Carrier
+    from outbox.producer.carriers import Carrier
     from outbox.settings import Settings
 
 
@@ -62,7 +63,7 @@ class Producer:
             )
         carriers.hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
-        pending.hook(engine)
+        at_commit.hook(engine)
 
     def sessions(self) -> sessionmaker[Session]:
         """Return the factory of sessions for sync functions."""
@@ -79,7 +80,7 @@ class Producer:
     def send(self, carrier: Carrier, topic: str, body: Any, **options: Unpack[Options]) -> UUID:
         """See `Outbox.send`."""
         half = self._half(topic, body, **options)
-        write = pending.Write(self.schema, half, nudge=self._settings.listen, flow=self._flow)
+        write = at_commit.Write(self.schema, half, nudge=self._settings.listen, flow=self._flow)
         carriers.add(carrier, write, self._engine)
         return half.id
 
@@ -96,13 +97,13 @@ class Producer:
         """See `Outbox.prepare`."""
         half = self._half(topic, body, **options)
         preparation = Preparation(fenced, self._immunity(half.topic, immunity))
-        carriers.add(carrier, pending.Write(self.schema, half, preparation, flow=self._flow), self._engine)
+        carriers.add(carrier, at_commit.Write(self.schema, half, preparation, flow=self._flow), self._engine)
         return half.id
 
     def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
         if within is not None:
-            carriers.add(within, pending.Intent(self.schema, half_id, resolution), self._engine)
+            carriers.add(within, at_commit.Intent(self.schema, half_id, resolution), self._engine)
             return None
         if self._sessions is None:
             raise TransactionRequired(
@@ -113,7 +114,7 @@ class Producer:
 
     def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
         """Commit a half at the commit of the caller's transaction, which fails if a decision came first."""
-        carriers.add(carrier, pending.Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
+        carriers.add(carrier, at_commit.Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
 
     def commit_now(self, session: Session, half_id: UUID) -> Decision:
         """Commit a half at once, in the session's transaction."""

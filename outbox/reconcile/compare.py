@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.reconcile.judge import Both, Rules, judge, lags
-from outbox.reconcile.model import Outcome, Range
+from outbox.reconcile.model import FINDING, Outcome, Range
 from outbox.reconcile.result import Lag
-from outbox.reconcile.rows import FINDING
 
 #: Upper bounds of the lag histogram, in seconds.
 LAG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)

@@ -23,11 +23,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from outbox.database.execute import Row, Statement, execute
+from outbox.reconcile import sql
 from outbox.reconcile.model import Outcome, Pair, Range
 from outbox.reconcile.postgres import between
-from outbox.reconcile.snapshots import Snapshots, reaching
-from outbox.store import reconcile as store
-from outbox.store.execute import Row, Statement, execute
+from outbox.reconcile.source import Snapshots, reaching
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
 
@@ -59,8 +59,8 @@ def digested(
     what = between(pair)
     schema = snapshots.producer.access.schema, snapshots.consumer.access.schema
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-        ours = pool.submit(_rows, snapshots.producer, store.producer_digests(schema[0], what, gaps, bounds, mixing))
-        theirs = _rows(snapshots.consumer, store.consumer_digests(schema[1], what, gaps, bounds, mixing))
+        ours = pool.submit(_rows, snapshots.producer, sql.producer_digests(schema[0], what, gaps, bounds, mixing))
+        theirs = _rows(snapshots.consumer, sql.consumer_digests(schema[1], what, gaps, bounds, mixing))
         halves, ops, messages, rolled_back, compensated = ours.result()
     sides = _Sides(
         halves, ops, messages, rolled_back, compensated, theirs[0], theirs[1] if what.effects else None, mixing.xor
@@ -77,14 +77,14 @@ def digested(
     return result
 
 
-def mixing_of(snapshots: Snapshots) -> store.Mixing:
+def mixing_of(snapshots: Snapshots) -> sql.Mixing:
     """Return how both servers are to hash: fast, if they give the same values; else by md5, which all have."""
     connections = snapshots.producer.connection, snapshots.consumer.connection
     if all(_version(connection) >= _FAST_SINCE for connection in connections):
-        values = [execute(connection, store.probe(store.FAST))[0] for connection in connections]
+        values = [execute(connection, sql.probe(sql.FAST))[0] for connection in connections]
         if values[0] == values[1]:
-            return store.FAST
-    return store.PORTABLE
+            return sql.FAST
+    return sql.PORTABLE
 
 
 def _version(connection: Connection) -> int:

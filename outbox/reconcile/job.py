@@ -1,4 +1,11 @@
-"""A reconciliation from end to end: two snapshots, all pairs, the measures, a second look, the record, the repair."""
+"""A reconciliation from end to end: two snapshots, all pairs, the measures, a second look, the record, the repair.
+
+The second look: a difference counts only if it is still there when both sides are read again.
+
+Two databases have no snapshot in common. In the first look the consumer's is the older one, so that it knows nothing
+the producer's doesn't; what it consumed in between looks missing. The second look reads the differing messages again,
+the producer's side first, and goes on until two looks in a row say the same of a message.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +18,91 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from outbox.errors import OutboxError
-from outbox.reconcile import settled as settling
-from outbox.reconcile.engine import Engine, LocalEngine
-from outbox.reconcile.look import differing, second_look
-from outbox.reconcile.measuring import Compared, check_measures, measure_all, under_way
-from outbox.reconcile.model import EngineName, Pair
+from outbox.reconcile.compare import Collected, compared
+from outbox.reconcile.engine import Engine, LocalEngine, Silent, Told, timed
+from outbox.reconcile.measure.compute import Compared, check_measures, measure_all, under_way
+from outbox.reconcile.model import FINDING, KINDS, EngineName, Outcome, Pair, Range, to_uuids
 from outbox.reconcile.options import Job
 from outbox.reconcile.pairing import FirstLook, Pairing, in_flight
-from outbox.reconcile.record import Ids, Record
+from outbox.reconcile.record import settled
+from outbox.reconcile.record.record import Ids, Record
 from outbox.reconcile.repair import repair
 from outbox.reconcile.result import JobResult, MeasureResult, PairResult, Repaired, to_findings
-from outbox.reconcile.snapshots import Snapshots, as_time, engine_of, taken
-from outbox.reconcile.told import Silent, Told, timed
+from outbox.reconcile.sides import rules_now, sides
+from outbox.reconcile.source import Snapshots, as_time, engine_of, taken
+from outbox.reconcile.sql import LAST_ID
+
+_BATCH = 2_000
+#: A message on which both sides are at work is different at each look; after so many it is told as it is.
+_MOST_LOOKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The differences that are still there, and what is in flight now (`rows.FINDING`); how the counts change.
+
+    ``healed`` is how many are no difference any more.
+    """
+
+    findings: pa.Table
+    open: pa.Table
+    change: Counter[Outcome]
+    healed: int
+
+
+def second_look(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]) -> Looked:
+    """Look again at differences (`rows.FINDING`).
+
+    Raises:
+        SourceError: a database can't be read.
+    """
+    confirmed: list[pa.Table] = [FINDING.empty_table()]
+    opened: list[pa.Table] = [FINDING.empty_table()]
+    change: Counter[Outcome] = Counter()
+    for finished, batch in enumerate(_batches(findings), 1):
+        seen = _outcomes(batch)
+        change.subtract(seen.values())
+        for look in range(_MOST_LOOKS):
+            told, others = _look(job, pair, sorted(seen))
+            still = differing(told)
+            opened.append(in_flight(told))
+            change.update(others)
+            before, seen = seen, _outcomes(still)
+            if seen == before or not seen or look == _MOST_LOOKS - 1:
+                break
+        change.update(seen.values())
+        confirmed.append(still)
+        done(min(finished * _BATCH, findings.num_rows))
+    still = pa.concat_tables(confirmed)
+    return Looked(still, pa.concat_tables(opened), change, findings.num_rows - still.num_rows)
+
+
+def _look(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+    """Return which of these messages differ or are in flight, and how many that don't differ have which outcome."""
+    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
+    rules = rules_now(job, pair)
+    producer, consumer = sides(job, pair, rules.producer_now, rules.consumer_now)
+    collected = Collected.empty()
+    collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
+    others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
+    return collected.table, others
+
+
+def differing(table: pa.Table) -> pa.Table:
+    """Return the rows of a table of findings that are differences."""
+    return table.filter(pc.greater_equal(table["outcome"], int(KINDS[0])))
+
+
+def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
+    return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
+
+
+def _batches(table: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, _BATCH):
+        yield table.slice(start, _BATCH)
 
 
 @dataclass(slots=True)
@@ -74,7 +152,7 @@ def compare(job: Job, told: Told | None = None, ids: Ids | None = None) -> JobRe
             measures = _measures(job, looks, snapshots)
             begun_at = as_time(snapshots.consumer.now)
             for run, look in zip(runs, looks, strict=True):
-                if job.record and not settling.keep(snapshots.consumer, run.pair, look.settled, look.fresh):
+                if job.record and not settled.keep(snapshots.consumer, run.pair, look.settled, look.fresh):
                     teller.say(f"{run.pair}: another run was faster; which ranges are in sync is kept by that one")
         results = [_finish(job, run, look, begun_at, teller) for run, look in zip(runs, looks, strict=True)]
         for result in results:

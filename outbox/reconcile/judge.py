@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, ProducerState
-from outbox.reconcile.rows import FINDING, fixed_ids
+from outbox.reconcile.model import FINDING, FIRST_ID, InboxState, Outcome, ProducerState, fixed_ids
 
 Array = np.ndarray[Any, Any]
 

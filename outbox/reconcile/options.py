@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outbox.errors import InvalidSettings
-from outbox.reconcile.measure import Measure
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Access, Action, EngineName, Outcome, Pair, Tier, Window
 
 #: What can be done about each kind; the first is what is done unless a policy says otherwise.

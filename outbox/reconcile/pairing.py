@@ -12,19 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.reconcile import plan
-from outbox.reconcile import settled as settling
 from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.digest import Digested, digested
-from outbox.reconcile.engine import Engine, LocalEngine
+from outbox.reconcile.engine import Engine, LocalEngine, Told, timed
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import EngineName, Outcome, Pair, Range, Tier
+from outbox.reconcile.model import EngineName, Outcome, Pair, Range, Tier, to_uuids
 from outbox.reconcile.options import Job
+from outbox.reconcile.record import settled as settling
 from outbox.reconcile.result import Lag, PlanTold
-from outbox.reconcile.rows import to_uuids
-from outbox.reconcile.rules import rules_of
-from outbox.reconcile.sides import sides
-from outbox.reconcile.snapshots import Snapshots
-from outbox.reconcile.told import Told, timed
+from outbox.reconcile.sides import rules_of, sides
+from outbox.reconcile.source import Snapshots
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from outbox.database.execute import Statement, execute
+from outbox.reconcile import sql
 from outbox.reconcile.compare import Task
 from outbox.reconcile.model import EngineName, Range, Tier
 from outbox.reconcile.options import Job
-from outbox.reconcile.snapshots import Snapshot, Snapshots, reaching
-from outbox.store import reconcile as store
-from outbox.store.execute import Statement, execute
+from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 #: Rows of a side in a bucket that is digested: small, so that little is read for one difference.
 _ROWS_OF_BUCKET = 600
@@ -59,7 +59,7 @@ def size_of(snapshots: Snapshots) -> Size:
 
 def _rows(snapshot: Snapshot, table: str) -> int:
     with reaching(snapshot.access):
-        (((rows, size),),) = execute(snapshot.connection, store.size(snapshot.access.schema, table))
+        (((rows, size),),) = execute(snapshot.connection, sql.size(snapshot.access.schema, table))
     return int(rows) or int(size) // _BYTES_OF_ROW
 
 
@@ -67,7 +67,7 @@ def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
     """Return about ``count`` ids that are evenly spread over the larger side, in order."""
     if count < 1:
         return []
-    return _sampled(snapshots, size, lambda schema, table, column: store.sample(schema, table, column, count))
+    return _sampled(snapshots, size, lambda schema, table, column: sql.sample(schema, table, column, count))
 
 
 def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], settled: int) -> list[UUID]:
@@ -79,9 +79,7 @@ def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], sett
     if not settled or rows > _FEW_ROWS:
         return points(snapshots, size, buckets_for(size.larger) - 1)
     step = max(rows // _MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET)
-    return _sampled(
-        snapshots, size, lambda schema, table, column: store.sample_ranges(schema, table, column, gaps, step)
-    )
+    return _sampled(snapshots, size, lambda schema, table, column: sql.sample_ranges(schema, table, column, gaps, step))
 
 
 def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[str, str, str], Statement]) -> list[UUID]:

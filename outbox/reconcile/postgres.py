@@ -1,24 +1,31 @@
-"""PostgreSQL as a source: Arrow over COPY (ADBC), no driver jar, all readers on one snapshot of their database."""
+"""PostgreSQL as a source: Arrow over COPY (ADBC), no driver jar, all readers on one snapshot of their database.
+
+Statements beside the caller's: with settings of their own, and failing alone.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from psycopg import sql
 
-from outbox.consumer.reading import like
+from outbox.consumer.queue import like
+from outbox.database.execute import Statement, execute
+from outbox.dispatch.sql import plan_by_index
 from outbox.errors import SourceError
-from outbox.reconcile.cancel import cancellable
-from outbox.reconcile.model import Access, Pair, Range
-from outbox.reconcile.rows import CONSUMER, PRODUCER, fixed_ids
-from outbox.reconcile.secret import conninfo, hidden, place, tell
-from outbox.store import reconcile as store
-from outbox.store.execute import Statement
+from outbox.reconcile import sql as store
+from outbox.reconcile.measure import sql as measure_sql
+from outbox.reconcile.model import CONSUMER, PRODUCER, Access, Pair, Range, fixed_ids
+from outbox.reconcile.source import cancellable, conninfo, hidden, place, tell
 from outbox.text import summary_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
@@ -113,3 +120,19 @@ def shaped(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _is_sorted(table: pa.Table) -> bool:
     ids = fixed_ids(table)
     return bool((ids[:-1] <= ids[1:]).all())
+
+
+@contextmanager
+def aside(connection: Connection, seconds: float, *, by_index: bool = False) -> Iterator[None]:
+    """Read within the caller's transaction, in a savepoint that is undone at the end.
+
+    So that no setting is left behind, and a statement which fails doesn't end the transaction. ``seconds`` is how long
+    each statement may take; 0 is as long as it wants.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, measure_sql.limits(seconds), *([plan_by_index()] if by_index else []))
+        yield
+    finally:
+        if not connection.invalidated:
+            savepoint.rollback()

@@ -1,16 +1,26 @@
-"""Which sources stand for the two sides of a pair."""
+"""Which sources stand for the two sides of a pair.
+
+What the outcome of a message depends on besides its rows, read from both databases.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
-from outbox.ids import uuid7_at
+from sqlalchemy import Connection
+
+from outbox.database.execute import execute
+from outbox.message.model import uuid7_at
+from outbox.reconcile import sql
 from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Side
+from outbox.reconcile.judge import Rules
 from outbox.reconcile.model import Access, Pair
 from outbox.reconcile.options import Job
 from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.snapshots import Snapshots
+from outbox.reconcile.source import Snapshots, engine_of, reaching
 
 
 def sides(
@@ -44,3 +54,46 @@ def judged_from(job: Job, pair: Pair, producer_now: int) -> UUID:
     """Return the id from which on the producer's side is complete: what it lacks there, it never had."""
     horizon = pruned_below(job.producer, producer_now)
     return complete_from(job.archives, pair, horizon) if job.archives else horizon
+
+
+def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
+    """Return the rules as of two snapshots."""
+    with reaching(job.consumer):
+        return _rules(job, pair, snapshots.consumer.connection, snapshots.producer.now, snapshots.consumer.now)
+
+
+def rules_now(job: Job, pair: Pair) -> Rules:
+    """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there."""
+    with _connected(job.producer) as producer:
+        (((producer_now,),),) = execute(producer, sql.clock())
+    with _connected(job.consumer) as consumer:
+        (((consumer_now,),),) = execute(consumer, sql.clock())
+        return _rules(job, pair, consumer, producer_now, consumer_now)
+
+
+@contextmanager
+def _connected(access: Access) -> Iterator[Connection]:
+    engine = engine_of(access)
+    try:
+        with reaching(access), engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consumer_now: int) -> Rules:
+    schema = job.consumer.schema
+    offsets, starts = execute(
+        consumer,
+        sql.offsets(schema, pair.group, pair.topic),
+        sql.starts(schema, pair.group, pair.topic),
+    )
+    return Rules(
+        producer_now=producer_now,
+        consumer_now=consumer_now,
+        grace=int(job.window.grace * 1e6),
+        horizon=judged_from(job, pair, producer_now).bytes,
+        offsets=dict(offsets),
+        starts=dict(starts),
+        max_resends=job.policy.max_resends,
+    )

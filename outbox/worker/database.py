@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from outbox.store.execute import driver_of, is_lost
+from outbox.database.execute import driver_of, is_lost
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from outbox.store.execute import driver_of
-from outbox.store.wakeup import PROBE, listen
-from outbox.worker.backoff import Backoff, jittered
+from outbox.database.execute import driver_of
+from outbox.database.sql import PROBE, listen
 from outbox.worker.database import Database, cut, discard
+from outbox.worker.duty import Backoff, jittered
 
 logger = logging.getLogger("outbox.worker")
 

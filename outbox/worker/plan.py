@@ -1,31 +1,73 @@
-"""What a worker does: from the outbox and the roles to duties, and the connections they need."""
+"""What a worker does: from the outbox and the roles to duties, and the connections they need.
+
+Passes as lanes run them: with a connection to the database, and one to the producer's.
+
+Operations as duties: what operators have ordered in a worker's database, and rollbacks, where it knows how.
+"""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outbox.check.asking import Asker, Room
-from outbox.check.check_pass import check_once
+from outbox.check.asker import Asker, Room
+from outbox.check.once import check_once
+from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
-from outbox.dispatch import dispatch_once, release_due_once
+from outbox.database.execute import execute
+from outbox.database.sql import OPS, notify
+from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
-from outbox.prune import prune_producer_once, prune_records_once
-from outbox.report import EVERY as REPORT_EVERY
-from outbox.store.wakeup import OPS
-from outbox.worker.async_lane import AsyncLane
+from outbox.message.model import Counts
+from outbox.operator.bulk.run import operate_once
+from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
+from outbox.settings import Settings
 from outbox.worker.database import Database
 from outbox.worker.duty import Duty
-from outbox.worker.lane import Lane, Pass, SyncLane
+from outbox.worker.lane import AsyncLane, Lane, Pass, SyncLane
 from outbox.worker.listener import Listener
-from outbox.worker.passes import on_producer, prune_group, send_notification, start_group
-from outbox.worker.reporting import Reporter
+from outbox.worker.report import EVERY as REPORT_EVERY
+from outbox.worker.report import Reporter
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from outbox.app import Outbox
+
+
+def on_producer(one_pass: Callable[[Connection, Settings], Counts], settings: Settings) -> Pass:
+    """Return the pass of a duty that needs the producer's tables only."""
+    return lambda connection, _: one_pass(connection, settings)
+
+
+def start_group(consumer: Consumer, connection: Connection, source: Connection) -> Counts:
+    """Register a new group."""
+    consumer.start(connection, source)
+    return Counts()
+
+
+def prune_group(
+    settings: Settings,
+    subscription: Subscription,
+    stopping: Callable[[], bool],
+    connection: Connection,
+    source: Connection,
+) -> Counts:
+    """Delete old inbox rows and offsets of a group."""
+    group, topic = subscription.group, subscription.topic
+    return prune_consumer_once(connection, source, settings, group, topic, stopping=stopping)
+
+
+def send_notification(schema: str, payload: str, connection: Connection, _: Connection) -> Counts:
+    """Send a notification."""
+    with connection.begin():
+        execute(connection, notify(schema, payload))
+    return Counts()
+
 
 #: What a worker may be told to do. The first four serve the producer's tables, ``prune`` and ``operate`` both sides'.
 ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "operate")
@@ -154,7 +196,7 @@ class Plan:
             self._add(f"prune {name}", lanes[0], act, lambda: settings.prune_interval, eager=False)
 
     def _plan_reconciliations(self, outbox: Outbox) -> None:
-        from outbox.worker.reconciling import reconcilers  # noqa: PLC0415 - what few workers do
+        from outbox.worker.reconciliation import reconcilers  # noqa: PLC0415 - what few workers do
 
         # A lane of its own: a job may take long, and nothing must wait for it.
         lane = SyncLane(self._own, None, self._stopping)
@@ -164,20 +206,19 @@ class Plan:
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
 
     def _plan_operate(self, outbox: Outbox, *, producing: bool) -> None:
-        from outbox.worker import operating  # noqa: PLC0415 - services that only send and consume don't pay for it
 
         # Lanes of their own: operators wait for what they ordered, and a compensation may take long.
         self.parts.setdefault(self._own, set())
         lane = SyncLane(self._own, None, self._stopping)
         self.lanes.append(lane)
-        act, told = operating.operating(outbox, lane), partial(self._wake, self._own, OPS)
+        act, told = operating(outbox, lane), partial(self._wake, self._own, OPS)
         self._add("operate", lane, act, lambda: self.settings.idle_wait, after=told, eager=False)
         if producing and outbox.compensations:
             lane = SyncLane(self._own, None, self._stopping)
-            rooms = operating.Rooms(self._own, self._stopping)
+            rooms = Rooms(self._own, self._stopping)
             self.lanes.append(lane)
             self.ends.append(rooms.end)
-            act = operating.compensating(outbox, lane, rooms)
+            act = compensating(outbox, lane, rooms)
             self._add("compensate", lane, act, lambda: self.settings.idle_wait, eager=False)
 
     def _plan_records(self) -> None:
@@ -259,3 +300,34 @@ class Plan:
             if database is source and topic in {None, name}:
                 for duty in duties:
                     duty.wake()
+
+
+class Rooms:
+    """Opens connections for compensations, and takes them away from those that run on when the worker ends."""
+
+    def __init__(self, database: Database, stopping: threading.Event) -> None:
+        self._database = database
+        self._stopping = stopping
+        self._open: weakref.WeakSet[Lane] = weakref.WeakSet()
+
+    def __call__(self, is_async: bool) -> Lane:
+        """Open one, for async functions or plain ones."""
+        lane = (AsyncLane if is_async else SyncLane)(self._database, None, self._stopping)
+        self._open.add(lane)
+        return lane
+
+    def end(self) -> None:
+        """End those that are open: what runs on is cut off, and rolled back."""
+        for lane in list(self._open):
+            lane.end()
+
+
+def operating(outbox: Outbox, lane: SyncLane) -> Pass:
+    """Return the pass that carries operations out, on both sides' tables."""
+    return on_producer(partial(operate_once, stopping=lane.ending), outbox.settings)
+
+
+def compensating(outbox: Outbox, lane: SyncLane, rooms: Rooms) -> Pass:
+    """Return the pass that rolls local transactions back."""
+    one_pass = partial(compensate_once, compensations=outbox.compensations, rooms=rooms, stopping=lane.ending)
+    return on_producer(one_pass, outbox.settings)

@@ -154,7 +154,7 @@ class Worker:
             return True
         if not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"operate"}:
             return True
-        from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+        from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
         return migration.current(self._outbox.engine, self._outbox.settings.schema)["producer"] is not None
 
@@ -165,7 +165,7 @@ class Worker:
                 f"nothing to do for the roles {', '.join(sorted(self._roles))}: the Outbox has no consumers; "
                 "import the modules that register them before the worker starts"
             )
-        from outbox import migration  # noqa: PLC0415 - Alembic is slow to import
+        from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
         schema = self._outbox.settings.schema
         for database, parts in plan.parts.items():

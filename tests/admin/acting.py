@@ -11,9 +11,13 @@ from uuid import UUID
 from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox, Settings
-from outbox.admin import acts
-from outbox.admin.databases import Databases, open_database
-from outbox.admin.model import (
+from outbox.dispatch.once import dispatch_once
+from outbox.embedded import ServerLike
+from outbox.message.model import Counts, uuid7
+from outbox.operator import acts
+from outbox.operator.bulk import order, preview, run, show
+from outbox.operator.databases import Databases, open_database
+from outbox.operator.model import (
     Action,
     Actor,
     InboxFilter,
@@ -25,11 +29,6 @@ from outbox.admin.model import (
     Selector,
     Target,
 )
-from outbox.admin.operations import order, preview, run, show
-from outbox.dispatch import dispatch_once
-from outbox.embedded import ServerLike
-from outbox.ids import uuid7
-from outbox.model import Counts
 
 ANN = Actor("ann", {"via": "console", "ip": "192.0.2.7"})
 KIND = "NoAccount in bank_b.py:credit"

@@ -13,10 +13,10 @@ from uuid import UUID
 from sqlalchemy import Engine, create_engine, text
 
 from outbox import Settings
-from outbox.admin.databases import Databases
-from outbox.admin.model import Page, PageRequest
 from outbox.embedded import ServerLike
-from outbox.ids import uuid7_at
+from outbox.message.model import uuid7_at
+from outbox.operator.databases import Databases
+from outbox.operator.model import Page, PageRequest
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from uuid import UUID
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Park, Retry, Settings
-from outbox.admin.databases import Databases
-from outbox.admin.model import Overview, Problem
-from outbox.admin.overview import overview
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once
-from outbox.report import Facts, report_once
+from outbox.dispatch.once import dispatch_once
+from outbox.operator.databases import Databases
+from outbox.operator.health.overview import overview
+from outbox.operator.model import Overview, Problem
+from outbox.worker.report import Facts, report_once
 
 DUTIES = ("dispatch", "release", "check", "operate", "consume paid of mail")
 

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from outbox.admin.model import Action, Actor
 from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidRequest, MessageNotFound, UnknownDatabase, VersionMismatch
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
+from outbox.operator.model import Action, Actor
 from tests.admin.acting import ANN, Desk, open_desk
 
 HALF_STATES = ("undecided", "fenced", "rolled_back", "committed", "deferred", "scheduled", "dispatched", "recalled",
@@ -67,8 +67,8 @@ def desk(server: ServerLike, template: str) -> Iterator[Desk]:
 
 def state_of(desk: Desk, half_id: UUID) -> str:
     """Return the state of a half, as the statement of the acts tells it."""
-    from outbox.store.acts import half_states
-    from outbox.store.execute import execute
+    from outbox.database.execute import execute
+    from outbox.operator.sql import half_states
 
     with desk.engine.connect() as connection:
         return str(execute(connection, half_states("outbox", [half_id]))[0][0][1])
@@ -204,7 +204,7 @@ def test_a_message_that_nobody_knows(desk: Desk) -> None:
 
 def test_what_has_changed_since_it_was_looked_at(desk: Desk) -> None:
     """With the version that the operator saw, the act is done only if nothing about the message has changed since."""
-    from outbox.admin.message import version_of
+    from outbox.operator.look.message import version_of
 
     half_id = desk.half("dispatched")
     seen = version_of(desk.databases, half_id)

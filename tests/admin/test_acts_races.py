@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.admin import acts
-from outbox.admin.model import Action
 from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidRequest
+from outbox.operator import acts
+from outbox.operator.model import Action
 from tests.admin.acting import Desk, open_desk
 from tests.admin.test_acts import state_of
 from tests.conftest import wait_until
@@ -116,7 +116,7 @@ def test_a_recall_that_is_too_late(desk: Desk) -> None:
 
 def test_who_never_lets_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while the operator is told that somebody has it, rather than left waiting."""
-    from outbox.admin import databases
+    from outbox.operator import databases
 
     monkeypatch.setattr(databases, "PATIENCE", 0.2)
     (message_id,) = desk.inbox("failed")
@@ -157,7 +157,7 @@ def test_a_message_in_two_databases(server: ServerLike, template: str) -> None:
 
 def test_the_sentence_names_the_message() -> None:
     """What is shown to the operator says which message, and of which group."""
-    from outbox.admin.model import Target
+    from outbox.operator.model import Target
 
     message_id = UUID(int=7)
     assert acts.named(Target(message_id)) == f"message {message_id}"

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox.admin import dead
-from outbox.admin.databases import Databases
-from outbox.admin.inbox import list_inbox
-from outbox.admin.model import DeadGroup, InboxFilter, InboxRow, PageRequest, Total
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
-from outbox.ids import uuid7
-from outbox.store import find_inbox
+from outbox.message.model import uuid7
+from outbox.operator.databases import Databases
+from outbox.operator.look import inbox, inbox_sql
+from outbox.operator.look.inbox import list_inbox
+from outbox.operator.model import DeadGroup, InboxFilter, InboxRow, PageRequest, Total
 from tests.admin.looking import all_pages, born, id_of, insert, open_databases, registered, row
 
 HOSTILE = "'; DROP TABLE x; -- %s %(topic)s {s} <script> 100%_"
@@ -193,7 +192,7 @@ def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, few
     """A search that stops at its window goes on where it stopped, in each place; nothing is missed or repeated."""
     expected = world.rows(**wanted)
     for name, value in (("WINDOW", 6), ("ERROR_WINDOW", few or 4), ("LEAST", 1), ("_FEW_ROWS", few)):
-        monkeypatch.setattr(find_inbox, name, value)
+        monkeypatch.setattr(inbox_sql, name, value)
     rows = world.pages(5, **wanted)
     assert sorted(rows, key=str) == sorted(expected, key=str)
     by_database = {name: [row for row in rows if row.database == name] for name in world.databases}
@@ -202,8 +201,8 @@ def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, few
 
 def test_a_window_without_a_match(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is empty since the search stopped tells so."""
-    monkeypatch.setattr(find_inbox, "WINDOW", 6)
-    monkeypatch.setattr(find_inbox, "LEAST", 1)
+    monkeypatch.setattr(inbox_sql, "WINDOW", 6)
+    monkeypatch.setattr(inbox_sql, "LEAST", 1)
     page = list_inbox(world.databases, InboxFilter(database="east", attempts_gte=99), ALL)
     assert (page.items, page.complete, page.searched) == ([], False, 6)
     assert page.next_page_token
@@ -276,7 +275,7 @@ def summary(groups: list[DeadGroup]) -> list[tuple[str, str, str, int]]:
 
 def test_dead_groups(world: World) -> None:
     """Dead letters are grouped by database, group, topic and kind, the most first; discarded ones are none."""
-    groups = dead.groups(world.databases)
+    groups = inbox.groups(world.databases)
     assert summary(groups) == [
         ("east", "bank", "orders", 4), ("east", "bank", "payments", 4), ("east", "till", "orders", 4),
         ("east", "till", "payments", 4), ("east", "other", HOSTILE, 2), ("west", "bank", "orders", 2),
@@ -292,15 +291,15 @@ def test_dead_groups(world: World) -> None:
 
 def test_dead_groups_by_place(world: World) -> None:
     """A group or a topic narrows them, alone and together."""
-    every = dead.groups(world.databases)
+    every = inbox.groups(world.databases)
     ways: list[dict[str, Any]] = [{"group": "bank"}, {"topic": "payments"}, {"group": "other", "topic": HOSTILE},
                                   {"database": "west"}]  # fmt: skip
     for wanted in ways:
         expected = [each for each in every if all(getattr(each, name) == value for name, value in wanted.items())]
-        assert dead.groups(world.databases, **wanted) == expected
+        assert inbox.groups(world.databases, **wanted) == expected
         assert expected
-    assert dead.groups(world.databases, group=HOSTILE) == []
-    assert dead.groups(world.databases, limit=2) == every[:2]
+    assert inbox.groups(world.databases, group=HOSTILE) == []
+    assert inbox.groups(world.databases, limit=2) == every[:2]
     assert {each.error_kind for each in every} == {"ValueError in app.py:pay", "unclassified", HOSTILE}
 
 
@@ -308,7 +307,7 @@ def test_a_fingerprint_finds_its_dead_letters(world: World) -> None:
     """The rows of a fingerprint are those of its group; it is of one database, and one kind."""
     others: list[dict[str, Any]] = [{"group": "nobody"}, {"topic": "nothing"}, {"statuses": ("failed",)},
                                     {"discarded": True}]  # fmt: skip
-    groups = dead.groups(world.databases)
+    groups = inbox.groups(world.databases)
     assert len({each.fingerprint for each in groups}) == len(groups)
     for group in groups:
         rows = world.rows(fingerprint=group.fingerprint)
@@ -322,8 +321,8 @@ def test_a_fingerprint_finds_its_dead_letters(world: World) -> None:
 
 def test_dead_groups_are_counted_to_a_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count ends at its limit, and then says "at least"."""
-    monkeypatch.setattr(dead, "COUNT_LIMIT", 3)
-    assert dead.groups(world.databases)[0].count == Total(3, "gte")
+    monkeypatch.setattr(inbox, "COUNT_LIMIT", 3)
+    assert inbox.groups(world.databases)[0].count == Total(3, "gte")
 
 
 def test_dead_groups_that_are_none(world: World) -> None:
@@ -331,6 +330,6 @@ def test_dead_groups_that_are_none(world: World) -> None:
     ways: list[dict[str, Any]] = [{"limit": 0}, {"limit": 1001}, {"group": "\0"}, {"topic": "\0"}]
     for wanted in ways:
         with pytest.raises(InvalidRequest):
-            dead.groups(world.databases, **wanted)
+            inbox.groups(world.databases, **wanted)
     with pytest.raises(UnknownDatabase):
-        dead.groups(world.databases, database="north")
+        inbox.groups(world.databases, database="north")

@@ -11,10 +11,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox.admin.audit import list_audit
-from outbox.admin.databases import Databases
-from outbox.admin.halves import list_halves
-from outbox.admin.model import (
+from outbox.embedded import ServerLike
+from outbox.errors import InvalidRequest
+from outbox.operator.databases import Databases
+from outbox.operator.look import audit_sql, scheduled_sql
+from outbox.operator.look.audit import list_audit
+from outbox.operator.look.scheduled import list_halves, list_scheduled
+from outbox.operator.model import (
     AuditFilter,
     AuditRow,
     HalfFilter,
@@ -24,10 +27,6 @@ from outbox.admin.model import (
     ScheduledRow,
     Total,
 )
-from outbox.admin.scheduled import list_scheduled
-from outbox.embedded import ServerLike
-from outbox.errors import InvalidRequest
-from outbox.store import find_audit, find_scheduled
 from tests.admin.looking import all_pages, born, half, id_of, insert, open_databases, put, registered
 
 HOSTILE = "'; DROP TABLE x; -- %s {s} <script>"
@@ -126,7 +125,7 @@ def test_halves_by_each_filter(
 
     expected = [row.id for row in rows]
     assert ids(3) == expected
-    monkeypatch.setattr(find_scheduled.list_halves, "__defaults__", (4,))
+    monkeypatch.setattr(scheduled_sql.list_halves, "__defaults__", (4,))
     assert ids(3) == expected
 
 
@@ -180,7 +179,7 @@ def test_scheduled_by_each_filter(
     """Each filter finds what it says; page by page and within windows the same."""
     rows = world.scheduled(recalled=recalled, **wanted)
     assert len(rows) == ((12 if recalled else 24) // share if share else 0)
-    for function in (find_scheduled.list_scheduled, find_scheduled.list_recalled):
+    for function in (scheduled_sql.list_scheduled, scheduled_sql.list_recalled):
         monkeypatch.setattr(function, "__defaults__", (window,))
     sought = ScheduledFilter(recalled=recalled, **wanted)
     found = all_pages(lambda page: list_scheduled(world.databases, sought, page), 5)
@@ -214,7 +213,7 @@ def test_audit_by_each_filter(
     """Each filter finds what it says; page by page and within windows the same."""
     rows = world.audit(**wanted)
     assert len(rows) == count
-    monkeypatch.setattr(find_audit.list_audit, "__defaults__", (window,))
+    monkeypatch.setattr(audit_sql.list_audit, "__defaults__", (window,))
     found = all_pages(lambda page: list_audit(world.databases, AuditFilter(**wanted), page), 2)
     assert len(found) == count
     assert sorted(found, key=lambda row: row.acted_at, reverse=True) == rows

@@ -13,14 +13,13 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Settings
-from outbox.admin.databases import Database, Databases
-from outbox.admin.message import message, raw_body, version_of
-from outbox.admin.model import Action, Actor, MessageView
-from outbox.admin.redact import MASK, Redactor
-from outbox.admin.telling import at
 from outbox.embedded import ServerLike
 from outbox.errors import MessageNotFound
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
+from outbox.operator.databases import Database, Databases
+from outbox.operator.look.message import at, message, raw_body, version_of
+from outbox.operator.look.redact import MASK, Redactor
+from outbox.operator.model import Action, Actor, MessageView
 from tests.admin.looking import born, half, id_of, insert, open_databases, put, registered, row
 
 ANN = Actor("ann", {"via": "console", "ip": "192.0.2.7"})

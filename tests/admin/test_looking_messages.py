@@ -13,13 +13,13 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Settings
-from outbox.admin.databases import Database, Databases
-from outbox.admin.messages import list_messages
-from outbox.admin.model import MessageFilter, MessageRow, PageRequest, Total
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
-from outbox.messages import MessageStatus
-from outbox.store import find
+from outbox.operator.databases import Database, Databases
+from outbox.operator.look import messages_sql
+from outbox.operator.look.messages import list_messages
+from outbox.operator.model import MessageFilter, MessageRow, PageRequest, Total
+from outbox.operator.old_messages import MessageStatus
 from tests.admin.looking import all_pages, born, half, id_of, open_databases, put, registered
 
 HOSTILE = "'; DROP TABLE x; -- %s %(topic)s {s} \\ <script> ☃"
@@ -54,7 +54,7 @@ def world(server: ServerLike, template: str) -> Iterator[World]:
             half(63, body=b'{"order": {"id": "x"}}', content_type="text/plain"),
             half(64, body=b'{"order": {"id": "x"', content_type="Application/Vnd.Shop+JSON; charset=utf-8"),
             half(65, body=b'{"order": {"id": "x"}}', content_type="application/vnd.shop+json; charset=utf-8"),
-            half(66, body=json.dumps({"order": {"id": "x"}, "long": "y" * find.LARGEST_BODY}).encode()),
+            half(66, body=json.dumps({"order": {"id": "x"}, "long": "y" * messages_sql.LARGEST_BODY}).encode()),
         ])  # fmt: skip
         put(engines["south"], "dispatched", [half(30)])
         for engine in engines.values():
@@ -159,7 +159,7 @@ def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, wan
     """A search that stops at its window says so, and goes on where it stopped."""
     expected = world.rows(**wanted)
     for name in ("WINDOW", "STATUS_WINDOW", "BODIES"):
-        monkeypatch.setattr(find, name, 4)
+        monkeypatch.setattr(messages_sql, name, 4)
     pages = all_pages(lambda page: list_messages(world.databases, MessageFilter(**wanted), page), 3)
     assert len(pages) == len(expected)
     assert set(pages) == set(expected)
@@ -167,7 +167,7 @@ def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, wan
 
 def test_a_window_without_a_match(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is empty since the search stopped tells how many it looked at, and that there may be more."""
-    monkeypatch.setattr(find, "WINDOW", 4)
+    monkeypatch.setattr(messages_sql, "WINDOW", 4)
     page = list_messages(world.databases, MessageFilter(database="north", key="key-3"), ALL)
     assert (page.items, page.complete, page.searched, page.total) == ([], False, 4, None)
     assert page.next_page_token
@@ -175,7 +175,7 @@ def test_a_window_without_a_match(world: World, monkeypatch: pytest.MonkeyPatch)
 
 def test_few_bytes_of_bodies_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many bytes of bodies are read for a page; one that is larger than that by itself still comes."""
-    monkeypatch.setattr(find, "BODY_BYTES", 30)
+    monkeypatch.setattr(messages_sql, "BODY_BYTES", 30)
     wanted = MessageFilter(body=("order.id", "x"))
     assert len(all_pages(lambda page: list_messages(world.databases, wanted, page), 500)) == 2
     assert not list_messages(world.databases, wanted, ALL).complete
@@ -186,7 +186,7 @@ def test_few_bytes_of_bodies_at_a_time(world: World, monkeypatch: pytest.MonkeyP
 )
 def test_keys_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     """An index that the operator has made is used where it holds all keys; the window doesn't matter then."""
-    monkeypatch.setattr(find, "WINDOW", 4)
+    monkeypatch.setattr(messages_sql, "WINDOW", 4)
     target = columns if "WHERE" in columns else f"({columns})"
     wanted = MessageFilter(database="north", key="key-3", topic="orders")
     with world.engines["north"].begin() as connection:
@@ -210,7 +210,7 @@ def test_a_key_of_many_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch
     try:
         wanted = MessageFilter(database="empty", key="often")
         for most in (5, 100):
-            monkeypatch.setattr(find, "OF_KEY", most)
+            monkeypatch.setattr(messages_sql, "OF_KEY", most)
             rows = all_pages(lambda page: list_messages(world.databases, wanted, page), 3)
             assert [row.id for row in rows] == [id_of(number) for number in reversed(range(20))]
     finally:
@@ -263,7 +263,7 @@ def test_totals(world: World, wanted: dict[str, Any], total: Total | None) -> No
 
 def test_totals_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A total ends at its limit, and then says "at least"."""
-    monkeypatch.setattr("outbox.admin.messages.COUNT_LIMIT", 40)
+    monkeypatch.setattr("outbox.operator.look.messages.COUNT_LIMIT", 40)
     assert list_messages(world.databases, MessageFilter(), PageRequest(5)).total == Total(40, "gte")
 
 

@@ -10,56 +10,57 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from outbox.database.execute import Statement, execute
+from outbox.dispatch.sql import plan_by_index
 from outbox.embedded import ServerLike
-from outbox.ids import uuid7
-from outbox.store import dead, find, find_audit, find_inbox, find_scheduled, find_way, operate
-from outbox.store.browse_halves import HalfFilter
-from outbox.store.dispatch import plan_by_index
-from outbox.store.execute import Statement, execute
+from outbox.message.model import uuid7
+from outbox.operator.bulk import sql as bulk_sql
+from outbox.operator.look import audit_sql, inbox_sql, messages_sql, scheduled_sql
+from outbox.operator.old_halves_sql import HalfFilter
 from tests.admin.looking import open_databases
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 ID = uuid7()
 
 MESSAGES = [
-    find.Wanted(), find.Wanted(topic="t"), find.Wanted(key="k"), find.Wanted(header=("a", "b"), tag="t"),
-    find.Wanted(since=NOW, until=NOW), find.Wanted(json_body=True), find.Wanted(statuses=("undecided",)),
-    find.Wanted(statuses=("scheduled",)), find.Wanted(statuses=("recalled",)), find.Wanted(statuses=("rolled_back",)),
-    find.Wanted(statuses=("committed", "dispatched")),
+    messages_sql.Wanted(), messages_sql.Wanted(topic="t"), messages_sql.Wanted(key="k"), messages_sql.Wanted(header=("a", "b"), tag="t"),
+    messages_sql.Wanted(since=NOW, until=NOW), messages_sql.Wanted(json_body=True), messages_sql.Wanted(statuses=("undecided",)),
+    messages_sql.Wanted(statuses=("scheduled",)), messages_sql.Wanted(statuses=("recalled",)), messages_sql.Wanted(statuses=("rolled_back",)),
+    messages_sql.Wanted(statuses=("committed", "dispatched")),
 ]  # fmt: skip
-PARKED = find_inbox.Wanted(statuses=("parked",))
-FAILED = find_inbox.Wanted(statuses=("failed",))
-INBOX: list[tuple[find_inbox.Wanted, find_inbox.Source]] = [
-    (find_inbox.Wanted(), "all"), (find_inbox.Wanted(group="g", topic="t", error="e"), "all"),
-    (find_inbox.Wanted(statuses=("consumed", "rolled_back"), until=NOW), "all"), (PARKED, "parked"),
-    (find_inbox.Wanted(statuses=("parked",), group="g"), "parked"),
-    (find_inbox.Wanted(statuses=("parked",), group="g", topic="t", error_kind="k"), "parked"), (PARKED, "parked_few"),
-    (FAILED, "failed"), (find_inbox.Wanted(statuses=("failed",), group="g"), "failed"),
-    (find_inbox.Wanted(statuses=("parked",), discarded=True), "discarded"),
+PARKED = inbox_sql.Wanted(statuses=("parked",))
+FAILED = inbox_sql.Wanted(statuses=("failed",))
+INBOX: list[tuple[inbox_sql.Wanted, inbox_sql.Source]] = [
+    (inbox_sql.Wanted(), "all"), (inbox_sql.Wanted(group="g", topic="t", error="e"), "all"),
+    (inbox_sql.Wanted(statuses=("consumed", "rolled_back"), until=NOW), "all"), (PARKED, "parked"),
+    (inbox_sql.Wanted(statuses=("parked",), group="g"), "parked"),
+    (inbox_sql.Wanted(statuses=("parked",), group="g", topic="t", error_kind="k"), "parked"), (PARKED, "parked_few"),
+    (FAILED, "failed"), (inbox_sql.Wanted(statuses=("failed",), group="g"), "failed"),
+    (inbox_sql.Wanted(statuses=("parked",), discarded=True), "discarded"),
 ]  # fmt: skip
 
 STATEMENTS: list[Statement | None] = [
-    *(find.list_messages("outbox", wanted, after, 51) for wanted in MESSAGES for after in (None, ID)),
-    *(find.count("outbox", wanted, 100) for wanted in MESSAGES),
-    find.body("outbox", ID),
-    *(find_inbox.list_inbox("outbox", *each, after, 51) for each in INBOX for after in (None, (ID, "g"))),
-    *(find_inbox.count("outbox", wanted, 100) for wanted, _ in INBOX if find_inbox.is_cheap(wanted)),
-    *(find_inbox.count_few("outbox", PARKED, source, 100) for source in ("parked_few", "failed", "discarded")),
-    find_inbox.rows_of("outbox", find_inbox.Wanted(), ID, None, 51),
-    *(dead.kinds("outbox", *place) for place in ((None, None), ("g", None), (None, "t"), ("g", "t"))),
-    dead.counts("outbox", None, None, 100, 100),
-    dead.details("outbox", ["g"], ["t"], ["k"]),
-    find_scheduled.list_scheduled("outbox", "t", (NOW, ID), 51),
-    find_scheduled.list_recalled("outbox", None, ID, 51),
-    find_scheduled.count_scheduled("outbox", 100),
-    find_scheduled.list_halves("outbox", HalfFilter(topic="t", status="parked", age=1.0), ID, 51),
-    find_scheduled.count_halves("outbox", 100),
-    find_audit.list_audit("outbox", find_audit.Wanted(actor="a", since=NOW), 7, 51),
-    find_audit.list_audit("outbox", find_audit.Wanted(targets=["a", "b"]), None, 51),
-    find_audit.count("outbox", 100),
-    find_audit.groups("outbox"),
-    find_way.findings_of("outbox", ID),
-    operate.of_message("outbox", ID),
+    *(messages_sql.list_messages("outbox", wanted, after, 51) for wanted in MESSAGES for after in (None, ID)),
+    *(messages_sql.count("outbox", wanted, 100) for wanted in MESSAGES),
+    messages_sql.body("outbox", ID),
+    *(inbox_sql.list_inbox("outbox", *each, after, 51) for each in INBOX for after in (None, (ID, "g"))),
+    *(inbox_sql.count("outbox", wanted, 100) for wanted, _ in INBOX if inbox_sql.is_cheap(wanted)),
+    *(inbox_sql.count_few("outbox", PARKED, source, 100) for source in ("parked_few", "failed", "discarded")),
+    inbox_sql.rows_of("outbox", inbox_sql.Wanted(), ID, None, 51),
+    *(inbox_sql.kinds("outbox", *place) for place in ((None, None), ("g", None), (None, "t"), ("g", "t"))),
+    inbox_sql.counts("outbox", None, None, 100, 100),
+    inbox_sql.details("outbox", ["g"], ["t"], ["k"]),
+    scheduled_sql.list_scheduled("outbox", "t", (NOW, ID), 51),
+    scheduled_sql.list_recalled("outbox", None, ID, 51),
+    scheduled_sql.count_scheduled("outbox", 100),
+    scheduled_sql.list_halves("outbox", HalfFilter(topic="t", status="parked", age=1.0), ID, 51),
+    scheduled_sql.count_halves("outbox", 100),
+    audit_sql.list_audit("outbox", audit_sql.Wanted(actor="a", since=NOW), 7, 51),
+    audit_sql.list_audit("outbox", audit_sql.Wanted(targets=["a", "b"]), None, 51),
+    audit_sql.count("outbox", 100),
+    audit_sql.groups("outbox"),
+    messages_sql.findings_of("outbox", ID),
+    bulk_sql.of_message("outbox", ID),
 ]
 
 

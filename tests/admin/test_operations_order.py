@@ -8,18 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from outbox.admin.model import (
-    MAX_IDS,
-    Action,
-    Actor,
-    HalfFilter,
-    InboxFilter,
-    MessageFilter,
-    PageRequest,
-    Selector,
-    Target,
-)
-from outbox.admin.operations import asked, selecting, show
 from outbox.embedded import ServerLike
 from outbox.errors import (
     ActRefused,
@@ -30,7 +18,19 @@ from outbox.errors import (
     OperationTooLarge,
     SelectorChanged,
 )
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
+from outbox.operator.bulk import preview, selection, show
+from outbox.operator.model import (
+    MAX_IDS,
+    Action,
+    Actor,
+    HalfFilter,
+    InboxFilter,
+    MessageFilter,
+    PageRequest,
+    Selector,
+    Target,
+)
 from tests.admin.acting import ANN, KIND, Desk, open_desk
 
 PARKED = InboxFilter(statuses=("parked",), group="bank-b", topic="transfers")
@@ -146,7 +146,7 @@ def test_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OperationTooLarge, match="1001 messages are named; at most 1000 can be, or use a filter"):
         desk.preview(Action.RETRY, [(uuid7(), "bank-b") for _ in range(MAX_IDS + 1)])
     desk.inbox("parked", 6)
-    for module in (asked, selecting):
+    for module in (selection, preview):
         monkeypatch.setattr(module, "MAX_ITEMS", 5)
     with pytest.raises(OperationTooLarge, match="more than 5 messages are matched; narrow the filter"):
         desk.preview(Action.RETRY, PARKED)
@@ -249,7 +249,7 @@ def test_a_token_for_something_else(desk: Desk) -> None:
 
 
 def _start_without_token(desk: Desk) -> None:
-    from outbox.admin.operations import order
+    from outbox.operator.bulk import order
 
     order.start(
         desk.databases, Action.RETRY, Selector(inbox=PARKED), actor=ANN, reason="", token=None, database=None,

@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy import create_engine, text
 
-from outbox.admin.model import Action, Actor, InboxFilter, MessageFilter, OperationRow
-from outbox.admin.operations import order, run
 from outbox.errors import ActRefused
-from outbox.model import Counts
+from outbox.message.model import Counts
+from outbox.operator.bulk import order, run
+from outbox.operator.model import Action, Actor, InboxFilter, MessageFilter, OperationRow
 from tests.admin.acting import ANN, Desk
 from tests.admin.test_operations_order import PARKED
 from tests.conftest import wait_until

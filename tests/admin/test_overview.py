@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Park, Retry, Settings
-from outbox.admin.databases import Database, Databases
-from outbox.admin.overview import overview
 from outbox.errors import InvalidRequest
+from outbox.operator.databases import Database, Databases
+from outbox.operator.health.overview import overview
 from tests.admin.standing import consume, dispatch, handler, look, report, sample, send, sql, told
 
 NewEngine = Callable[..., Engine]

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from outbox.admin import paging
-from outbox.admin.model import MAX_PAGE, MessageFilter, Page, PageRequest, ScheduledFilter
-from outbox.admin.paging import Found, Order, Position, decode, encode, merged
 from outbox.errors import InvalidRequest
+from outbox.operator.look import paging
+from outbox.operator.look.paging import Found, Order, Position, decode, encode, merged
+from outbox.operator.model import MAX_PAGE, MessageFilter, Page, PageRequest, ScheduledFilter
 from tests.admin.looking import all_pages, born, id_of
 
 CURSOR = {"north": ["2026-01-01", 7], "south": None}

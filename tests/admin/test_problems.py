@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Park, Retry, Settings
-from outbox.admin.problems import IN_ORDER
+from outbox.operator.health.problems import IN_ORDER
 from tests.admin.standing import DUTIES, consume, dispatch, handler, look, report, sample, send, sql, told
 
 NewEngine = Callable[..., Engine]

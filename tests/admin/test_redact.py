@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from outbox.admin.json_text import has_at
-from outbox.admin.redact import MASK, Redactor
 from outbox.errors import InvalidSettings
+from outbox.operator.look.redact import MASK, Redactor, has_at
 
 JSON = "application/json"
 MASKED = Redactor()

@@ -9,9 +9,8 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings, __version__
-from outbox.admin.databases import Database, Databases
-from outbox.admin.staff import handlers, workers
-from outbox.admin.system import address, system
+from outbox.operator.databases import Database, Databases
+from outbox.operator.health.system import address, handlers, system, workers
 from tests.admin.standing import handler, open_databases, report, send, sql
 
 

@@ -12,12 +12,12 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Message, Orphan, Outbox, Settings
-from outbox.check.asking import Act, Asker
-from outbox.check.check_pass import check_once
+from outbox.check.asker import Act, Asker
+from outbox.check.once import check_once
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once, release_due_once
-from outbox.model import Answer, Counts
-from outbox.prune import prune_consumer_once, prune_producer_once
+from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.message.model import Answer, Counts
+from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.check.stateful_calls import Call, Refused, Sessions
 from tests.check.stateful_model import EXT, MAX_CHECKS, PAID, TOPICS
 

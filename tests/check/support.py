@@ -16,13 +16,12 @@ from uuid import UUID
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
-from outbox.check.asking import Asker, Room
-from outbox.check.check_pass import check_once
-from outbox.dispatch import dispatch_once
+from outbox.check.asker import Asker, Room
+from outbox.check.once import check_once
+from outbox.dispatch.once import dispatch_once
 from outbox.worker.database import Database
 from outbox.worker.lane import SyncLane
-from outbox.worker.passes import on_producer
-from outbox.worker.plan import rooms
+from outbox.worker.plan import on_producer, rooms
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]

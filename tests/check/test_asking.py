@@ -15,12 +15,11 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from outbox import Answer, Counts, Orphan, Outbox, Resolution, Settings
-from outbox.check.asking import EngineRoom
-from outbox.check.check_pass import question_of
-from outbox.check.interview import Interview
-from outbox.decide import decide
-from outbox.store import check as store
-from outbox.store.execute import driver_of, execute
+from outbox.check import sql as check_sql
+from outbox.check.asker import EngineRoom, Interview
+from outbox.check.once import question_of
+from outbox.database.decision import decide
+from outbox.database.execute import driver_of, execute
 from outbox.worker.database import Database
 from outbox.worker.lane import SyncLane
 from tests.check.support import Bench, asking_threads
@@ -116,7 +115,7 @@ def test_answer_that_is_recorded_while_another_claims(bench: Bench) -> None:
     checker = bench.outbox.checkers["paid"]
     with bench.engine.connect() as mine, bench.engine.connect() as rival, ThreadPoolExecutor(1) as pool:
         with mine.begin():
-            ((row,),) = execute(mine, store.claim("outbox", "paid", 1, question_of(checker)))
+            ((row,),) = execute(mine, check_sql.claim("outbox", "paid", 1, question_of(checker)))
         interview = Interview.of(checker, bench.settings, row)
         with rival.begin():
             rival.execute(text("SELECT FROM outbox.check_history FOR UPDATE"))
@@ -169,7 +168,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
     checker = bench.outbox.checkers["paid"]
     with bench.engine.connect() as connection:
         with connection.begin():
-            ((row,),) = execute(connection, store.claim("outbox", "paid", 1, question_of(checker)))
+            ((row,),) = execute(connection, check_sql.claim("outbox", "paid", 1, question_of(checker)))
         interview = Interview.of(checker, bench.settings, row)
         bench.asker.begin(interview)
         bench.wait_for(lambda: bench.op(half_id) and not asking_threads(), "the answer is recorded")
@@ -487,7 +486,7 @@ def test_pass_with_nothing_to_do(bench: Bench) -> None:
 
 def test_own_schema(new_bench: NewBench, bench: Bench) -> None:
     """Checks of a schema of one's own touch that one only."""
-    from outbox import migration
+    from outbox.database import migration
 
     url = bench.engine.url.render_as_string(hide_password=False)
     migration.upgrade(url, schema="mine")

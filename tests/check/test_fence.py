@@ -19,12 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import INJECTED, AlreadyRolledBack, Counts, Outbox, Resolution
-from outbox.check.check_pass import check_fences
-from outbox.decide import decide
+from outbox.check import sql as check_sql
+from outbox.check.once import check_fences
+from outbox.database.decision import decide, fence_key, take_lock
+from outbox.database.execute import execute
 from outbox.producer import decorators
-from outbox.store import check as store
-from outbox.store.execute import execute
-from outbox.store.halves import fence_key, take_lock
 from tests.check.support import Bench
 
 NewBench = Callable[..., Bench]
@@ -214,8 +213,8 @@ def test_function_that_begins_while_it_is_decided(bench: Bench) -> None:
 
     with bench.engine.connect() as check, ThreadPoolExecutor(1) as pool:
         with check.begin():
-            execute(check, store.due_fenced("outbox", 10))
-            execute(check, store.try_fences("outbox", [half_id], 30, "me"))
+            execute(check, check_sql.due_fenced("outbox", 10))
+            execute(check, check_sql.try_fences("outbox", [half_id], 30, "me"))
             late = pool.submit(begin)
             bench.wait_for(
                 lambda: bench.value(
@@ -368,7 +367,7 @@ def test_function_of_a_two_phase_session(bench: Bench) -> None:
 
 def test_fence_of_another_schema(new_bench: NewBench) -> None:
     """The same id in two schemas has two fences."""
-    from outbox import migration
+    from outbox.database import migration
 
     bench = new_bench(immunity=0)
     migration.upgrade(bench.engine.url.render_as_string(hide_password=False), schema="mine")
@@ -511,14 +510,14 @@ def test_commit_in_the_middle_of_a_check(bench: Bench, monkeypatch: pytest.Monke
     """A function that commits while the check has its half in hand waits for that, no longer, and has committed."""
     (half_id,) = fenced(bench)
     in_hand, go_on = threading.Event(), threading.Event()
-    try_fences = store.try_fences
+    try_fences = check_sql.try_fences
 
     def slowly(*args: Any) -> Any:
         in_hand.set()
         assert go_on.wait(60)
         return try_fences(*args)
 
-    monkeypatch.setattr(store, "try_fences", slowly)
+    monkeypatch.setattr(check_sql, "try_fences", slowly)
     with ThreadPoolExecutor(2) as pool, Session(bench.engine) as session:
         decorators._take_fence(session, "outbox", half_id)
         session.execute(CHANGE, {"n": 1})

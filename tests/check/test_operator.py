@@ -27,12 +27,12 @@ from outbox import (
     Outbox,
     Resolution,
 )
-from outbox.check import operator
-from outbox.decide import decide
-from outbox.model import Decision
+from outbox.check import sql as check_sql
+from outbox.database.decision import decide
+from outbox.database.execute import execute
+from outbox.message.model import Decision
+from outbox.operator import undecided
 from outbox.settings import Settings
-from outbox.store import check as store
-from outbox.store.execute import execute
 from outbox.worker.database import Database
 from outbox.worker.plan import rooms
 from tests.check.support import Bench
@@ -213,7 +213,7 @@ def reset_parked(bench: Bench, topic: str | None, *, limit: int = 1000) -> list[
     while True:
         with bench.engine.begin() as connection:
             after = done[-1] if done else None
-            batch = operator.reset_parked(connection, bench.settings, topic, after=after, limit=limit, **WHO)
+            batch = undecided.reset_parked(connection, bench.settings, topic, after=after, limit=limit, **WHO)
         if not batch:
             return done
         done += batch
@@ -235,7 +235,7 @@ def test_reset_of_all_that_are_parked(bench: Bench) -> None:
     assert len(reset_parked(bench, None)) == 6
     with bench.engine.connect() as connection, connection.begin() as transaction:
         bench.check()
-        operator.reset_parked(connection, bench.settings, None, **WHO)
+        undecided.reset_parked(connection, bench.settings, None, **WHO)
         transaction.rollback()
     assert bench.value("SELECT count(*) FROM outbox.audit") == 11
     assert bench.value("SELECT count(*) FROM outbox.half_check WHERE parked_at IS NOT NULL") == 6
@@ -324,7 +324,7 @@ def test_operator_is_faster_than_the_check(bench: Bench) -> None:
     bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.begin() as connection:
-        operator.resolve(connection, bench.settings, half_id, ROLLBACK, **WHO)
+        undecided.resolve(connection, bench.settings, half_id, ROLLBACK, **WHO)
         assert bench.check() == Counts()
     assert bench.check() == Counts()
     assert (bench.op(half_id), bench.history(half_id)) == (("rollback", "operator"), [])
@@ -334,7 +334,7 @@ def test_two_operators(bench: Bench) -> None:
     """Two operators decide otherwise at once: the second waits, is told what the first decided, and leaves no entry."""
     half_id = parked(bench)
     with bench.engine.connect() as first, first.begin() as transaction:
-        operator.resolve(first, bench.settings, half_id, ROLLBACK, **WHO)
+        undecided.resolve(first, bench.settings, half_id, ROLLBACK, **WHO)
         with beside(bench, lambda: bench.outbox.resolve(half_id, COMMIT, actor="bob", reason="no")) as second:
             bench.wait_for(lambda: waiting(bench), "the second operator waits")
             transaction.commit()
@@ -540,7 +540,7 @@ def test_asked_by_another_in_the_same_moment(bench: Bench) -> None:
     asked = bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.connect() as rival, rival.begin() as transaction:
-        execute(rival, store.claim("outbox", "paid", 1, store.Question(15, 40, "another")))
+        execute(rival, check_sql.claim("outbox", "paid", 1, check_sql.Question(15, 40, "another")))
         with beside(bench, lambda: check_now(bench, half_id)) as late:
             bench.wait_for(lambda: waiting(bench), "the operator waits")
             transaction.commit()
@@ -554,7 +554,7 @@ def test_checked_again_after_the_worker_died(bench: Bench) -> None:
     asked = bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.begin() as dead:
-        execute(dead, store.claim("outbox", "paid", 1, store.Question(15, 40, "dead")))
+        execute(dead, check_sql.claim("outbox", "paid", 1, check_sql.Question(15, 40, "dead")))
     with pytest.raises(CheckRefused):
         check_now(bench, half_id)
     bench.run("UPDATE outbox.check_history SET asked_at = asked_at - interval '41 s'")
@@ -565,7 +565,7 @@ def test_checked_again_after_the_worker_died(bench: Bench) -> None:
 @pytest.mark.parametrize("fenced", [False, True])
 def test_decided_by_a_transaction_that_never_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, fenced: bool) -> None:
     """The operator waits so long and no longer, and is told what for."""
-    monkeypatch.setattr(operator, "PATIENCE", 0.05)
+    monkeypatch.setattr(undecided, "PATIENCE", 0.05)
     bench.register(COMMIT)
     half_id = ended(bench) if fenced else bench.prepare()
     with bench.engine.begin() as rival:
@@ -606,7 +606,7 @@ def test_no_reason(bench: Bench, name: str, reason: str) -> None:
         ACTS[name](bench.outbox, half_id, reason)
     assert check_of(bench, half_id) == before
     with bench.engine.begin() as connection, pytest.raises(DecisionRefused):
-        operator.reset_parked(connection, Settings(), None, actor="ann", reason=reason)
+        undecided.reset_parked(connection, Settings(), None, actor="ann", reason=reason)
 
 
 def test_unknown_is_no_decision(bench: Bench) -> None:
@@ -621,9 +621,9 @@ def test_act_that_is_rolled_back(bench: Bench) -> None:
     half_id = parked(bench)
 
     def acts(connection: Connection) -> None:
-        operator.request_check(connection, bench.settings, half_id, **WHO)
-        operator.reset(connection, bench.settings, half_id, **WHO)
-        operator.resolve(connection, bench.settings, half_id, COMMIT, **WHO)
+        undecided.request_check(connection, bench.settings, half_id, **WHO)
+        undecided.reset(connection, bench.settings, half_id, **WHO)
+        undecided.resolve(connection, bench.settings, half_id, COMMIT, **WHO)
 
     with bench.engine.connect() as connection, connection.begin() as transaction:
         acts(connection)

@@ -33,12 +33,12 @@ from outbox import (
     Resolution,
     Settings,
 )
-from outbox.check import check_pass, interview
-from outbox.dispatch import release_due_once
-from outbox.ids import uuid7, uuid7_at
-from outbox.joined import commit
-from outbox.prune import prune_producer_once
-from outbox.store.execute import driver_of
+from outbox.check import asker, once
+from outbox.database.execute import driver_of
+from outbox.database.session import commit
+from outbox.dispatch.once import release_due_once
+from outbox.message.model import uuid7, uuid7_at
+from outbox.prune.once import prune_producer_once
 from tests.check.support import Bench
 
 NewBench = Callable[..., Bench]
@@ -846,7 +846,7 @@ def test_history_of_checks(bench: Bench) -> None:
         "the checker returned 'commit' (str), which is not a Resolution",
         None,
     ]
-    assert {each.worker for each in history} == {check_pass.worker_name()}
+    assert {each.worker for each in history} == {once.worker_name()}
     assert all(0 <= each.seconds < 60 for each in history)
     assert [each.asked_at for each in history] == sorted(each.asked_at for each in history)
 
@@ -860,7 +860,7 @@ def test_pass_is_bounded_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     Better: what was checked is recorded one by one; the next pass goes on with the rest.
     """
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(check_pass, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(once, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     @bench.outbox.checker("paid")
     def checker(orphan: Orphan) -> Resolution:
@@ -1024,7 +1024,7 @@ def test_answer_of_the_commit_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPa
         bench.run("SELECT pg_terminate_backend(:pid, 60000)", pid=pids[0])
         connection.execute(text("SELECT 1"))
 
-    monkeypatch.setattr(interview, "commit", commit_and_break)
+    monkeypatch.setattr(asker, "commit", commit_and_break)
 
     @bench.outbox.checker("paid")
     def checker(orphan: Orphan, session: Any) -> Resolution:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.consumer.consumer import Consumer
-from outbox.store.halves import fence_key
+from outbox.database.decision import fence_key
 from tests.check.killed import NAME, PAID, SETTINGS
 from tests.check.support import Bench
 from tests.conftest import wait_until

@@ -19,8 +19,8 @@ import pytest
 from sqlalchemy import make_url
 
 from outbox.cli.exits import Code
-from outbox.console.config import ConsoleConfig
-from outbox.console.hashes import hash_token, verify_password
+from outbox.console.login import hash_token, verify_password
+from outbox.console.serve import ConsoleConfig
 from tests.cli.books import Terminal
 from tests.cli.conftest import Cli
 

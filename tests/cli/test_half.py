@@ -18,13 +18,12 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import text
 
-from outbox import Orphan, Resolution, halves
-from outbox.check import operator
+from outbox import Orphan, Resolution
+from outbox.check import sql as check_sql
 from outbox.cli.exits import Code
-from outbox.decide import decide
-from outbox.store import check as store
-from outbox.store.execute import execute
-from outbox.store.halves import fence_key
+from outbox.database.decision import decide, fence_key
+from outbox.database.execute import execute
+from outbox.operator import old_halves, undecided
 from tests.check.support import Bench, open_bench
 from tests.cli.conftest import Cli, Result
 
@@ -70,7 +69,7 @@ def world(bench: Bench) -> dict[str, UUID]:
     bench.check()
     asked = bench.prepare(key="c", body={})
     with bench.engine.begin() as connection:
-        execute(connection, store.claim("outbox", "paid", 1, store.Question(15, 3600, "another")))
+        execute(connection, check_sql.claim("outbox", "paid", 1, check_sql.Question(15, 3600, "another")))
     bench.run("UPDATE outbox.half_check SET next_check_at = now() + interval '1 h' WHERE half_id = :id", id=waiting)
     orphan = bench.prepare("refunds", key="d")
     immune = bench.prepare("refunds", key="e", due=False, immunity=3600)
@@ -192,7 +191,7 @@ def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
-    monkeypatch.setattr(halves, "WINDOW", 2)
+    monkeypatch.setattr(old_halves, "WINDOW", 2)
     result = cli("half", "list", "--status", "orphan")
     assert result.err == f"looked at 100000 half messages; to search further: --after {world['waiting']}\n"
     arguments: list[str] = []
@@ -630,7 +629,7 @@ def test_resolve_asks_only_what_is_open(cli: Cli, world: dict[str, UUID]) -> Non
 
 def test_resolve_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that is deciding the half and doesn't end is waited for so long and no longer: 4."""
-    monkeypatch.setattr(operator, "PATIENCE", 0.05)
+    monkeypatch.setattr(undecided, "PATIENCE", 0.05)
     half_id = bench.prepare()
     with bench.engine.begin() as rival:
         decide(rival, "outbox", half_id, COMMIT)
@@ -689,7 +688,7 @@ def test_actor_by_default(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 def test_where_only_consumers_are(cli: Cli, empty_url: str) -> None:
     """Halves are in the producer's database: 78 elsewhere."""
-    from outbox import migration
+    from outbox.database import migration
 
     migration.upgrade(empty_url, ["consumer"])
     for command in (["list"], ["show", str(uuid4())], ["reset", str(uuid4()), *BECAUSE]):

@@ -11,11 +11,14 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from outbox import Message, Outbox, Park, Settings, messages, migration, stats
+from outbox import Message, Outbox, Park, Settings
 from outbox.cli import lists
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once
-from outbox.store import find
+from outbox.database import migration
+from outbox.dispatch.once import dispatch_once
+from outbox.operator import old_messages
+from outbox.operator.health import stats
+from outbox.operator.look import messages_sql
 from tests.cli.conftest import Cli
 
 ESCAPE = "\x1b[31mred\x1b[0m [bold]x[/bold]"
@@ -257,8 +260,8 @@ def test_list(cli: Cli, world: World) -> None:
     assert len(status) == 11
 
 
-@pytest.mark.parametrize("status", list(messages.MessageStatus))
-def test_list_by_status(cli: Cli, world: World, status: messages.MessageStatus) -> None:
+@pytest.mark.parametrize("status", list(old_messages.MessageStatus))
+def test_list_by_status(cli: Cli, world: World, status: old_messages.MessageStatus) -> None:
     """Each status finds its messages and no others."""
     found = ids(cli("messages", "list", "--status", status, "-o", "json").json)
     if status == "dispatched":
@@ -310,7 +313,7 @@ def test_list_pages(cli: Cli, world: World) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
-    monkeypatch.setattr(find, "WINDOW", 3)
+    monkeypatch.setattr(messages_sql, "WINDOW", 3)
     monkeypatch.setattr(lists, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):

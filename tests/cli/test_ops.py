@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from outbox import testing
-from outbox.admin.model import Action, Actor, InboxFilter, Selector
-from outbox.admin.service import Admin
 from outbox.cli.exits import Code
 from outbox.embedded import ServerLike
+from outbox.operator.model import Action, Actor, InboxFilter, Selector
+from outbox.operator.service import Admin
 from outbox.settings import Settings
 from tests.cli.books import Books
 from tests.cli.conftest import Cli

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import create_engine
 
 from outbox import Outbox, Settings
-from outbox.check.asking import EngineRoom
-from outbox.compensate.run import compensate_once
+from outbox.check.asker import EngineRoom
+from outbox.compensate.once import compensate_once
 from tests.check.killed import Stops
 from tests.compensate.support import give_back
 

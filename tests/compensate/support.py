@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
-from outbox.check.asking import EngineRoom, Room
-from outbox.compensate.declare import Compensation
-from outbox.compensate.run import compensate_once
+from outbox.check.asker import EngineRoom, Room
+from outbox.compensate.declaration import Compensation
+from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer
-from outbox.model import Counts
+from outbox.message.model import Counts
 from tests.consumer.support import Bench, record
 
 BOOKS = """

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Retry
-from outbox.check.asking import EngineRoom
+from outbox.check.asker import EngineRoom
 from tests.compensate.support import GIVE, Town, give_back, settle
 
 

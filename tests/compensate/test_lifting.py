@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
-from outbox import Message, fences
-from outbox.fences import Order
+from outbox import Message
+from outbox.compensate import quarantine
+from outbox.compensate.quarantine import Order
 from tests.compensate.support import Town, give_back, refuse, settle
 
 
@@ -155,8 +156,8 @@ def test_later_order_takes_the_fences_over(town: Town) -> None:
     assert town.rows("SELECT fenced_by FROM outbox.consumer_message") == [second]
     straggler = Order(half_id, "t", first, "ada", "late", None, ((0, 1),))
     for doubt in (False, True):
-        fences.lift(town.connection, "outbox", straggler, doubt=doubt)
-    assert fences.fence(town.connection, "outbox", straggler, acknowledged=False).fenced == ["g"]
+        quarantine.lift(town.connection, "outbox", straggler, doubt=doubt)
+    assert quarantine.fence(town.connection, "outbox", straggler, acknowledged=False).fenced == ["g"]
     assert town.rows("SELECT fenced_by, fenced_from FROM outbox.consumer_message") == [(second, "parked")]
     withdrawn(town, second)
     assert town.status(half_id) == {"g": "parked"}
@@ -208,7 +209,7 @@ def test_it_comes_out_while_it_is_lifted(town: Town, monkeypatch: pytest.MonkeyP
     consumer = town.declare()
     half_id = town.transfer(dispatched=False)
     operation_id = fenced(town, half_id)
-    inner = fences.lift
+    inner = quarantine.lift
 
     def lift(*args: Any, **options: Any) -> None:
         monkeypatch.undo()
@@ -218,7 +219,7 @@ def test_it_comes_out_while_it_is_lifted(town: Town, monkeypatch: pytest.MonkeyP
         if dies:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fences, "lift", lift)
+    monkeypatch.setattr(quarantine, "lift", lift)
     town.cancel(operation_id)
     if dies:
         with pytest.raises(KeyboardInterrupt):
@@ -261,7 +262,7 @@ def consume_nothing(message: Message, session: Session) -> None:
 
 def once_after_fence(town: Town, act: Callable[[str], None]) -> None:
     """Have something done right after the first fence was committed."""
-    inner = fences.fence
+    inner = quarantine.fence
     patch = pytest.MonkeyPatch()
 
     def fence(*args: Any, **options: Any) -> Any:
@@ -270,4 +271,4 @@ def once_after_fence(town: Town, act: Callable[[str], None]) -> None:
         act("")
         return made
 
-    patch.setattr(fences, "fence", fence)
+    patch.setattr(quarantine, "fence", fence)

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from outbox.consumer import fencing
+from outbox.compensate import quarantine
 from tests.compensate.support import Town, give_back, settle
 
 
@@ -94,7 +94,7 @@ def test_withdrawn_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPa
     """A rollback that is withdrawn after a starting group has seen it, and before it has fenced, leaves no fence."""
     half_id = town.transfer()
     operation_id = begun(town, half_id)
-    inner = fencing._fence
+    inner = quarantine._fence
 
     def late(*args: object) -> bool:
         monkeypatch.undo()
@@ -103,7 +103,7 @@ def test_withdrawn_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPa
         assert town.item(operation_id)[0] == "cancelled"
         return inner(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fencing, "_fence", late)
+    monkeypatch.setattr(quarantine, "_fence", late)
     settle(town, town.declare())
     assert town.effects(half_id) == 1
 
@@ -119,7 +119,7 @@ def test_rollback_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPat
         assert town.item(operation_id)[0] == "done"
 
     if moment == "after it":
-        inner = fencing.fence_group
+        inner = quarantine.fence_group
 
         def fence_group(*args: Any) -> None:
             happen()

@@ -14,11 +14,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox import CompensationRefused, Message
-from outbox.compensate.book import Book
-from outbox.compensate.perform import Performance
+from outbox.compensate import sql as compensate_sql
+from outbox.compensate.perform import Book, Performance
 from outbox.consumer.consumer import Consumer
-from outbox.model import Counts
-from outbox.store import compensate as store
+from outbox.message.model import Counts
 from tests.compensate.support import Town, give_back, record
 from tests.conftest import wait_until
 
@@ -83,7 +82,7 @@ def test_many_compensations_of_one_message(town: Town) -> None:
     engine = create_engine(town.producer.url, pool_size=RIVALS)
     with engine.connect() as connection:
         book = Book(connection, "outbox")
-        item = book.claim(store.Key(operation_id, 1))
+        item = book.claim(compensate_sql.Key(operation_id, 1))
         assert item is not None
         order = book.order(item)
     together = threading.Barrier(RIVALS)
@@ -198,7 +197,7 @@ def test_fence_waits_for_a_retry(town: Town, succeeds: bool) -> None:
 
 def test_fence_does_not_wait_for_ever(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the retry takes too long, the item says so and waits; then it goes on."""
-    monkeypatch.setattr("outbox.fences.PATIENCE", 0.05)
+    monkeypatch.setattr("outbox.compensate.quarantine.PATIENCE", 0.05)
     half_id = town.transfer()
     town.consume(town.declare(_fail))
     town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message, NotParked
-from outbox.worker.async_lane import AsyncLane
 from outbox.worker.database import Database
+from outbox.worker.lane import AsyncLane
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle
 
 

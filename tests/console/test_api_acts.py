@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from outbox.admin.model import Action
+from outbox.operator.model import Action
 from tests.console.web import GROUP, Http, Shop
 
 WHY = {"reason": "ticket 4711"}

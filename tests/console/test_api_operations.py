@@ -9,7 +9,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from outbox.admin.operations.run import operate_once
+from outbox.operator.bulk.run import operate_once
 from tests.console.test_api_acts import problem
 from tests.console.web import API, GROUP, Http, Shop
 

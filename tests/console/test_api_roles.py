@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from outbox.admin.model import Action
-from outbox.console.headers import CONTENT_SECURITY_POLICY
+from outbox.console.security import CONTENT_SECURITY_POLICY
+from outbox.operator.model import Action
 from tests.console.web import API, GROUP, Http, Shop
 
 SAFE = {"GET", "HEAD", "OPTIONS"}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox.console.log import log, log_failure
+from outbox.console.problems import log, log_failure
 from outbox.text import csv_cell
 from tests.console.web import Asker, Http, Shop, console_of
 

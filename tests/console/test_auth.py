@@ -12,12 +12,11 @@ from fastapi import Depends, FastAPI, Header, HTTPException
 from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
 from outbox.console.api import looking
 from outbox.console.auth import Authorizer
-from outbox.console.hashes import verify_password
+from outbox.console.login import Throttle, verify_password
 from outbox.console.permissions import ROLES, Permission
 from outbox.console.problems import Problem
 from outbox.console.router import build_console
 from outbox.console.routing import console_router
-from outbox.console.throttle import Throttle
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, authorizer, bearer, token_of
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from outbox.admin.model import Series
 from outbox.console.charts import Chart, draw, nice
+from outbox.operator.model import Series
 
 NOON = dt.datetime(2026, 5, 24, 12, tzinfo=dt.UTC)
 

@@ -13,9 +13,9 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import Engine
 
-from outbox.admin.service import Admin
 from outbox.console import AllowAll, create_console_router
 from outbox.errors import InvalidSettings
+from outbox.operator.service import Admin
 from tests.console.web import Asker, Http, Shop, authorizer, bearer, console_of, token_of
 
 LINK = re.compile(r"""(?:href|src|action)="([^"]*)\"""")
@@ -192,5 +192,5 @@ def test_without_the_extra_the_error_names_it() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     assert "pip install 'outbox[console]'" in ran.stderr
-    code = "import sys, outbox\nassert not {'fastapi', 'outbox.console', 'outbox.admin'} & set(sys.modules)"
+    code = "import sys, outbox\nassert not {'fastapi', 'outbox.console', 'outbox.operator'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).returncode == 0

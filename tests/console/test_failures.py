@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Settings
 from outbox.console import opening
-from outbox.console.failures import as_problem
 from outbox.console.opening import Opening, own_engine
+from outbox.console.problems import as_problem
 from outbox.errors import (
     AlreadyCommitted,
     CompensationRefused,

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from outbox.admin.model import MessageFilter
 from outbox.console.pages.fields import Fields, fixed, half_filter, inbox_filter, message_filter
 from outbox.errors import InvalidRequest
+from outbox.operator.model import MessageFilter
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http
 

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy import create_engine
 
-from outbox.admin.model import Action, Actor, Selector, Target
-from outbox.admin.service import Admin
 from outbox.embedded import ServerLike
+from outbox.operator.model import Action, Actor, Selector, Target
+from outbox.operator.service import Admin
 from outbox.settings import Settings
 from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made

@@ -7,9 +7,7 @@ import base64
 import pytest
 
 from outbox.console import Basic, Bearer, Principal, hash_password, hash_token
-from outbox.console.hashes import Tokens
-from outbox.console.session import COOKIE, Sessions
-from outbox.console.throttle import Throttle
+from outbox.console.login import COOKIE, Sessions, Throttle, Tokens
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, console_of, token_of
 

@@ -17,15 +17,14 @@ from sqlalchemy import URL
 
 from outbox.console import Basic, Bearer, Principal, Role, hash_password, hash_token
 from outbox.console.auth import AnyOf, TrustedHeader
-from outbox.console.config import ConsoleConfig, named_databases
-from outbox.console.standalone import authorizer_of, console_of, serve
+from outbox.console.serve import ConsoleConfig, authorizer_of, console_of, named_databases, serve
 from outbox.errors import InvalidSettings
 from tests.console.web import Asker, Shop, bearer
 from tests.console.web import console_of as app_over
 
 URL_A = "postgresql+psycopg://ann:hunter2@db.test/bank_a"
 HASH = hash_password("x", cost=4)
-_SERVE = "from outbox.console.config import ConsoleConfig; from outbox.console.standalone import serve; "
+_SERVE = "from outbox.console.serve import ConsoleConfig; from outbox.console.serve import serve; "
 
 
 def text_of(url: URL) -> str:

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once, release_due_once
-from outbox.model import Counts
+from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.message.model import Counts
 
 LEDGER = text("INSERT INTO ledger (message_id, body, attempt) VALUES (:id, :body, :attempt)")
 DUE = "UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'"

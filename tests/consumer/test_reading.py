@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message
+from outbox.consumer import sql as consumer_sql
+from outbox.database.execute import execute
 from outbox.errors import MessagesPruned
-from outbox.store import inbox
-from outbox.store.execute import execute
 from tests.consumer.support import Bench, record
 
 OFFSETS = "SELECT queue, max(position) FROM outbox.consumer_offset GROUP BY queue ORDER BY queue"
@@ -150,7 +150,7 @@ def test_big_bodies_are_read_a_few_at_a_time(bench: Bench) -> None:
     read = []
     for position in (0, 5, 6, 7):
         with bench.connection.begin():
-            statement = inbox.messages_after("outbox", "t", queue, position, 500, 2_500_000, None, None)
+            statement = consumer_sql.messages_after("outbox", "t", queue, position, 500, 2_500_000, None, None)
             read.append([row[0] for row in execute(bench.connection, statement)[0]])
     assert read == [[1, 2, 3], [6, 7], [7], [8]]
     tracemalloc.start()

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once, resend
-from outbox.model import Counts
+from outbox.dispatch.once import dispatch_once, resend
+from outbox.message.model import Counts
 from tests.consumer.support import LEDGER
 
 LIMITS = Settings(retry_delays=(0.0,) * 5, read_ahead=20, max_claims=1_000)

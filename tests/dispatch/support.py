@@ -9,11 +9,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
-from outbox import Outbox, Settings, codec, pending
-from outbox.dispatch import dispatch_once
-from outbox.model import Counts
-from outbox.store import dispatch as store
-from outbox.store.execute import Statement, execute
+from outbox import Outbox, Settings
+from outbox.database import at_commit
+from outbox.database.execute import Statement, execute
+from outbox.dispatch import sql as dispatch_sql
+from outbox.dispatch.once import dispatch_once
+from outbox.message import codec
+from outbox.message.model import Counts
 
 #: How many statements wait for a lock that somebody else holds.
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -89,7 +91,7 @@ def write_now(app: Outbox, connection: Connection, body: Any, topic: str = "t", 
 
 def flush(connection: Connection) -> None:
     """Write what was sent on a connection without committing, as the preparation of a two-phase commit does."""
-    pending._on_prepare_twophase(connection)
+    at_commit._on_prepare_twophase(connection)
 
 
 def scalar(connection: Connection, sql: str, **values: Any) -> Any:
@@ -107,7 +109,7 @@ def run(connection: Connection, sql: str, **values: Any) -> None:
 def scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
     """Run a statement of a dispatch pass, undo it, and return the plan's nodes that read a table."""
     with connection.begin() as transaction:
-        execute(connection, store.plan_by_index())
+        execute(connection, dispatch_sql.plan_by_index())
         found = table_scans(connection, statement)
         transaction.rollback()
     return found
@@ -139,6 +141,6 @@ def rows_read(nodes: list[dict[str, Any]], table: str) -> int:
 def next_batch(connection: Connection, settings: Settings, limit: int) -> Statement:
     """Return the statement that the next pass would run."""
     with connection.begin():
-        (cursors,) = execute(connection, store.newest_cursor(settings.schema))
-    place = store.Placement(settings.schema, settings.queues, limit, notify=True)
-    return store.dispatch_batch(place, store.to_cursor(cursors[0]))
+        (cursors,) = execute(connection, dispatch_sql.newest_cursor(settings.schema))
+    place = dispatch_sql.Placement(settings.schema, settings.queues, limit, notify=True)
+    return dispatch_sql.dispatch_batch(place, dispatch_sql.to_cursor(cursors[0]))

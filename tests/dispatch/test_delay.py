@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
-from outbox.dispatch import dispatch_once, recall, release_due_once
+from outbox.dispatch.once import dispatch_once, recall, release_due_once
 from outbox.errors import HalfNotFound, RecallRefused
-from outbox.limits import DELAY_LEVELS
+from outbox.message.limits import DELAY_LEVELS
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
 
 DUE = "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '1 s'"

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from outbox import Outbox, Settings
-from outbox.dispatch import dispatch_once, release_due_once
+from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Outbox, Settings, embedded
-from outbox.dispatch import dispatch_once, recall, release_due_once
+from outbox.dispatch.once import dispatch_once, recall, release_due_once
 from tests.conftest import wait_until
 from tests.dispatch.support import (
     WAITING,

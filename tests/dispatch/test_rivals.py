@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings
-from outbox.dispatch import dispatch_lock, dispatch_once, recall, release_due_once, resend
+from outbox.dispatch.once import dispatch_lock, dispatch_once, recall, release_due_once, resend
 from tests.conftest import wait_until
 from tests.dispatch.support import (
     WAITING,

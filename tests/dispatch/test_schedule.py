@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import NestedTransaction
 
 from outbox import Outbox, Settings
-from outbox.dispatch import dispatch_once
+from outbox.dispatch.once import dispatch_once
 from tests.dispatch.support import assert_dense, by_key, flush, messages
 
 CONNECTIONS = 4

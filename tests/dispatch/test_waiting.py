@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from outbox import Outbox, Settings, dispatch, embedded, migration
-from outbox.dispatch import dispatch_once
-from outbox.store import dispatch as store
-from outbox.store.execute import Row, Statement, execute
+from outbox import Outbox, Settings, embedded
+from outbox.database import migration
+from outbox.database.execute import Row, Statement, execute
+from outbox.dispatch import once
+from outbox.dispatch import sql as dispatch_sql
+from outbox.dispatch.once import dispatch_once
 from tests.dispatch.support import (
     assert_dense,
     by_key,
@@ -132,7 +134,7 @@ def test_a_pinned_transaction_costs_nothing(
 
 def scans_of_probe(connection: Connection, settings: Settings) -> int:
     """Return the number of blocks that the probe of an idle pass looks at."""
-    sql = store.newest_cursor(settings.schema).sql
+    sql = dispatch_sql.newest_cursor(settings.schema).sql
     plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}").scalar_one()
     top = plan[0]["Plan"]
     return 10 * round(int(top["Shared Hit Blocks"] + top["Shared Read Blocks"]) / 40)
@@ -192,7 +194,7 @@ def test_an_idle_pass_after_a_bulk_load(
                 nodes.extend(table_scans(connection, statement))
         return rows
 
-    monkeypatch.setattr(dispatch, "execute", explained)
+    monkeypatch.setattr(once, "execute", explained)
     assert not dispatch_once(connection, settings)
     assert nodes
     assert rows_read(nodes, "op_message") <= 1

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine
 
-from outbox import Outbox, Settings, embedded, migration
+from outbox import Outbox, Settings, embedded
+from outbox.database import migration
 from outbox.embedded import Server, ServerLike
 from tests.doctor.support import sql
 

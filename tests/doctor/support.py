@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL, Connection, Engine, make_url, text
 
-from outbox import Outbox, Settings, doctor
-from outbox.dispatch import dispatch_once
-from outbox.doctor import Finding, Looked, Report
+from outbox import Outbox, Settings
+from outbox.dispatch.once import dispatch_once
+from outbox.operator.health import doctor
+from outbox.operator.health.doctor import Finding, Looked, Report
 from tests.cli.conftest import Result, run_cli
 
 #: What the doctor rightly finds about the server of the tests, which forgets everything when the machine crashes.

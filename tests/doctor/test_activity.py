@@ -13,8 +13,8 @@ import pytest
 from psycopg import pq
 from sqlalchemy import Engine, create_engine
 
-from outbox.doctor import Limits, Outcome
 from outbox.embedded import Server
+from outbox.operator.health.doctor import Limits, Outcome
 from tests.conftest import wait_until
 from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_sql, raw, role, sql, the
 

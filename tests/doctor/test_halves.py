@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Orphan, Outbox, Resolution, Settings
-from outbox.check.asking import Asker, EngineRoom
-from outbox.check.check_pass import check_once
-from outbox.doctor import Severity
+from outbox.check.asker import Asker, EngineRoom
+from outbox.check.once import check_once
+from outbox.operator.health.doctor import Severity
 from tests.doctor.support import codes, examine, looked, mend_by_command, sql, the
 
 
@@ -198,7 +198,7 @@ def test_parked_halves_are_not_late(engine: Engine, outbox: Outbox) -> None:
 
 def test_more_than_are_looked_at(engine: Engine, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only the oldest were looked at, that is said."""
-    from outbox.doctor import halves
+    from outbox.operator.health.doctor import halves
 
     monkeypatch.setattr(halves, "_PARKED", 2)
     prepare(outbox, "payments", 3, immunity=3600)
@@ -237,7 +237,7 @@ def test_old_and_asked_about(engine: Engine, outbox: Outbox) -> None:
 
 def test_old_and_still_running(engine: Engine, outbox: Outbox) -> None:
     """A fenced half whose transaction runs for a day is undecided for a day; that it still runs is said."""
-    from outbox.store.check import RUNNING
+    from outbox.check.sql import RUNNING
 
     (half_id,) = prepare(outbox, "stock", fenced=True)
     age(engine, [half_id], due=-20, born=90_000)

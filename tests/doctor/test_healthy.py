@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, Message, Orphan, Outbox, Resolution, Settings, migration
-from outbox.doctor import Outcome
+from outbox import INJECTED, Message, Orphan, Outbox, Resolution, Settings
+from outbox.database import migration
 from outbox.embedded import ServerLike
+from outbox.operator.health.doctor import Outcome
 from outbox.worker import Worker
 from tests.cli.conftest import run_cli
 from tests.conftest import wait_until

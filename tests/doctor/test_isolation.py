@@ -12,16 +12,17 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox import InvalidSettings, Message, Outbox, Settings, doctor
-from outbox.doctor import Finding, Limits, Outcome
-from outbox.doctor.examine import Look
-from outbox.doctor.patient import Patient
+from outbox import InvalidSettings, Message, Outbox, Settings
 from outbox.embedded import Server
+from outbox.operator.health import doctor
+from outbox.operator.health.doctor import Finding, Limits, Outcome
+from outbox.operator.health.doctor.examine import Look
+from outbox.operator.health.doctor.patient import Patient
 from tests.conftest import wait_until
 from tests.doctor.support import codes, examine, looked, sql, the
 
 # The function `examine` hides the module of the same name.
-module = importlib.import_module("outbox.doctor.examine")
+module = importlib.import_module("outbox.operator.health.doctor.examine")
 
 
 def with_look(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
@@ -48,7 +49,7 @@ def test_connection_that_is_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch)
     """Where somebody ends the doctor's session, it goes on with another one."""
 
     def cut(patient: Patient) -> Iterator[Finding]:
-        from outbox.store.execute import Statement
+        from outbox.database.execute import Statement
 
         ((row,),) = patient.read(Statement("SELECT pg_backend_pid()"))
         sql(engine, "SELECT pg_terminate_backend(:pid, 5000)", pid=row[0])

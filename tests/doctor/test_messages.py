@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Park, Retry, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import release_due_once
-from outbox.prune import prune_producer_once
+from outbox.dispatch.once import release_due_once
+from outbox.prune.once import prune_producer_once
 from tests.doctor.support import codes, dispatch_all, examine, looked, mend_by_command, sql, the
 
 
@@ -220,7 +220,7 @@ def test_group_that_was_overtaken(engine: Engine, outbox: Outbox, till: list[Any
 
 def test_name_of_a_group_is_quoted(engine: Engine, outbox: Outbox) -> None:
     """The SQL that is given can be run as it stands, also in another schema."""
-    from outbox import migration
+    from outbox.database import migration
 
     settings = Settings(schema="mail")
     migration.upgrade(engine, schema="mail")

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from outbox import Settings
-from outbox.doctor import Outcome, Severity
-from outbox.doctor.pooler import Pooling, Served, pooling_of, trouble_with_prepared
+from outbox.operator.health.doctor import Outcome, Severity
+from outbox.operator.health.doctor.pooler import Pooling, Served, pooling_of, trouble_with_prepared
 from tests.doctor.relay import relay
 from tests.doctor.support import codes, examine, looked, raw, the
 

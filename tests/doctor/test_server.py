@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, Engine, create_engine
 
-from outbox import Message, Outbox, Settings, migration
-from outbox.doctor import Limits, Outcome, Severity
-from outbox.doctor.patient import Server as Facts
-from outbox.doctor.server import too_old
+from outbox import Message, Outbox, Settings
+from outbox.database import migration
 from outbox.embedded import Server
 from outbox.embedded.external import URL_VARIABLE
+from outbox.operator.health.doctor import Limits, Outcome, Severity
+from outbox.operator.health.doctor.patient import Server as Facts
+from outbox.operator.health.doctor.server import too_old
 from tests.conftest import wait_until
 from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_sql, raw, role, sql, the
 

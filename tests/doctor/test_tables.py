@@ -14,11 +14,12 @@ import pytest
 from alembic import command
 from sqlalchemy import Engine, create_engine
 
-from outbox import Outbox, Settings, migration
-from outbox.doctor import Outcome
+from outbox import Outbox, Settings
+from outbox.database import migration
+from outbox.database.migration import chain
+from outbox.database.migration.bind import connected
 from outbox.embedded import Server, ServerLike
-from outbox.migration import chain
-from outbox.migration.bind import connected
+from outbox.operator.health.doctor import Outcome
 from tests.conftest import wait_until
 from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_command, mend_by_sql, raw, role, sql, the
 

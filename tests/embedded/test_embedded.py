@@ -23,7 +23,8 @@ import psycopg
 import pytest
 
 from outbox import embedded
-from outbox.embedded import EmbeddedError, PostgresNotFound, Server, binaries, config
+from outbox.embedded import EmbeddedError, PostgresNotFound, Server, binaries
+from outbox.embedded import files as config
 
 PROJECT = Path(embedded.__file__).parents[2]
 DEADLINE = 60.0

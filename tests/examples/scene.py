@@ -24,7 +24,7 @@ from examples.bank_transfer.source import Source, survey
 from examples.bank_transfer.teller import arguments
 from outbox import Counts, Outbox, Settings, testing
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once
+from outbox.dispatch.once import dispatch_once
 from tests.conftest import wait_until
 from tests.examples.conftest import HEADER
 

@@ -22,7 +22,7 @@ from examples.order_payment.message import TOPIC
 from examples.order_payment.order_service import place_order
 from outbox import Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once
+from outbox.dispatch.once import dispatch_once
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import reconcile

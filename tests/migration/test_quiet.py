@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox import migration
-from outbox.migration import chain
+from outbox.database import migration
+from outbox.database.migration import chain
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def test_prints_nothing(url: str, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_only_here_is_alembic_imported() -> None:
     """Settings and schema don't pay for Alembic."""
-    code = "import sys, outbox.schema, outbox.settings; sys.exit('alembic' in sys.modules)"
+    code = "import sys, outbox.database.tables, outbox.settings; sys.exit('alembic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -68,7 +68,7 @@ def test_wheel_has_the_migrations(tmp_path: Path, url: str) -> None:
         archive.extractall(tmp_path / "installed")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from outbox import migration; from outbox.migration import chain\n"
+        "from outbox.database import migration; from outbox.database.migration import chain\n"
         "assert sys.argv[1] in chain.__file__ and sys.argv[1] in chain.scripts().dir\n"
         "migration.upgrade(sys.argv[2]); print(migration.check(sys.argv[2]))"
     )

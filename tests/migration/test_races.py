@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import migration
+from outbox.database import migration
 from outbox.errors import SchemaBusy
 
-UPGRADE = "import sys; from outbox import migration; print(migration.upgrade(sys.argv[1]))"
+UPGRADE = "import sys; from outbox.database import migration; print(migration.upgrade(sys.argv[1]))"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 ADVISORY = "SELECT pg_advisory_xact_lock(hashtextextended('outbox migration outbox', 0))"
 
@@ -41,8 +41,7 @@ def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:
         wait_for(lambda: connection.scalar(text(WAITING)) == 3, "three waiting upgrades")
     output = [process.communicate(timeout=60) for process in processes]
     assert sorted(out for out, _ in output) == [
-        "['common_0001', 'common_0002', 'producer_0001', 'producer_0002', 'producer_0003', 'producer_0004', "
-        "'consumer_0001', 'consumer_0002', 'consumer_0003']\n",
+        "['common_0001', 'producer_0001', 'consumer_0001']\n",
         "[]\n",
         "[]\n",
     ]
@@ -52,7 +51,7 @@ def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:
 
 def test_waiting_for_a_turn_has_an_end(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade that hangs doesn't hang the next one for ever."""
-    monkeypatch.setattr("outbox.migration.runner._TURN_TIMEOUT", 0.05)
+    monkeypatch.setattr("outbox.database.migration.runner._TURN_TIMEOUT", 0.05)
     with engine.begin() as connection:
         connection.execute(text(ADVISORY))
         with pytest.raises(SchemaBusy, match="another transaction holds a lock"):

@@ -7,9 +7,9 @@ import re
 import pytest
 from sqlalchemy import Connection, Engine, make_url, text
 
-from outbox import migration
+from outbox.database import migration
+from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated
-from outbox.migration import chain
 
 HEADS = {branch: chain.head(branch) for branch in chain.BRANCHES}
 
@@ -68,8 +68,10 @@ def test_keeps_the_callers_transaction(url: str, engine: Engine) -> None:
 def test_database_older_than_code(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of an older version: run the upgrade."""
     migration.upgrade(url)
-    monkeypatch.setattr("outbox.migration.chain.head", lambda branch: f"{branch}_0009")
-    monkeypatch.setattr("outbox.migration.chain.history", lambda branch: iter([f"{branch}_0009", HEADS[branch]]))
+    monkeypatch.setattr("outbox.database.migration.chain.head", lambda branch: f"{branch}_0009")
+    monkeypatch.setattr(
+        "outbox.database.migration.chain.history", lambda branch: iter([f"{branch}_0009", HEADS[branch]])
+    )
     with engine.connect() as connection:
         message = say(connection, "consumer")
     assert re.search(

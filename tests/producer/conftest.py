@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from outbox import Outbox, Settings, migration
+from outbox import Outbox, Settings
+from outbox.database import migration
 from outbox.embedded import ServerLike
 from tests.producer import bank
 

@@ -30,8 +30,8 @@ from outbox import (
     Settings,
     TransactionRequired,
 )
-from outbox.decide import decide, decide_first
-from outbox.ids import uuid7
+from outbox.database.decision import decide, decide_first
+from outbox.message.model import uuid7
 from tests.conftest import wait_until
 from tests.producer.bank import (
     KINDS,

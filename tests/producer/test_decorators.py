@@ -29,8 +29,7 @@ from outbox import (
     Settings,
     TransactionRequired,
 )
-from outbox.decide import decide
-from outbox.store.halves import fence_key
+from outbox.database.decision import decide, fence_key
 from tests.producer.bank import Account, accounts, change, changes, halves, idle_in_transaction, messages, op_of
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Resolution, Settings
-from outbox.dispatch import dispatch_once
-from outbox.store import flow
-from outbox.store.execute import Statement, execute
+from outbox.database.execute import Statement, execute
+from outbox.dispatch.once import dispatch_once
+from outbox.producer import sql as producer_sql
 from tests.dispatch.support import rows_read, table_scans
 from tests.producer.backlog import FURTHER_TABLES, dispatch_all, prepare_many, send_many, waiting
 
@@ -40,14 +40,14 @@ def cleared(engine: Engine) -> Iterator[None]:
 def undispatched(engine: Engine, limit: int = 1) -> dict[str, int]:
     """Return what flow control counts of undispatched ops."""
     with engine.begin() as connection:
-        _, rows = execute(connection, flow.plan_aside(1.0), flow.undispatched("outbox", limit))
+        _, rows = execute(connection, producer_sql.plan_aside(1.0), producer_sql.undispatched("outbox", limit))
     return {str(row[0]): int(row[1]) for row in rows}
 
 
 def undecided(engine: Engine, limit: int = 1) -> dict[str, int]:
     """Return what flow control counts of undecided halves."""
     with engine.begin() as connection:
-        _, rows = execute(connection, flow.plan_aside(1.0), flow.undecided("outbox", limit))
+        _, rows = execute(connection, producer_sql.plan_aside(1.0), producer_sql.undecided("outbox", limit))
     return {str(row[0]): int(row[1]) for row in rows}
 
 
@@ -179,18 +179,18 @@ def test_many_ops_are_estimated(dispatched: int, engine: Engine) -> None:
     if dispatched:
         send_many(engine, dispatched, "a")
         dispatch_all(engine, SETTINGS)
-    send_many(engine, 4 * flow.LOOKED_AT, "a", "b")
-    send_many(engine, 2 * flow.LOOKED_AT, "c")
+    send_many(engine, 4 * producer_sql.LOOKED_AT, "a", "b")
+    send_many(engine, 2 * producer_sql.LOOKED_AT, "c")
     found = undispatched(engine)
     # Seven standard deviations of what is drawn.
-    assert found == {topic: pytest.approx(2 * flow.LOOKED_AT, rel=0.2) for topic in TOPICS}
-    assert sum(found.values()) == 6 * flow.LOOKED_AT
-    assert undispatched(engine, 3 * flow.LOOKED_AT) == {}
+    assert found == {topic: pytest.approx(2 * producer_sql.LOOKED_AT, rel=0.2) for topic in TOPICS}
+    assert sum(found.values()) == 6 * producer_sql.LOOKED_AT
+    assert undispatched(engine, 3 * producer_sql.LOOKED_AT) == {}
 
 
 def test_topic_of_few_messages_beside_a_large_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic with few messages among very many of another is never taken for one with more."""
-    monkeypatch.setattr(flow, "LOOKED_AT", 100)
+    monkeypatch.setattr(producer_sql, "LOOKED_AT", 100)
     send_many(engine, 10_000, "a")
     send_many(engine, 20, "b")
     send_many(engine, 10_000, "a")
@@ -200,9 +200,9 @@ def test_topic_of_few_messages_beside_a_large_backlog(engine: Engine, monkeypatc
 
 def test_topic_with_its_share_of_a_large_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic at its limit is found behind a multiple of that of another's."""
-    send_many(engine, 5 * flow.LOOKED_AT, "a")
-    send_many(engine, flow.LOOKED_AT, "b")
-    assert undispatched(engine, flow.LOOKED_AT // 2)["b"] == pytest.approx(flow.LOOKED_AT, rel=0.1)
+    send_many(engine, 5 * producer_sql.LOOKED_AT, "a")
+    send_many(engine, producer_sql.LOOKED_AT, "b")
+    assert undispatched(engine, producer_sql.LOOKED_AT // 2)["b"] == pytest.approx(producer_sql.LOOKED_AT, rel=0.1)
 
 
 def tuples_read(connection: Connection) -> dict[str, int]:
@@ -219,7 +219,7 @@ def tuples_read(connection: Connection) -> dict[str, int]:
 def read_rows(engine: Engine, statement: Statement) -> list[dict[str, object]]:
     """Run a statement as flow control does, and return the scans of its plan."""
     with engine.begin() as connection:
-        execute(connection, flow.plan_aside(1.0))
+        execute(connection, producer_sql.plan_aside(1.0))
         return table_scans(connection, statement)
 
 
@@ -227,25 +227,25 @@ def test_cost_is_bounded_whatever_waits(engine: Engine) -> None:
     """Of ten times as many ops no more are looked at, by index, of a table that is said to be empty."""
     with engine.begin() as connection:
         connection.execute(text("ANALYZE outbox.op_message, outbox.half_message, outbox.message, outbox.half_check"))
-    statement = flow.undispatched("outbox", 100)
+    statement = producer_sql.undispatched("outbox", 100)
     with engine.connect() as connection:
         for _ in range(8):  # by now the server has settled on a plan
             with connection.begin():
-                execute(connection, flow.plan_aside(1.0), statement, flow.plan_back())
+                execute(connection, producer_sql.plan_aside(1.0), statement, producer_sql.plan_back())
         send_many(engine, 2_000, "a")
         dispatch_all(engine, SETTINGS)
-        send_many(engine, 10 * flow.LOOKED_AT, "a")
+        send_many(engine, 10 * producer_sql.LOOKED_AT, "a")
         with connection.begin():
             before = tuples_read(connection)
-            execute(connection, flow.plan_aside(1.0), statement, flow.plan_back())
+            execute(connection, producer_sql.plan_aside(1.0), statement, producer_sql.plan_back())
             read = {name: rows - before[name] for name, rows in tuples_read(connection).items()}
     beside = 202  # where the stretches begin and end
     assert read["op_message.sequential"] == read["half_message.sequential"] == read["message.sequential"] == 0
-    assert flow.LOOKED_AT <= read["op_message.by_index"] <= flow.LOOKED_AT + beside
-    assert read["half_message.by_index"] <= flow.LOOKED_AT
+    assert producer_sql.LOOKED_AT <= read["op_message.by_index"] <= producer_sql.LOOKED_AT + beside
+    assert read["half_message.by_index"] <= producer_sql.LOOKED_AT
     scans = read_rows(engine, statement)
     assert {str(node["Node Type"]) for node in scans} <= {"Index Scan", "Index Only Scan"}
-    assert rows_read(scans, "op_message") <= flow.LOOKED_AT + beside
+    assert rows_read(scans, "op_message") <= producer_sql.LOOKED_AT + beside
 
 
 def test_nothing_is_drawn_below_the_limit(engine: Engine) -> None:
@@ -253,8 +253,8 @@ def test_nothing_is_drawn_below_the_limit(engine: Engine) -> None:
     send_many(engine, 500, "a")
     dispatch_all(engine, SETTINGS)
     send_many(engine, 500, "a")
-    assert rows_read(read_rows(engine, flow.undispatched("outbox", 501)), "half_message") == 0
-    assert rows_read(read_rows(engine, flow.undispatched("outbox", 500)), "half_message") == 500
+    assert rows_read(read_rows(engine, producer_sql.undispatched("outbox", 501)), "half_message") == 0
+    assert rows_read(read_rows(engine, producer_sql.undispatched("outbox", 500)), "half_message") == 500
 
 
 # --- undecided ---------------------------------------------------------------------------------------------
@@ -276,6 +276,6 @@ def test_counting_undecided_halves_stops_at_the_limit(engine: Engine) -> None:
     """Of each topic, no more halves are looked at than the limit says."""
     for topic in TOPICS:
         prepare_many(engine, 2_000, topic)
-    scans = read_rows(engine, flow.undecided("outbox", 100))
+    scans = read_rows(engine, producer_sql.undecided("outbox", 100))
     assert {str(node["Node Type"]) for node in scans} <= {"Index Scan", "Index Only Scan"}
     assert rows_read(scans, "half_check") <= len(TOPICS) * 101 + 1

@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, Settings
-from outbox.store import wakeup
-from outbox.store.execute import Statement
-from outbox.store.roundtrip import RoundTrip
+from outbox.database import sql as database_sql
+from outbox.database.execute import Statement
+from outbox.database.roundtrip import RoundTrip
 
 
 def test_a_nudge_that_fails_leaves_the_commit_alone(
@@ -21,8 +21,8 @@ def test_a_nudge_that_fails_leaves_the_commit_alone(
         nudged.append(schema)
         return Statement("SELECT 1 / 0")
 
-    monkeypatch.setattr(wakeup, "nudge", failing)
-    monkeypatch.setattr("outbox.pending._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr(database_sql, "nudge", failing)
+    monkeypatch.setattr("outbox.database.at_commit._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(3):
@@ -44,7 +44,7 @@ def test_a_nudge_travels_with_the_commit(engine: Engine, settings: Settings, mon
         return run(self, committed=committed)
 
     monkeypatch.setattr(RoundTrip, "run", spied)
-    monkeypatch.setattr("outbox.pending._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.database.at_commit._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(2):

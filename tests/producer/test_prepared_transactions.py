@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings, TransactionRequired
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
 from tests.producer.bank import change, changes, idle_in_transaction, messages
 
 

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, insert, text
 from sqlalchemy.orm import Session
 
-from outbox import Outbox, Settings, pending
-from outbox.store.execute import Statement, execute
+from outbox import Outbox, Settings
+from outbox.database import at_commit
+from outbox.database.execute import Statement, execute
 from tests.producer.bank import change, halves, messages
 from tests.producer.conftest import SECOND_SCHEMA
 
@@ -32,7 +33,7 @@ def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
         Wire.statements += [statement.sql for statement in statements] + ["COMMIT"] * then_commit
         return execute(connection, *statements, then_commit=then_commit, **options)
 
-    monkeypatch.setattr(pending, "execute", spy)
+    monkeypatch.setattr(at_commit, "execute", spy)
     return engine
 
 

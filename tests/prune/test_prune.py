@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_once
-from outbox.prune import prune_consumer_once, prune_producer_once
+from outbox.dispatch.once import dispatch_once
+from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.conftest import wait_until
 
 OLD = "200 hours"
@@ -138,7 +138,7 @@ def test_a_resend_and_a_prune_of_one_message_exclude_each_other(
     with engine.connect() as connection, engine.connect() as other:
         dispatch(connection, settings)
         age_producer(connection)
-        from outbox.dispatch import resend
+        from outbox.dispatch.once import resend
 
         with other.begin():
             assert resend(other, settings, ids[:1], actor="test", reason="race") == 1

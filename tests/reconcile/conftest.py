@@ -10,7 +10,8 @@ from sqlalchemy import Engine, create_engine
 
 from outbox import Settings
 from outbox.embedded import ServerLike
-from outbox.reconcile import plan, settled
+from outbox.reconcile import plan
+from outbox.reconcile.record import settled
 from tests.reconcile.archiving import empty
 from tests.reconcile.books import Books
 from tests.reconcile.town import Town

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import create_engine
 
-from outbox.reconcile import repair as package
+from outbox.reconcile import repair
 from outbox.reconcile.options import Job
 from outbox.reconcile.result import Finding
 from tests.check.killed import Stops
@@ -31,14 +31,14 @@ def serve(pipe: Pipe) -> None:
 
 
 def _repair(pipe: Pipe, job: Job, run_id: UUID, findings: list[Finding], batch: int, after: int) -> None:
-    package.BATCH = batch
+    repair.BATCH = batch
     producer, consumer = create_engine(job.producer.url), create_engine(job.consumer.url)
     stops = Stops(pipe)
     stops.where = str(os.getpid())
     if after == 0:
         pipe.send(("begins", stops.where))
     stops.arm(after)
-    package.repair(job, job.pairs[0], run_id, findings, producer, consumer)
+    repair.repair(job, job.pairs[0], run_id, findings, producer, consumer)
     stops.arm(0)
     pipe.send(("ended", stops.where))
 

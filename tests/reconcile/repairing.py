@@ -10,14 +10,14 @@ from uuid import UUID
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.compare import Collected, compared
 from outbox.reconcile.model import FIRST_ID, Access, Action, Effect, Outcome, Pair, Range, Window
 from outbox.reconcile.options import Job, Policy
 from outbox.reconcile.postgres import PostgresSide
 from outbox.reconcile.repair import repair
 from outbox.reconcile.result import Finding, Repaired, to_findings
-from outbox.reconcile.rules import rules_now
+from outbox.reconcile.sides import rules_now
 from tests.consumer.support import Bench, make_ledger
 
 PAIR = Pair.of("t", "g", effect=Effect("ledger"))

@@ -11,21 +11,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from outbox.ids import uuid7_at
+from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.model import (
-    KINDS,
-    EngineName,
-    InboxState,
-    Outcome,
-    Pair,
-    ProducerState,
-    Tier,
-    Window,
-)
+from outbox.reconcile.model import FINDING, KINDS, EngineName, InboxState, Outcome, Pair, ProducerState, Tier, Window
 from outbox.reconcile.options import Policy
 from outbox.reconcile.result import JobResult, Lag, MeasureResult, MeasureRow, PairResult, PlanTold, Repaired
-from outbox.reconcile.rows import FINDING
 
 NOW = dt.datetime(2026, 3, 14, 2, 0, tzinfo=dt.UTC)
 PAIR = Pair("orders", "billing")

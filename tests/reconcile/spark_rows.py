@@ -13,7 +13,7 @@ import pyarrow as pa
 from sqlalchemy import create_engine, make_url, text
 
 from outbox import Settings
-from outbox.ids import uuid7_at
+from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import RESULT, Collected, Comparison, Part, Task
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.model import Access, Outcome, Pair, Range

@@ -25,15 +25,8 @@ from hypothesis import strategies as st
 
 from outbox import InvalidSettings
 from outbox.errors import SourceError
-from outbox.reconcile.archive import (
-    ParquetSide,
-    UnionSide,
-    archives_in,
-    files,
-    read_manifest,
-)
-from outbox.reconcile.model import FIRST_ID, InboxState, Pair, ProducerState, Range
-from outbox.reconcile.rows import CONSUMER, PRODUCER, to_uuids
+from outbox.reconcile.archive import ParquetSide, UnionSide, archives_in, files, read_manifest
+from outbox.reconcile.model import CONSUMER, FIRST_ID, PRODUCER, InboxState, Pair, ProducerState, Range, to_uuids
 from tests.reconcile.archiving import (
     EFFECT,
     EVERYTHING,

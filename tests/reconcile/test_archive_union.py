@@ -11,8 +11,8 @@ import pytest
 
 from outbox import InvalidSettings
 from outbox.errors import SourceError
-from outbox.ids import uuid7_at
-from outbox.prune import prune_producer_once
+from outbox.message.model import uuid7_at
+from outbox.prune.once import prune_producer_once
 from outbox.reconcile.archive import (
     ParquetSide,
     UnionSide,
@@ -20,11 +20,10 @@ from outbox.reconcile.archive import (
     take_archive,
     with_archives,
 )
-from outbox.reconcile.archive.merge import clipped, merged
+from outbox.reconcile.archive.sides import clipped, merged
 from outbox.reconcile.compare import Collected, Comparison, Side, Task
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, Pair, ProducerState, Range, Window
-from outbox.reconcile.rows import to_uuids
+from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, Pair, ProducerState, Range, Window, to_uuids
 from tests.reconcile.archiving import (
     EVERYTHING,
     PAIR,

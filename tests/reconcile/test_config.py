@@ -10,12 +10,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from outbox import InvalidSettings, Settings
-from outbox.reconcile.config import parse, read_job, read_parts
-from outbox.reconcile.measure import Measure
+from outbox.reconcile.config import JobParts, access_of, moment_of, parse, read_job, read_parts, seconds_of
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair, Tier, Window
 from outbox.reconcile.options import Job, Policy, Spark
-from outbox.reconcile.parts import JobParts, access_of
-from outbox.reconcile.toml import moment_of, seconds_of
 
 WHOLE = """
 tier = "digest"

@@ -13,13 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
-from outbox import Settings, migration
+from outbox import Settings
+from outbox.database import migration
+from outbox.database.execute import Statement, execute
 from outbox.embedded import ServerLike
+from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, Pair, Range, Tier, Window
 from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.snapshots import taken
-from outbox.store import reconcile as store
-from outbox.store.execute import Statement, execute
+from outbox.reconcile.source import taken
 from tests.reconcile.town import (
     HOUR,
     IN_SYNC,
@@ -223,7 +224,7 @@ def test_filters_of_any_text(town: Town) -> None:
 
 def test_what_the_framework_writes_is_in_sync(town: Town) -> None:
     """Sent, resent, filtered, failed and retried, skipped, recalled, scheduled and released: nothing differs."""
-    from outbox.model import Skip
+    from outbox.message.model import Skip
 
     failing = {"once"}
 
@@ -329,7 +330,7 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
             (snapshots.consumer, "consumer", PAIR),
             (snapshots.consumer, "consumer", WITH_EFFECT),
         ):
-            execute(snapshot.connection, store.plan_for_rows())
+            execute(snapshot.connection, reconcile_sql.plan_for_rows())
             side = PostgresSide(snapshot.access, part, pair)  # type: ignore[arg-type]
             assert side._fetch("SELECT current_setting('enable_nestloop') AS s")["s"].to_pylist() == ["off"]
 

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from outbox import InvalidMessage
-from outbox.codec import JSON
-from outbox.ids import uuid7
-from outbox.reconcile import bodies as module
-from outbox.reconcile.bodies import carried
-from outbox.reconcile.measure import Measure
-from outbox.reconcile.measuring import Compared, measure_all
+from outbox.database.execute import execute
+from outbox.message.codec import JSON
+from outbox.message.model import uuid7
+from outbox.reconcile.measure import compute
+from outbox.reconcile.measure import sql as measure_sql
+from outbox.reconcile.measure.compute import Compared, carried, measure_all
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Pair, Window
 from outbox.reconcile.result import MeasureRow
-from outbox.store import reconcile_measure as store
-from outbox.store.execute import execute
 from tests.reconcile.books import OF_PAIR, PAIR, Books, at, money, row
 
 
@@ -84,7 +83,7 @@ def test_bodies_are_summed_in_batches_of_the_window(books: Books, monkeypatch: p
     window = Window(at(ids[1]), at(ids[-1]) + dt.timedelta(milliseconds=1))
     expected = sum(2**n for n, id_ in enumerate(ids) if id_ in window.range)
     for batch in (1, 2, 3, 8, 100):
-        monkeypatch.setattr(module, "BATCH", batch)
+        monkeypatch.setattr(compute, "BATCH", batch)
         (result,) = books.measure(money(producer=None), window=window)
         assert row(result, "A", "EUR").producer == expected
         assert row(result, "A", "EUR").in_flight == 2**9 - 1
@@ -152,7 +151,7 @@ def test_messages_can_be_counted_without_reading_their_bodies(books: Books) -> N
 
 def test_many_unreadable_bodies_are_one_sentence(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first few are named, the rest is counted; nothing is skipped where chunks meet."""
-    monkeypatch.setattr(module, "CHUNK", 2)
+    monkeypatch.setattr(compute, "CHUNK", 2)
     for _ in range(5):
         books.transfer("A", "1.00", body="text")
     books.transfer("A", "1.00")
@@ -212,7 +211,7 @@ _raw = st.builds(lambda value: json.dumps(value).encode(), _value) | st.sampled_
 def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: str) -> None:
     """Whatever a body is, both ways of reading it come to the same key and the same number, or to neither."""
     way = tuple(path.split("."))
-    halves = store.Halves(
+    halves = measure_sql.Halves(
         "SELECT %(id)s AS id, %(type)s AS content_type, %(raw)b::bytea AS body", {"id": 1, "type": JSON, "raw": raw}
     )
     for by, values in (([way], []), ([], [way]), ([way], [way, None])):
@@ -223,7 +222,7 @@ def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: s
         with books.producer.connect() as connection:
             try:
                 ((_, good, *columns),) = [
-                    (row, *row) for row in execute(connection, store.body_sums(halves, by, values))[0]
+                    (row, *row) for row in execute(connection, measure_sql.body_sums(halves, by, values))[0]
                 ]
             except Exception as error:
                 assert str(error.orig.sqlstate)[:2] in {"22", "54"}  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ from sqlalchemy import text
 
 from outbox import InvalidSettings
 from outbox.errors import ReconcileError, SourceError
-from outbox.reconcile.measure import Measure
-from outbox.reconcile.measuring import Compared, check_measures, measure_all
+from outbox.reconcile.measure.compute import Compared, check_measures, measure_all
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Pair, Window
 from tests.reconcile.books import IN_FLIGHT, OF_PAIR, PAIR, SUM, Books, money
 

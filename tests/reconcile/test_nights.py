@@ -9,13 +9,12 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox.database.execute import execute
+from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.judge import Both
-from outbox.reconcile.model import InboxState, Outcome, Range, Tier
-from outbox.reconcile.rows import CONSUMER, PRODUCER
-from outbox.reconcile.settled import ROWS_OF_RANGE, Kept, settled_by
-from outbox.store import reconcile as store
-from outbox.store import reconcile_settled as settled_store
-from outbox.store.execute import execute
+from outbox.reconcile.model import CONSUMER, PRODUCER, InboxState, Outcome, Range, Tier
+from outbox.reconcile.record import settled_sql
+from outbox.reconcile.record.settled import ROWS_OF_RANGE, Kept, settled_by
 from tests.reconcile.town import IN_SYNC, Town, kinds
 
 _NUMBER = 6_000
@@ -57,14 +56,14 @@ def test_new_messages_are_settled_though_most_of_what_is_left_differs(town: Town
     assert len(kinds(first)) == len(kinds(second)) == len(some[:500:50])
     # The last range is never settled: it has no end.
     with town.consumer.connect() as connection:
-        (settled,) = execute(connection, settled_store.load("outbox", "g", "t", 3600.0))
+        (settled,) = execute(connection, settled_sql.load("outbox", "g", "t", 3600.0))
     assert max(end for _, end, _ in settled) > new[100]
 
 
 @given(st.lists(st.integers(0, 2 * ROWS_OF_RANGE), min_size=1, max_size=20), st.data())
 def test_joined_ranges_cover_the_same_messages(sizes: list[int], data: st.DataObject) -> None:
     """Neighbours are joined while they are small; no id is lost, none is covered twice, and the counts stay."""
-    bounds = [store.LAST_ID if n == len(sizes) else UUID(int=n) for n in range(len(sizes) + 1)]
+    bounds = [reconcile_sql.LAST_ID if n == len(sizes) else UUID(int=n) for n in range(len(sizes) + 1)]
     dropped = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
     clean: list[Kept] = [
         (Range(bounds[n], bounds[n + 1]), Counter({Outcome.CONSUMED: size}))
@@ -77,7 +76,7 @@ def test_joined_ranges_cover_the_same_messages(sizes: list[int], data: st.DataOb
     assert sum((counts for _, counts in kept), Counter()) == sum((counts for _, counts in clean), Counter())
     for n in range(len(sizes)):
         assert sum(bounds[n] in each for each, _ in kept) == (n not in dropped)
-    assert all(each.first < (each.end or store.LAST_ID) for each, _ in kept)
+    assert all(each.first < (each.end or reconcile_sql.LAST_ID) for each, _ in kept)
     assert all(counts.total() <= ROWS_OF_RANGE or (each, counts) in clean for each, counts in kept)
 
 

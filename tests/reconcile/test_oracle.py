@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from outbox import Settings
-from outbox.reconcile import digest, plan, settled
+from outbox.reconcile import digest, plan
+from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.model import Effect, InboxState, Outcome, Pair, ProducerState, Tier
+from outbox.reconcile.record import settled
 from outbox.reconcile.result import PairResult
-from outbox.store import reconcile as store
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 
 NONE, CONSUMED, FAILED, PARKED, FENCED = InboxState
@@ -279,7 +280,7 @@ def compare_in_all_ways(town: Town, pair: Pair) -> None:
     with mock.patch.object(plan, "_ROWS_OF_TASK", 3), mock.patch.object(plan, "_RANGES_OF_TASK", 2):
         agrees(town.reconcile(pair, tier=Tier.FULL, workers=3, record=False), expected)
         agrees(town.reconcile(pair, tier=Tier.DIGEST, workers=3, record=False), expected)
-    with mock.patch.object(digest, "mixing_of", lambda snapshots: store.PORTABLE):
+    with mock.patch.object(digest, "mixing_of", lambda snapshots: reconcile_sql.PORTABLE):
         agrees(town.reconcile(pair, tier=Tier.DIGEST, record=False), expected)
     agrees(town.reconcile(pair, tier=Tier.DIGEST), expected)
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Message, Settings
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile import repair as package
 from outbox.reconcile.model import Action, Outcome, Pair, ProducerState
 from outbox.reconcile.repair import repair
@@ -187,7 +187,7 @@ def test_a_backlog_that_was_cut(new_engine: Callable[[], Engine], settings: Sett
     with Night(new_engine(), new_engine(), small) as night:
         backlog = night.send_only(*range(10))
         with night.producer.connect() as connection:
-            from outbox.dispatch import dispatch_once
+            from outbox.dispatch.once import dispatch_once
 
             assert dispatch_once(connection, small).more
         lost = night.passed("lost")

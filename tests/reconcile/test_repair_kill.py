@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 
 from outbox import Settings
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.model import Access, Action, Outcome
 from outbox.reconcile.options import Job
 from outbox.reconcile.result import Finding

@@ -18,11 +18,12 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch import dispatch_lock, dispatch_once
-from outbox.model import Counts
-from outbox.reconcile import repair as package
+from outbox.dispatch.once import dispatch_lock, dispatch_once
+from outbox.message.model import Counts
+from outbox.reconcile import repair
 from outbox.reconcile.model import Action, Outcome
-from outbox.reconcile.repair import dispatch, work
+from outbox.reconcile.repair import acts as dispatch
+from outbox.reconcile.repair import work
 from outbox.reconcile.repair.work import BUSY
 from outbox.worker import Worker
 from tests.conftest import wait_until
@@ -145,7 +146,7 @@ def waiting(engine: Engine) -> int:
 
 def test_two_repairs_at_once(night: Night, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of repairs that race for the same differences, each difference is repaired by one, and recorded once."""
-    monkeypatch.setattr(package, "BATCH", 7)
+    monkeypatch.setattr(repair, "BATCH", 7)
     each = 40
     ids = night.consumed(*range(5 * each))
     missing, unrecorded, mismatch, parked, withdrawn = (ids[n * each : n * each + each] for n in range(5))

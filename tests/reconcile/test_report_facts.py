@@ -11,14 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.ids import uuid7_at
+from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
 from outbox.reconcile.model import KINDS, Action, InboxState, Outcome
 from outbox.reconcile.options import POSSIBLE, Policy
 from outbox.reconcile.repair.work import BUSY
-from outbox.reconcile.report.facts import first_findings, first_rows, kinds, shares, verdict
-from outbox.reconcile.report.sentences import MEANING, bound, mend, seen
-from outbox.reconcile.report.timeline import WIDTHS, timeline
+from outbox.reconcile.report.document import (
+    MEANING,
+    bound,
+    first_findings,
+    first_rows,
+    kinds,
+    mend,
+    seen,
+    shares,
+    verdict,
+)
+from outbox.reconcile.report.html import WIDTHS, timeline
 from outbox.reconcile.result import Lag, Repaired, to_findings
 from tests.reconcile.report_samples import (
     NO_PRODUCER,

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from outbox.reconcile.model import KINDS, Action, Outcome
-from outbox.reconcile.report.charts import HEIGHT, kinds_over_time, measure_bars
-from outbox.reconcile.report.html import render, write_html
-from outbox.reconcile.report.timeline import timeline
+from outbox.reconcile.report.html import HEIGHT, kinds_over_time, measure_bars, render, timeline, write_html
 from outbox.reconcile.result import Repaired
 from tests.reconcile.report_samples import HOSTILE, NOW, every_kind, id_of, job, money, pair_result, row, table, whole
 

@@ -15,9 +15,9 @@ from sqlalchemy import Engine
 
 from outbox import Settings
 from outbox.reconcile.job import reconcile
-from outbox.reconcile.measure import Measure
+from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import EngineName
-from outbox.reconcile.report.as_json import as_json
+from outbox.reconcile.report.document import as_json
 from outbox.reconcile.report.html import write_html
 from outbox.reconcile.report.prometheus import write_prometheus
 from outbox.reconcile.report.text import print_report

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from outbox.reconcile import job as jobs
-from outbox.reconcile import look, plan, rules, snapshots
+from outbox.reconcile import job as look
+from outbox.reconcile import plan, sides, source
 from outbox.reconcile.model import InboxState, Outcome, Tier, Window
 from outbox.reconcile.result import to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, Told, Town, counted, fate, ids_at, ids_in, kinds
@@ -110,7 +111,7 @@ def test_a_message_that_changes_at_each_look_comes_to_an_end(town: Town, monkeyp
     """Looking ends after some looks, and tells what the last one saw; the others of its batch aren't held up."""
     restless, calm, healing = town.plant([fate(status=InboxState.FAILED), MISSING, MISSING])
     looks: list[InboxState] = []
-    real = rules.rules_now
+    real = sides.rules_now
 
     def change(job: Any, pair: Any) -> Any:
         looks.append([InboxState.PARKED, InboxState.FAILED][len(looks) % 2])
@@ -170,7 +171,7 @@ def test_what_is_sent_and_consumed_between_the_snapshots_is_no_phantom(
     town.consume(consumer)
     taken: list[str] = []
     between: list[UUID] = []
-    real = snapshots._begin
+    real = source._begin
 
     def begin(access: Any, connection: Any) -> Any:
         if taken:
@@ -179,7 +180,7 @@ def test_what_is_sent_and_consumed_between_the_snapshots_is_no_phantom(
         taken.append(access.url)
         return real(access, connection)
 
-    monkeypatch.setattr(snapshots, "_begin", begin)
+    monkeypatch.setattr(source, "_begin", begin)
     result = town.reconcile(window=Window(grace=0.0), tier=tier)
 
     assert len(taken) == 2
@@ -228,7 +229,7 @@ def test_a_reader_whose_snapshot_is_gone_says_so(town: Town) -> None:
     from outbox.reconcile.postgres import PostgresSide
     from tests.reconcile.town import PAIR
 
-    with snapshots.taken(*town.accesses) as taken:
+    with source.taken(*town.accesses) as taken:
         name = taken.producer.name
     with pytest.raises(SourceError, match="snapshot"):
         PostgresSide(town.accesses[0], "producer", PAIR, name).read([Range(FIRST_ID, None)])

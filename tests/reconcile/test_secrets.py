@@ -19,8 +19,7 @@ from outbox.reconcile.job import reconcile
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.model import FIRST_ID, Access, InboxState, Outcome, Range, Tier
 from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.secret import hidden
-from outbox.reconcile.snapshots import taken
+from outbox.reconcile.source import hidden, taken
 from tests.reconcile.town import IN_SYNC, PAIR, Told, Town, fate, kinds, url_of
 
 #: Part of every password, and letters that no way of quoting changes.

@@ -9,12 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from outbox.reconcile import settled as settling
+from outbox.database.execute import execute
 from outbox.reconcile.model import InboxState, Outcome, Pair, ProducerState, Tier, Window
+from outbox.reconcile.record import settled, settled_sql
 from outbox.reconcile.result import PairResult
-from outbox.reconcile.snapshots import taken
-from outbox.store import reconcile_settled as store
-from outbox.store.execute import execute
+from outbox.reconcile.source import taken
 from tests.reconcile.town import HOUR, IN_SYNC, PAIR, WITH_EFFECT, Told, Town, counted, explain, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]
@@ -331,10 +330,13 @@ def test_the_lookups_of_what_was_touched_use_indexes(town: Town, ids: list[UUID]
     town.run("ANALYZE")
     plans = []
     with taken(*town.accesses) as snapshots:
-        mark = settling.load(snapshots, PAIR, Window().range, HOUR).mark
+        mark = settled.load(snapshots, PAIR, Window().range, HOUR).mark
         lookups = (
-            (snapshots.producer, store.touched_at_producer("outbox", "t", ids, mark["snapshot"], dict(mark["heads"]))),
-            (snapshots.consumer, store.touched_at_consumer("outbox", "g", "t", ids)),
+            (
+                snapshots.producer,
+                settled_sql.touched_at_producer("outbox", "t", ids, mark["snapshot"], dict(mark["heads"])),
+            ),
+            (snapshots.consumer, settled_sql.touched_at_consumer("outbox", "g", "t", ids)),
         )
         for snapshot, statement in lookups:
             plans += [row[0] for row in execute(snapshot.connection, explain(statement))[0]]

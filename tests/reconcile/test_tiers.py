@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.reconcile import digest, plan
+from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.model import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
-from outbox.reconcile.snapshots import taken
-from outbox.store import reconcile as store
+from outbox.reconcile.source import taken
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]
@@ -155,9 +155,9 @@ DIRT = {
 }
 
 
-@pytest.mark.parametrize("mixing", [store.FAST, store.PORTABLE], ids=["fast", "portable"])
+@pytest.mark.parametrize("mixing", [reconcile_sql.FAST, reconcile_sql.PORTABLE], ids=["fast", "portable"])
 def test_each_difference_alone_makes_its_range_differ(
-    town: Town, small_buckets: Cut, mixing: store.Mixing, monkeypatch: pytest.MonkeyPatch
+    town: Town, small_buckets: Cut, mixing: reconcile_sql.Mixing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every difference shows in the digests of its range, also where all else agrees, by either hash."""
     monkeypatch.setattr(digest, "mixing_of", lambda snapshots: mixing)
@@ -204,15 +204,15 @@ def test_two_differences_do_not_cancel_out(town: Town, small_buckets: Cut) -> No
 def test_the_hash_is_one_that_both_servers_compute_alike(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast hash needs PostgreSQL 14 on both sides and the same values; else both hash by md5."""
     with taken(*town.accesses) as snapshots:
-        assert digest.mixing_of(snapshots) is store.FAST
+        assert digest.mixing_of(snapshots) is reconcile_sql.FAST
         values = iter([[[(1, 2)]], [[(1, 3)]]])
         with monkeypatch.context() as patch:
             patch.setattr(digest, "execute", lambda *_: next(values))
-            assert digest.mixing_of(snapshots) is store.PORTABLE
+            assert digest.mixing_of(snapshots) is reconcile_sql.PORTABLE
         with monkeypatch.context() as patch:
             versions = iter([18, 13])
             patch.setattr(digest, "_version", lambda _: next(versions))
-            assert digest.mixing_of(snapshots) is store.PORTABLE
+            assert digest.mixing_of(snapshots) is reconcile_sql.PORTABLE
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -17,13 +17,13 @@ import pyarrow as pa
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from outbox.ids import uuid7, uuid7_at
+from outbox.database.execute import Statement
+from outbox.message.model import uuid7, uuid7_at
+from outbox.reconcile.engine import Silent
 from outbox.reconcile.job import reconcile
 from outbox.reconcile.model import Access, Effect, InboxState, Outcome, Pair, ProducerState, Window
 from outbox.reconcile.options import Job
 from outbox.reconcile.result import PairResult, to_findings
-from outbox.reconcile.told import Silent
-from outbox.store.execute import Statement
 from tests.consumer.support import Bench, make_ledger
 
 PAIR = Pair("t", "g")

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import InvalidHandler, Message, Outbox, Outgoing, Settings
-from outbox.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.testing import drain
 
 

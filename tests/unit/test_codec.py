@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import InvalidMessage
-from outbox.codec import BYTES, JSON, TEXT, decode, encode
+from outbox.message.codec import BYTES, JSON, TEXT, decode, encode
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 jsonable = st.recursive(

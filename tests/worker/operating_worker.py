@@ -7,7 +7,7 @@ import sys
 from sqlalchemy import create_engine
 
 from outbox import Outbox, Settings
-from outbox.admin.operations import run
+from outbox.operator.bulk import run
 from outbox.worker import Worker
 
 

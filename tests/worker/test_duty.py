@@ -12,11 +12,10 @@ from contextlib import ExitStack
 import pytest
 
 from outbox import Counts
-from outbox.worker import clock as clock_module
+from outbox.worker import clock
 from outbox.worker import duty as duty_module
-from outbox.worker.backoff import Backoff, jittered
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Duty
+from outbox.worker.duty import Backoff, Duty, jittered
 from tests.conftest import wait_until
 
 NEVER = 3600.0
@@ -234,8 +233,8 @@ def test_those_who_wait_for_a_duty_are_told_also_when_it_failed(stand: Stand) ->
 def test_duties_go_on_when_the_clock_is_set_back(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the host's clock is set back by an hour, jobs that seem an hour away run now."""
     offset = 0.0
-    monkeypatch.setattr(clock_module, "_LOOK_EVERY", 0.01)
-    monkeypatch.setattr(clock_module, "SteadyJobStore", lambda made=clock_module.SteadyJobStore: made(lambda: offset))
+    monkeypatch.setattr(clock, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(clock, "SteadyJobStore", lambda made=clock.SteadyJobStore: made(lambda: offset))
     stand.clock = Clock()
     passes = threading.Semaphore(0)
 

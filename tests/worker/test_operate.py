@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from outbox import InvalidHandler, Message, Outbox, Settings, migration
-from outbox.admin.model import Action
+from outbox import InvalidHandler, Message, Outbox, Settings
+from outbox.database import migration
 from outbox.embedded import ServerLike
 from outbox.errors import SchemaMissing
+from outbox.operator.model import Action
 from outbox.testing import operate
 from outbox.worker import Worker
 from tests.admin.acting import Desk

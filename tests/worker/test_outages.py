@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from outbox import embedded, migration
+from outbox import embedded
+from outbox.database import migration
 from tests.conftest import wait_until
 from tests.worker.conftest import Bench
 

@@ -15,13 +15,12 @@ import pytest
 from sqlalchemy import make_url, text
 
 from outbox import InvalidHandler, InvalidMessage, InvalidSettings, Outbox, Settings, embedded
+from outbox.reconcile.config import JobParts
 from outbox.reconcile.model import Pair
-from outbox.reconcile.parts import JobParts
 from outbox.reconcile.result import JobResult
-from outbox.schedule import Reconciliation
+from outbox.reconcile.schedule import Reconciliation
 from outbox.worker import Worker
-from outbox.worker.reconciling import Reconciler, reconcilers
-from outbox.worker.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Timetable
+from outbox.worker.reconciliation import LOST_AFTER, RETRY_AFTER, LastRun, Reconciler, Timetable, reconcilers
 from tests.conftest import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.test_outages import own_server, own_url  # noqa: F401 - fixtures

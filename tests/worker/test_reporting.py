@@ -14,10 +14,9 @@ from sqlalchemy import Connection, Engine, text
 
 import outbox
 from outbox import Outbox, Resolution, Settings
-from outbox.ids import uuid7
-from outbox.report import Facts, leave, report_once
+from outbox.message.model import uuid7
 from outbox.worker import Worker
-from outbox.worker.reporting import handlers_of
+from outbox.worker.report import Facts, handlers_of, leave, report_once
 from tests.conftest import wait_until
 from tests.worker.conftest import Bench
 

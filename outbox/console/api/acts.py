@@ -1,18 +1,151 @@
-"""Endpoints that do one thing to one message; those on an inbox are in `inbox`."""
+"""Endpoints that do one thing to one message; those on an inbox are in `inbox`.
+
+The bodies of acts and orders. Unknown fields are refused, not ignored.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
-from outbox.admin.model import Action, Target
-from outbox.console.api import answers, bodies
+from outbox.console.api import answers
 from outbox.console.api.answers import Acted, problems
-from outbox.console.conditions import IfMatch, etag, expected_version
+from outbox.console.api.fields import (
+    Halves,
+    IfMatch,
+    Inbox,
+    Messages,
+    Reason,
+    Strict,
+    Text,
+    Token,
+    etag,
+    expected_version,
+)
 from outbox.console.console import Console
+from outbox.errors import InvalidRequest
+from outbox.operator.model import MAX_IDS, Action, Selector, Target
+
+
+class Act(Strict):
+    """One act. ``force`` is for ``commit`` of a half that carries a fence."""
+
+    reason: Reason = ""
+    force: bool = False
+    database: Text | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as the service layer takes them."""
+        return {"force": True} if self.force else {}
+
+
+class Why(Strict):
+    """Why something is done."""
+
+    reason: Reason = ""
+
+
+class RollbackPreview(Strict):
+    """What a rollback of one message would do."""
+
+    acknowledge_delivered: bool = False
+    database: Text | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as the service layer takes them."""
+        return {"acknowledge_delivered": True} if self.acknowledge_delivered else {}
+
+
+class Rollback(RollbackPreview):
+    """A rollback of one message; ``token`` is that of its preview."""
+
+    reason: Reason = ""
+    token: Token | None = None
+
+
+class Ids(Strict):
+    """Messages by their ids, in one operation."""
+
+    ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_IDS)]
+    reason: Reason = ""
+    database: Text | None = None
+    rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
+
+    def selector(self) -> Selector:
+        """Return the messages as the service layer takes them."""
+        return Selector(targets=tuple(Target(each) for each in self.ids))
+
+
+class Named(Strict):
+    """One message, of a group where the act is on an inbox."""
+
+    message_id: UUID
+    group: Text | None = None
+
+
+class Selected(Strict):
+    """What an operation acts on: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
+
+    ids: Annotated[list[UUID], Field(max_length=MAX_IDS)] | None = None
+    group: Text | None = None
+    targets: Annotated[list[Named], Field(max_length=MAX_IDS)] | None = None
+    messages: Messages | None = None
+    inbox: Inbox | None = None
+    halves: Halves | None = None
+
+    def selector(self) -> Selector:
+        """Return the selection as the service layer takes it.
+
+        Raises:
+            InvalidRequest: not exactly one of them is given, or a group without ids.
+        """
+        given = [name for name in ("ids", "targets", "messages", "inbox", "halves") if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = f"it has {', '.join(given)}" if given else "it has none"
+            raise InvalidRequest(f"a selector has one of ids, targets, messages, inbox and halves; {said}", "selector")
+        if self.group is not None and self.ids is None:
+            raise InvalidRequest("group goes with ids; a filter or target has a group of its own", "selector.group")
+        named = [Target(each, self.group) for each in self.ids or []]
+        named += [Target(each.message_id, each.group) for each in self.targets or []]
+        return Selector(
+            targets=tuple(named) if self.ids is not None or self.targets is not None else None,
+            messages=self.messages.filter() if self.messages else None,
+            inbox=self.inbox.filter() if self.inbox else None,
+            halves=self.halves.filter() if self.halves else None,
+        )
+
+
+class Options(Strict):
+    """What an operation is told beside: ``force`` for ``commit``, ``acknowledge_delivered`` for ``rollback``."""
+
+    force: bool = False
+    acknowledge_delivered: bool = False
+
+    def chosen(self) -> dict[str, Any]:
+        """Return those that are set."""
+        return {name: True for name, value in self if value}
+
+
+class OperationPreview(Strict):
+    """What an operation would do."""
+
+    action: Action
+    selector: Selected
+    database: Text | None = None
+    options: Options = Options()
+
+
+class Order(OperationPreview):
+    """An operation; ``token`` is that of its preview, ``rate`` how many items a second at most."""
+
+    reason: Reason = ""
+    token: Token | None = None
+    rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
+
 
 _SUMMARIES = {
     Action.RESEND: "Send a dispatched message once more, with the same id",
@@ -41,9 +174,7 @@ def add_routes(router: APIRouter, console: Console) -> None:
 
 
 def _on_message(console: Console, action: Action) -> Callable[..., Any]:
-    def act(
-        message_id: UUID, body: bodies.Act, request: Request, response: Response, if_match: IfMatch = None
-    ) -> Acted:
+    def act(message_id: UUID, body: Act, request: Request, response: Response, if_match: IfMatch = None) -> Acted:
         return do(console, action, Target(message_id), body, request, response, if_match)
 
     return act
@@ -53,7 +184,7 @@ def do(
     console: Console,
     action: Action,
     target: Target,
-    body: bodies.Act,
+    body: Act,
     request: Request,
     response: Response,
     if_match: str | None,

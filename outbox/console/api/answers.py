@@ -1,4 +1,4 @@
-"""What the endpoints answer: the views of `outbox.admin.model`, a few of their own, and problems.
+"""What the endpoints answer: the views of `outbox.operator.model`, a few of their own, and problems.
 
 Each view is the root of a model here, since pydantic keeps what it knows of a model, and of a dataclass it does not:
 the router is built in a fraction of the time.
@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import RootModel
 
-from outbox.admin import model
 from outbox.console.problems import KINDS, MEDIA_TYPE
+from outbox.operator import model
 
 
 @dataclass(frozen=True, slots=True)

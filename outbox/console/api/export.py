@@ -1,4 +1,7 @@
-"""Endpoints that give all that fits as one file, page by page: as JSON lines, or as CSV that a spreadsheet may open."""
+"""Endpoints that give all that fits as one file, page by page: as JSON lines, or as CSV that a spreadsheet may open.
+
+Endpoints that give the body of a message: masked, or as it is to those who may, which the audit records.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,18 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
+from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from outbox.admin.model import MAX_PAGE, AuditRow, MessageRow, Page, PageRequest
-from outbox.console.api import fields
+from outbox.console import security
+from outbox.console.api import answers, fields
 from outbox.console.api.answers import problems
 from outbox.console.console import Console
+from outbox.console.permissions import Permission
+from outbox.errors import MessageNotFound
+from outbox.operator.model import MAX_PAGE, AuditRow, Body, MessageRow, Page, PageRequest
 from outbox.text import csv_cell
 
 T = TypeVar("T")
@@ -94,3 +101,43 @@ def _file(lines: Iterator[str], media_type: str, name: str) -> StreamingResponse
 def _content(media_type: str) -> dict[int | str, dict[str, Any]]:
     file: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
     return problems() | file
+
+
+_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+
+
+def add_payload_routes(router: APIRouter, console: Console) -> None:
+    """Add the endpoints."""
+
+    @router.get(
+        "/messages/{message_id}/payload", response_model=answers.Body, responses=problems(404), tags=["messages"]
+    )
+    def payload(message_id: UUID, request: Request, reveal: bool = False) -> Body:
+        """Return the body of a message, masked; with ``reveal`` as it is, which is audited."""
+        if reveal:
+            _may_reveal(request)
+        actor = console.actor_of(request) if reveal else None
+        body = console.admin.message(message_id, reveal=actor).body
+        if body is None:
+            raise MessageNotFound(f"no registered database has the body of message {message_id}; was it pruned?")
+        return body
+
+    @router.get(
+        "/messages/{message_id}/payload/raw",
+        response_class=Response,
+        responses=problems(404) | _BYTES,
+        tags=["messages"],
+    )
+    def raw(message_id: UUID, request: Request) -> Response:
+        """Return the bytes of the body as a file, which is audited."""
+        _may_reveal(request)
+        console.admin.message(message_id, reveal=console.actor_of(request))
+        _, content = console.admin.body(message_id)
+        # Never with a type that a browser would show.
+        headers = {"Content-Disposition": f'attachment; filename="{message_id}.bin"'}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+    def _may_reveal(request: Request) -> None:
+        console.demand(request, Permission.REVEAL)
+        # It is recorded, so no other site may make a browser ask for it.
+        security.check_origin(console.trust, request.headers, console.facts(request))

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from outbox.admin.model import Action, DeadGroup, InboxRow, Page, Target
-from outbox.console.api import answers, bodies, fields
+from outbox.console.api import acts, answers, fields
 from outbox.console.api.acts import do
 from outbox.console.api.answers import Acted, problems
-from outbox.console.conditions import IfMatch
+from outbox.console.api.fields import IfMatch
 from outbox.console.console import Console
+from outbox.operator.model import Action, DeadGroup, InboxRow, Page, Target
 
 Group = Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")]
 
@@ -63,7 +63,7 @@ def _on_inbox(console: Console, action: Action) -> Callable[..., Any]:
     def act(
         group: Group,
         message_id: UUID,
-        body: bodies.Act,
+        body: acts.Act,
         request: Request,
         response: Response,
         if_match: IfMatch = None,

@@ -8,13 +8,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from outbox.admin.model import Action, OperationItem, OperationRow, Page, Preview, Selector, Target
-from outbox.console.api import answers, bodies, fields
+from outbox.console.api import acts, answers, fields
 from outbox.console.api.answers import problems
-from outbox.console.conditions import IdempotencyKey, IfMatch, expected_version, order_key
+from outbox.console.api.fields import IdempotencyKey, IfMatch, expected_version, order_key
 from outbox.console.console import Console
 from outbox.console.permissions import Permission
 from outbox.errors import VersionMismatch
+from outbox.operator.model import Action, OperationItem, OperationRow, Page, Preview, Selector, Target
 
 _ORDER_ERRORS = problems(404, 409, 415)
 
@@ -29,7 +29,7 @@ def add_routes(router: APIRouter, console: Console) -> None:
 
 def _orders(router: APIRouter, console: Console) -> None:
     @router.post("/operations/preview", response_model=answers.Preview, responses=_ORDER_ERRORS, tags=["operations"])
-    def preview(body: bodies.OperationPreview, request: Request) -> Preview:
+    def preview(body: acts.OperationPreview, request: Request) -> Preview:
         """Return what an operation would do; writes nothing. Its token goes with the order."""
         console.demand(request, body.action)
         return console.admin.preview(
@@ -40,7 +40,7 @@ def _orders(router: APIRouter, console: Console) -> None:
         "/operations", status_code=202, response_model=answers.Operation, responses=_ORDER_ERRORS, tags=["operations"]
     )
     def start(
-        body: bodies.Order, request: Request, response: Response, idempotency_key: IdempotencyKey = None
+        body: acts.Order, request: Request, response: Response, idempotency_key: IdempotencyKey = None
     ) -> OperationRow:
         """Order an operation, which workers carry out. The same Idempotency-Key returns the same operation."""
         console.demand(request, body.action)
@@ -68,7 +68,7 @@ def _rollbacks(router: APIRouter, console: Console) -> None:
         responses=_ORDER_ERRORS,
         tags=["operations"],
     )
-    def preview_rollback(message_id: UUID, body: bodies.RollbackPreview) -> Preview:
+    def preview_rollback(message_id: UUID, body: acts.RollbackPreview) -> Preview:
         """Return what a rollback of the local transaction would do; writes nothing."""
         return console.admin.preview(Action.ROLLBACK, _one(message_id), database=body.database, options=body.options())
 
@@ -82,7 +82,7 @@ def _rollbacks(router: APIRouter, console: Console) -> None:
     )
     def rollback(
         message_id: UUID,
-        body: bodies.Rollback,
+        body: acts.Rollback,
         request: Request,
         response: Response,
         if_match: IfMatch = None,
@@ -124,7 +124,7 @@ def _by_ids(router: APIRouter, console: Console) -> None:
 
 def _on_ids(console: Console, action: Action) -> Callable[..., Any]:
     def order(
-        body: bodies.Ids, request: Request, response: Response, idempotency_key: IdempotencyKey = None
+        body: acts.Ids, request: Request, response: Response, idempotency_key: IdempotencyKey = None
     ) -> OperationRow:
         ordered = console.admin.start(
             action,
@@ -170,7 +170,7 @@ def _existing(router: APIRouter, console: Console) -> None:
         responses=problems(404, 409, 415),
         tags=["operations"],
     )
-    def cancel(operation_id: UUID, body: bodies.Why, request: Request) -> OperationRow:
+    def cancel(operation_id: UUID, body: acts.Why, request: Request) -> OperationRow:
         """Cancel what is left of an operation; what was done stays done."""
         return console.admin.cancel(operation_id, actor=console.actor_of(request), reason=body.reason)
 

@@ -1,4 +1,4 @@
-"""The pages: HTML made on the server, over `outbox.admin`. Everything works without JavaScript."""
+"""The pages: HTML made on the server, over `outbox.operator`. Everything works without JavaScript."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, StringConstraints
 
-from outbox.admin.model import Action, HandlerRow, MessageView, Selector, Target
 from outbox.console.pages.message import against_fence
 from outbox.console.pages.words import ACTS
 from outbox.errors import VersionMismatch
+from outbox.operator.model import Action, HandlerRow, MessageView, Selector, Target
 
 if TYPE_CHECKING:
     from outbox.console.pages.view import View

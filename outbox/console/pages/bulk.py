@@ -13,12 +13,12 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 
-from outbox.admin.model import Action, Selector, Target
 from outbox.console.pages import fields
 from outbox.console.pages.fields import Fields
 from outbox.console.pages.words import ACTS
 from outbox.console.routing import only_reads
 from outbox.errors import InvalidRequest
+from outbox.operator.model import Action, Selector, Target
 
 if TYPE_CHECKING:
     from outbox.console.pages.view import View

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from starlette.datastructures import ImmutableMultiDict
 
-from outbox.admin.model import AuditFilter, HalfFilter, InboxFilter, MessageFilter, ScheduledFilter
 from outbox.errors import InvalidRequest
+from outbox.operator.model import AuditFilter, HalfFilter, InboxFilter, MessageFilter, ScheduledFilter
 
 #: Spans that can be picked instead of a moment.
 SPANS = MappingProxyType(

@@ -1,15 +1,23 @@
-"""All pages of a console as one router."""
+"""All pages of a console as one router.
+
+The files that pages load: all of them ours or vendored, each under a name that changes with what is in it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Response
 from starlette.routing import Match
 
 from outbox.console import problems
-from outbox.console.pages import acting, bulk, looking, message, operations, overview, statics
-from outbox.console.pages.badges import Badges
+from outbox.console.pages import acting, bulk, listing, message, overview
+from outbox.console.pages import message as operations
+from outbox.console.pages.overview import Badges
 from outbox.console.pages.view import View
 from outbox.console.routing import Render, console_router
 
@@ -18,6 +26,41 @@ if TYPE_CHECKING:
 
     from outbox.console.console import Console
 
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml; charset=utf-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """A file: ``name`` has the digest of what is in it, so that browsers may keep it for ever."""
+
+    name: str
+    content_type: str
+    content: bytes
+
+
+@cache
+def by_file() -> dict[str, Static]:
+    """Return the static files by the names that templates know them by."""
+    files = {}
+    for file in resources.files("outbox.console").joinpath("static").iterdir():
+        stem, _, kind = file.name.rpartition(".")
+        if kind in _TYPES:
+            content = file.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:12]
+            files[file.name] = Static(f"{stem}.{digest}.{kind}", _TYPES[kind], content)
+    return files
+
+
+@cache
+def by_name() -> dict[str, Static]:
+    """Return the static files by the names under which they are served."""
+    return {static.name: static for static in by_file().values()}
+
+
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
@@ -25,7 +68,7 @@ def page_routes(console: Console) -> APIRouter:
     """Return the routes of the pages, and of what they load; errors are told by a page of their own."""
     view = View(console, Badges())
     pages = console_router(console, render=view.problem)
-    for part in (overview, looking, message, acting, bulk, operations):
+    for part in (overview, listing, message, acting, bulk, operations):
         part.add_routes(pages, view)
     router = APIRouter(include_in_schema=False)
     router.include_router(_static_routes(console))
@@ -74,7 +117,7 @@ def _static_routes(console: Console) -> APIRouter:
 
     @router.get("/static/{name}")
     def static(name: str) -> Response:
-        if (file := statics.by_name().get(name)) is None:
+        if (file := by_name().get(name)) is None:
             raise problems.Problem("not-found", f"there is no file {name[:100]!r}; reload the page that wants it")
         return Response(file.content, headers=_FOR_EVER | {"Content-Type": file.content_type})
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from outbox.admin.model import Action, Total
-from outbox.console.pages import statics, words
+from outbox.console.pages import routes, words
 from outbox.console.permissions import Permission
+from outbox.operator.model import Action, Total
 from outbox.text import duration, plain
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from outbox.console.console import Console
-    from outbox.console.pages.badges import Badges
+    from outbox.console.pages.overview import Badges
     from outbox.console.problems import Problem
 
 #: The pages in the order of the navigation: name, title, icon, the key after ``g``.
@@ -81,7 +81,7 @@ class View:
             return console.path(request, *segments, **query)
 
         def static(file: str) -> str:
-            return console.path(request, "static", statics.by_file()[file].name)
+            return console.path(request, "static", routes.by_file()[file].name)
 
         def can(wanted: Permission | Action | str) -> bool:
             return facts.principal is not None and console.may(request, wanted)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from outbox.admin.doing import NEED_REASON
-from outbox.admin.model import Action
+from outbox.operator.acts import NEED_REASON
+from outbox.operator.model import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _LOOK_AT_OWNER = 0.5
 
 
 class Keeper:
-    """Serves one owner. ``plan`` is what the owner wrote: see ``outbox.embedded.link``."""
+    """Serves one owner. ``plan`` is what the owner wrote: see ``outbox.embedded.own``."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan

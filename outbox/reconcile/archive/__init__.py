@@ -8,11 +8,9 @@ A row is archived as it was at the time. So take an archive of messages that are
 ends; a part in which some weren't is read again when the same window is archived again.
 """
 
-from outbox.reconcile.archive.files import read_manifest
-from outbox.reconcile.archive.manifest import Manifest, Part
+from outbox.reconcile.archive.files import Manifest, Part, read_manifest
 from outbox.reconcile.archive.sides import ParquetSide, UnionSide, archives_in, complete_from, with_archives
-from outbox.reconcile.archive.take import take_archive
-from outbox.reconcile.archive.write import write_archive
+from outbox.reconcile.archive.write import take_archive, write_archive
 
 __all__ = [
     "Manifest",

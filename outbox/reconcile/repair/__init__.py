@@ -14,14 +14,9 @@ from sqlalchemy import Engine
 
 from outbox.reconcile.model import Action, Outcome, Pair
 from outbox.reconcile.options import Job
-from outbox.reconcile.repair.attempt import Act, attempt
-from outbox.reconcile.repair.check import check_undecided
-from outbox.reconcile.repair.dispatch import dispatch_undispatched
-from outbox.reconcile.repair.park import park
-from outbox.reconcile.repair.resend import resend_missing
-from outbox.reconcile.repair.resume import resume_parked
+from outbox.reconcile.repair.acts import check_undecided, dispatch_undispatched, park, resend_missing, resume_parked
 from outbox.reconcile.repair.sync_status import sync_status
-from outbox.reconcile.repair.work import Work
+from outbox.reconcile.repair.work import Act, Work, attempt
 from outbox.reconcile.result import Finding, Repaired
 
 __all__ = ["BATCH", "repair"]

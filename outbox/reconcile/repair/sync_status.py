@@ -23,14 +23,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from outbox.model import Status
+from outbox.database.execute import execute
+from outbox.message.model import Status
+from outbox.reconcile import repair_sql
 from outbox.reconcile.model import Action, InboxState, ProducerState
-from outbox.reconcile.repair import inbox
-from outbox.reconcile.repair.inbox import InboxRow
-from outbox.reconcile.repair.work import BUSY, DONE, HEALED, Work, ids_of
+from outbox.reconcile.repair import work as inbox
+from outbox.reconcile.repair.work import BUSY, DONE, HEALED, InboxRow, Work, ids_of
 from outbox.reconcile.result import Finding
-from outbox.store import repair as store
-from outbox.store.execute import execute
 
 _WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
 
@@ -86,15 +85,15 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
     missing = [finding for finding in chosen if inbox.had_none(finding)]
     why = f"fenced off by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.ROLLED_BACK else None
     rows = [
-        store.NewRow(finding.id, finding.queue or 0, finding.position or 0, finding.producer_digest)
+        repair_sql.NewRow(finding.id, finding.queue or 0, finding.position or 0, finding.producer_digest)
         for finding in missing
     ]
     attempts = 1 if truth is Status.CONSUMED else 0
     inserted, _, now = execute(
         connection,
-        store.insert_inbox(schema, group, work.pair.topic, truth.value, attempts, rows, why),
-        store.settle_inbox(schema, group, truth.value, ids_of([f for f in chosen if f not in missing]), why),
-        store.statuses(schema, group, ids_of(missing)),
+        repair_sql.insert_inbox(schema, group, work.pair.topic, truth.value, attempts, rows, why),
+        repair_sql.settle_inbox(schema, group, truth.value, ids_of([f for f in chosen if f not in missing]), why),
+        repair_sql.statuses(schema, group, ids_of(missing)),
     )
     mine = {message_id for (message_id,) in inserted}
     status: dict[UUID, str] = dict(now)

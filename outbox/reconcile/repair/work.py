@@ -1,21 +1,30 @@
-"""What every repair works with: the two databases, short transactions in them, and words for what came of it."""
+"""What every repair works with: the two databases, short transactions in them, and words for what came of it.
+
+Do a batch at once; where that fails, message by message, so that a bad row never stops the others.
+
+The inbox row behind a finding, locked and compared with what the finding saw.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
-from outbox.reconcile.model import Action, Outcome, Pair
+from outbox.database.execute import Statement, execute
+from outbox.database.sql import audit, wait_at_most
+from outbox.dispatch.sql import plan_by_index
+from outbox.message.model import Status
+from outbox.reconcile import repair_sql
+from outbox.reconcile.model import Action, InboxState, Outcome, Pair
 from outbox.reconcile.options import Job
 from outbox.reconcile.result import Finding
-from outbox.store import repair as store
-from outbox.store.dispatch import plan_by_index
-from outbox.store.execute import Statement, execute
-from outbox.store.operator import audit, wait_at_most
+from outbox.text import summary_of
 
 DONE = "done"
 HEALED = "healed"
@@ -69,12 +78,12 @@ class Work:
         """Count the rows of each message in the consumer's business table; nothing where none is named."""
         if self.pair.effect is None:
             return {}
-        (rows,) = execute(connection, store.effects(*self.pair.effect.quoted, ids_of(findings)))
+        (rows,) = execute(connection, repair_sql.effects(*self.pair.effect.quoted, ids_of(findings)))
         return dict(rows)
 
     def compensated(self, connection: Connection, findings: Sequence[Finding]) -> set[UUID]:
         """Return which messages were compensated by now; ``connection`` is on the producer's database."""
-        (rows,) = execute(connection, store.compensated(self.job.producer.schema, ids_of(findings)))
+        (rows,) = execute(connection, repair_sql.compensated(self.job.producer.schema, ids_of(findings)))
         return {half_id for (half_id,) in rows}
 
 
@@ -89,3 +98,94 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
         execute(connection, wait_at_most(PATIENCE), plan_by_index())
         yield connection
+
+
+#: Does something about findings of one kind, in transactions of its own; returns the result of each, by id.
+Act = Callable[[Work, Sequence[Finding]], dict[UUID, str]]
+
+# Lock not available, deadlock detected, serialization failure.
+_BUSY = frozenset({"55P03", "40P01", "40001"})
+# So many messages of one batch that can't be had mean that none can: a table is locked, or all of dispatch.
+_MOST_BUSY = 3
+
+
+def attempt(act: Act, work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the result of each message of a batch, whatever goes wrong.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the connection was lost.
+    """
+    try:
+        return act(work, batch)
+    except DBAPIError as error:
+        refusal = _refusal(error)
+    results: dict[UUID, str] = {}
+    vain = 0
+    for finding in batch:
+        if len(batch) > 1 and vain < _MOST_BUSY:
+            try:
+                results |= act(work, [finding])
+                continue
+            except DBAPIError as error:
+                refusal = _refusal(error)
+                vain += refusal == BUSY
+        results[finding.id] = refusal
+    return results
+
+
+def _refusal(error: DBAPIError) -> str:
+    code = getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated or code is None:
+        raise error
+    return BUSY if code in _BUSY else f"refused: {summary_of(error.orig or error)}"
+
+
+_STATE = {
+    Status.CONSUMED: InboxState.CONSUMED,
+    Status.FAILED: InboxState.FAILED,
+    Status.PARKED: InboxState.PARKED,
+    Status.ROLLED_BACK: InboxState.ROLLED_BACK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRow:
+    """An inbox row as it is now; it is locked."""
+
+    status: Status
+    attempts: int
+    changed_at: dt.datetime
+
+    def is_as(self, finding: Finding) -> bool:
+        """Has nobody changed it since the finding?"""
+        seen = (finding.status, finding.attempts, finding.changed_at)
+        return (_STATE[self.status], self.attempts, self.changed_at) == seen
+
+    @property
+    def changed(self) -> str:
+        """The result where somebody has."""
+        return f"refused: it has changed meanwhile: {self.status.value} after {self.attempts} attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """The inbox rows of some findings: ``rows`` are locked until the transaction ends, ``busy`` are somebody else's."""
+
+    rows: dict[UUID, InboxRow]
+    busy: frozenset[UUID]
+
+
+def lock(work: Work, connection: Connection, findings: Sequence[Finding]) -> Inbox:
+    """Lock the inbox rows of findings, without waiting for those that somebody else has."""
+    schema, group, ids = work.job.consumer.schema, work.pair.group, ids_of(findings)
+    # In this order: what is there and isn't locked by us has come meanwhile, or is somebody else's.
+    locked, there = execute(
+        connection, repair_sql.lock_inbox(schema, group, ids), repair_sql.statuses(schema, group, ids)
+    )
+    rows = {row[0]: InboxRow(Status(row[1]), *row[2:]) for row in locked}
+    return Inbox(rows, frozenset(message_id for message_id, _ in there if message_id not in rows))
+
+
+def had_none(finding: Finding) -> bool:
+    """Tell whether the inbox had no row of it when it was found."""
+    return finding.status in {None, InboxState.NONE}

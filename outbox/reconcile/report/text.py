@@ -12,16 +12,20 @@ from rich.text import Text
 
 from outbox.reconcile.model import Outcome
 from outbox.reconcile.options import Policy
-from outbox.reconcile.report.facts import (
+from outbox.reconcile.report.document import (
+    MEANING,
     KindTold,
+    amount,
+    counted,
     first_findings,
     first_rows,
     kinds,
     lag_sentence,
+    mend,
+    seen,
     shares,
     verdict,
 )
-from outbox.reconcile.report.sentences import MEANING, amount, counted, mend, seen
 from outbox.reconcile.result import JobResult, MeasureResult, MeasureRow, PairResult
 from outbox.text import duration, plain
 

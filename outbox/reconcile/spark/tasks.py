@@ -3,6 +3,11 @@
 What is sent is bytes and numbers, so that it works through Spark Connect too; whatever else is needed, an executor
 imports. A source that can't be read is an answer, not an exception: Spark would try it four times and log the Java
 trace of each.
+
+Arrow tables as Spark carries them: the one place that knows how their types are called there.
+
+Spark has no binary of fixed size, and needs a time zone of the session for its times; so ids travel as binary and
+times as microseconds.
 """
 
 from __future__ import annotations
@@ -15,10 +20,53 @@ import pyarrow as pa
 
 from outbox.errors import SourceError
 from outbox.reconcile.compare import RESULT, Comparison, Task
-from outbox.reconcile.spark.wire import ddl, from_wire, to_wire
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def wire_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema in which a table of ``schema`` travels."""
+    return pa.schema([pa.field(field.name, _wire_type(field.type)) for field in schema])
+
+
+def ddl(schema: pa.Schema) -> str:
+    """Return the schema in which a table of ``schema`` travels, as Spark writes it."""
+    return ", ".join(f"`{field.name}` {_name(field.type)}" for field in wire_schema(schema))
+
+
+def to_wire(table: pa.Table) -> pa.Table:
+    """Return the table as it travels."""
+    return table.cast(wire_schema(table.schema))
+
+
+def from_wire(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table of ``schema`` that travelled, from its columns of these names."""
+    return table.select(schema.names).cast(schema)
+
+
+def _wire_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    return kind
+
+
+def _name(kind: pa.DataType) -> str:
+    return _NAMES[kind]
+
+
+_NAMES = {
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.bool_(): "boolean",
+    pa.binary(): "binary",
+    pa.string(): "string",
+}
+
 
 #: A `RESULT`, or in a row of its own what a source said.
 ANSWER = RESULT.append(pa.field("failure", pa.string()))
@@ -57,7 +105,6 @@ def _answering(
     comparison: bytes, tasks: Sequence[bytes]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from outbox.reconcile.spark.tasks import answers  # noqa: PLC0415 - of the executor's own package
 
         for batch in batches:
             for answer in answers(comparison, (tasks[number] for number in batch["id"].to_pylist())):

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from outbox import Resolution, testing
-from outbox.admin.model import Action, Actor, InboxFilter, PageRequest, Selector, Target
+from outbox.operator.model import Action, Actor, InboxFilter, PageRequest, Selector, Target
 from tests.conftest import wait_until
 from tests.console.browser.town import CLERK, CREDIT, Town
 

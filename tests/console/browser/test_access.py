@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from outbox.console.config import ConsoleConfig
 from outbox.console.router import app_of
-from outbox.console.standalone import authorizer_of, console_of
+from outbox.console.serve import ConsoleConfig, authorizer_of, console_of
 from tests.console.browser.live import serving
 from tests.console.browser.test_looks import NARROW, WIDE, axe, fits
 

@@ -18,7 +18,7 @@ from examples.bank_transfer.bank_a_refund import refund
 from examples.bank_transfer.message import TOPIC, TransferOrdered
 from examples.bank_transfer.orders import Order
 from outbox import Message, Outbox, Park, Settings
-from outbox.admin.service import Admin
+from outbox.operator.service import Admin
 from outbox.worker import Worker
 from tests.conftest import wait_until
 

@@ -1,1 +1,0 @@
-"""Acts on many messages at once: previewed, ordered, carried out by workers, shown, cancelled."""

@@ -1,0 +1,407 @@
+"""Ask checkers, several at a time, and give up those that take too long.
+
+One question from the claim to the record: the verdict is written in the transaction in which it was found.
+
+Put one question to a checker, and read its answer: only a Resolution is one, everything else is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
+
+from outbox.check import sql
+from outbox.check.checker import Checker
+from outbox.database.decision import decide
+from outbox.database.execute import Row, Statement, execute, is_lost
+from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.message.model import Answer, Counts, Orphan, Resolution
+from outbox.settings import Settings
+from outbox.text import error_text, storable, summary_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+_SHOWN = 200
+
+
+def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answer:
+    """Call the checker; whatever it raises or returns becomes an answer.
+
+    ``joined`` gives the session for a checker that takes one.
+    """
+    began = time.monotonic()
+    try:
+        given = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
+        if checker.is_async:
+            given = wait_for(given)
+    except Exception as error:
+        return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
+    seconds = time.monotonic() - began
+    if joined and joined.rolled_back:
+        return Answer(Resolution.UNKNOWN, "the checker rolled its session back", seconds)
+    return _read(given, seconds)
+
+
+def _read(given: Any, seconds: float) -> Answer:
+    # A str that spells a resolution is refused as well: whoever returns one may just as well return "ok".
+    if isinstance(given, Resolution):
+        return Answer(given, None, seconds)
+    if inspect.iscoroutine(given):
+        given.close()
+        return Answer(Resolution.UNKNOWN, "the checker returned a coroutine: declare it with 'async def'", seconds)
+    shown = storable(repr(given))[:_SHOWN]
+    kind = "" if given is None else f" ({type(given).__name__})"
+    return Answer(Resolution.UNKNOWN, f"the checker returned {shown}{kind}, which is not a Resolution", seconds)
+
+
+logger = logging.getLogger("outbox.check")
+
+#: How long (seconds) a checker's statement may wait for a lock. It may be waiting for the very transaction that it is
+#: asked about: then UNKNOWN is the answer, and the connection is free for another question.
+LOCK_TIMEOUT = 0.5
+
+
+class _QuestionClosed(Exception):
+    """An answer came after the question was given up, or put again."""
+
+
+@dataclass(slots=True, eq=False)
+class Interview:
+    """A claimed half, whom to ask about it, and what came of it.
+
+    ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``given_up`` that it took too long.
+    """
+
+    checker: Checker
+    settings: Settings
+    half_id: UUID
+    claim: int
+    history_id: int
+    orphan: Orphan | None
+    answer: Answer | None = None
+    parked: bool = False
+    held: bool = False
+    given_up: bool = False
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def of(cls, checker: Checker, settings: Settings, row: Row) -> Interview:
+        """Return the interview for a row of `store.claim`."""
+        half_id, claim, history_id, key, tag, headers, content_type, raw, born_at, age, gone = row
+        orphan = None
+        if not gone:
+            orphan = Orphan(
+                half_id,
+                checker.topic,
+                key,
+                tag,
+                json.loads(headers) if headers else {},
+                content_type,
+                raw,
+                born_at,
+                dt.timedelta(seconds=age),
+                claim,
+                checker.model,
+            )
+        return cls(checker, settings, half_id, claim, history_id, orphan)
+
+    def hold(self, connection: Connection, _: Connection) -> Counts:
+        """Ask, and record the answer, on a connection that isn't in a transaction; not if it was given up by then."""
+        with connection.begin():
+            # A connection that was lost while it lay idle fails here, and nobody is asked who couldn't be heard.
+            execute(connection, self._limits())
+        with self._guard:
+            if self.given_up:
+                return Counts()
+            self.held = True
+        answer = self._answer(connection)
+        if answer.resolution is Resolution.UNKNOWN:
+            self.record_unknown(connection, answer)
+            return Counts()
+        if answer.decided_by is not None:
+            with connection.begin():
+                execute(connection, self._answered(answer))
+        self.answer = answer
+        return Counts()
+
+    def give_up(self) -> None:
+        """Don't begin, if it hasn't begun."""
+        with self._guard:
+            self.given_up = True
+
+    def record_unknown(self, connection: Connection, answer: Answer) -> None:
+        """Record that there is no verdict; park the half if this was its last check."""
+        with connection.begin():
+            (parked,) = execute(connection, self._unknown(answer))
+        self.answer = answer
+        self.parked = bool(parked and parked[0][0])
+        if self.parked:
+            logger.warning(
+                "half message %s of topic %r is parked after %d checks without a verdict",
+                self.half_id,
+                self.checker.topic,
+                self.claim,
+                extra={"event": "half.parked", "half_id": str(self.half_id), "topic": self.checker.topic},
+            )
+
+    def give_back(self, connection: Connection) -> None:
+        """Undo the claim: nobody was asked."""
+        with connection.begin():
+            execute(connection, sql.unasked(self.settings.schema, self.half_id, self.claim, self.history_id))
+
+    def _answer(self, connection: Connection) -> Answer:
+        if (orphan := self.orphan) is None:
+            return Answer(Resolution.UNKNOWN, "its half message is gone")
+        if self.checker.takes_session:
+            return self._in_one_transaction(connection, lambda: self._ask_with_session(connection, orphan))
+        # No transaction is open meanwhile: the checker may be asking another service.
+        answer = ask(self.checker, orphan, None)
+        if answer.resolution is Resolution.UNKNOWN:
+            return answer
+        return self._in_one_transaction(connection, lambda: self._decide(connection, answer))
+
+    def _in_one_transaction(self, connection: Connection, find: Callable[[], Answer]) -> Answer:
+        """Find a verdict and commit it with all that was written for it; undo that if there is none, or it lost."""
+        began = time.monotonic()
+        transaction = connection.begin()
+        try:
+            # Before anything of the checker's: this also begins the transaction on a connection in AUTOCOMMIT mode.
+            execute(connection, self._limits())
+            answer = find()
+            if answer.resolution is not Resolution.UNKNOWN and answer.decided_by is None:
+                commit(connection)
+        except Exception as error:
+            if is_lost(connection):
+                raise
+            return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
+        finally:
+            if transaction.is_active:
+                transaction.rollback()
+        return answer
+
+    def _ask_with_session(self, connection: Connection, orphan: Orphan) -> Answer:
+        joined = JoinedSession(connection, is_async=self.checker.is_async)
+        try:
+            answer = ask(self.checker, orphan, joined)
+            if answer.resolution is Resolution.UNKNOWN:
+                return answer
+            joined.finish()
+        finally:
+            joined.close()
+        return self._decide(connection, answer)
+
+    def _decide(self, connection: Connection, answer: Answer) -> Answer:
+        """Write op and answer, unless somebody decided meanwhile: then theirs is the answer."""
+        decision = decide(connection, self.settings.schema, self.half_id, answer.resolution, "check")
+        if not decision.first:
+            error = f"answered {answer.resolution}, but the {decision.decided_by} had decided {decision.resolution}"
+            return Answer(decision.resolution, error, answer.seconds, decision.decided_by)
+        # With the half's lock, which whoever puts another question must have: it can't be put from here on.
+        (recorded,) = execute(connection, self._answered(answer))
+        if not recorded:
+            raise _QuestionClosed(f"answered {answer.resolution}, but too late: the question was closed")
+        return answer
+
+    def _limits(self) -> Statement:
+        return sql.limit_checker(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
+
+    def _answered(self, answer: Answer) -> Statement:
+        return sql.answered(
+            self.settings.schema,
+            self.half_id,
+            self.history_id,
+            answer.resolution.value,
+            answer.seconds,
+            answer.error,
+        )
+
+    def _unknown(self, answer: Answer) -> Statement:
+        return sql.unknown(
+            self.settings.schema,
+            self.half_id,
+            self.history_id,
+            self.claim,
+            self.checker.interval,
+            self.checker.max_checks,
+            answer.seconds,
+            answer.error,
+        )
+
+
+def unanswered(error: BaseException | None, seconds: float) -> Answer:
+    """Return the answer of an interview that ended without one, or that was given up after so many seconds."""
+    if error is not None:
+        return Answer(Resolution.UNKNOWN, summary_of(error), seconds)
+    return Answer(Resolution.UNKNOWN, f"no answer within {seconds:g} s: the checker was given up", seconds)
+
+
+Act = Callable[["Connection", "Connection"], Counts]
+
+
+class Room(Protocol):
+    """Where an interview takes place: a connection of its own (the worker's lanes are rooms)."""
+
+    def run(self, act: Act) -> Counts:
+        """Run an act on the room's connection, given twice; may refuse silently when everything is to end."""
+
+    def end(self) -> None:
+        """Close the connection, or cut it off under an act that runs on: what that did is rolled back."""
+
+
+class EngineRoom:
+    """A room on an engine, for sync checkers; its connection goes back to the pool after each act."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(self, act: Act) -> Counts:
+        """Run an act on a connection of the pool."""
+        with self._engine.connect() as connection:
+            return act(connection, connection)
+
+    def end(self) -> None:
+        """Do nothing: an act that runs on keeps its connection until it ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """An interview under way."""
+
+    interview: Interview
+    room: Room
+    deadline: float
+    ended: bool = False
+
+
+class Asker:
+    """Holds interviews in threads of their own, at most ``in_flight`` at a time. Used by one thread.
+
+    A thread can't be ended from outside. A checker that doesn't answer in time is given up: its question is closed, so
+    that a late answer can't be recorded, it loses its connection, and its thread is left behind. While ``in_flight``
+    threads of a topic are left behind, the topic rests, and the others go on.
+    """
+
+    def __init__(self, open_room: Callable[[bool], Room], in_flight: int) -> None:
+        self._open_room = open_room
+        self._in_flight = in_flight
+        self._idle: dict[bool, list[Room]] = {False: [], True: []}
+        self._running: dict[Interview, _Running] = {}
+        self._ended: SimpleQueue[tuple[Interview, BaseException | None]] = SimpleQueue()
+        self._left_behind: Counter[str] = Counter()
+        self._unasked: set[str] = set()
+        self._guard = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """How many interviews may begin now."""
+        return self._in_flight - len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Is an interview under way, or ended and not looked at?"""
+        return bool(self._running)
+
+    def rests(self, topic: str) -> bool:
+        """Tell whether too many of a topic's checkers hang."""
+        with self._guard:
+            return self._left_behind[topic] >= self._in_flight
+
+    def newly_unasked(self, topics: set[str]) -> list[str]:
+        """Remember the topics that nobody can be asked about; return those that the last pass didn't have."""
+        new, self._unasked = sorted(topics - self._unasked), topics
+        return new
+
+    def make_room(self, *, is_async: bool) -> None:
+        """See that there is a room for the next interview; raises what refuses one."""
+        if not self._idle[is_async]:
+            self._idle[is_async].append(self._open_room(is_async))
+
+    def begin(self, interview: Interview) -> None:
+        """Begin an interview in a thread of its own."""
+        self.make_room(is_async=interview.checker.is_async)
+        room = self._idle[interview.checker.is_async].pop()
+        running = _Running(interview, room, time.monotonic() + interview.checker.timeout)
+        self._running[interview] = running
+        name = f"outbox-check-{interview.checker.topic}"
+        thread = threading.Thread(target=self._hold, args=(running,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process has no threads left
+            self._end(running, error)
+
+    def next_ended(self, *, wait: bool) -> tuple[Interview, Answer | None] | None:
+        """Return an interview that has ended or was given up, with its answer if it could not record one itself.
+
+        None: none is running, or, unless it may ``wait``, none has ended so far.
+        """
+        while self._running:
+            soonest = min(self._running.values(), key=lambda running: running.deadline)
+            left = soonest.deadline - time.monotonic()
+            try:
+                # Before anything is given up: what has ended may have waited for this look.
+                interview, error = self._ended.get(wait and left > 0, max(left, 0))
+            except Empty:
+                if left <= 0 and self._give_up(soonest):
+                    return soonest.interview, unanswered(None, soonest.interview.checker.timeout)
+                if left <= 0 or wait:
+                    continue
+                return None
+            running = self._running.pop(interview)
+            self._idle[interview.checker.is_async].append(running.room)
+            if error is None or interview.answer is not None:
+                return interview, None
+            seconds = interview.checker.timeout - (running.deadline - time.monotonic())
+            return interview, unanswered(error, seconds)
+        return None
+
+    def rest(self) -> None:
+        """Close the connections that nobody uses, but for one."""
+        for rooms in self._idle.values():
+            while len(rooms) > 1:
+                rooms.pop().end()
+
+    def end(self) -> None:
+        """Close all connections, also under interviews that run on."""
+        for rooms in self._idle.values():
+            while rooms:
+                rooms.pop().end()
+        for running in list(self._running.values()):
+            running.room.end()
+
+    def _hold(self, running: _Running) -> None:
+        error: BaseException | None = None
+        try:
+            running.room.run(running.interview.hold)
+        except BaseException as raised:  # a checker may raise whatever it likes; it is recorded as its answer
+            error = raised
+        self._end(running, error)
+
+    def _end(self, running: _Running, error: BaseException | None) -> None:
+        with self._guard:
+            running.ended = True
+            if running.interview.given_up:
+                self._left_behind[running.interview.checker.topic] -= 1
+            else:
+                self._ended.put((running.interview, error))
+
+    def _give_up(self, running: _Running) -> bool:
+        """Give an interview up, unless it has just ended."""
+        with self._guard:
+            if running.ended:
+                return False
+            running.interview.give_up()
+            self._left_behind[running.interview.checker.topic] += 1
+        del self._running[running.interview]
+        running.room.end()
+        return True

@@ -1,0 +1,188 @@
+"""One pass of the check: what is due is decided by its fence, or asked about.
+
+Rules, with RocketMQ's in brackets where they differ (``TransactionalMessageServiceImpl.check``): the counter moves when
+a checker is asked and at no other time (immunity burns it); a half that was decided is never asked about again (its
+copies are); each half has its own next check (one young half stops the scan); nothing is copied for a check (each
+check appends the half again).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outbox.check import sql
+from outbox.check.asker import Asker, Interview
+from outbox.check.checker import Checker
+from outbox.database.execute import execute
+from outbox.dispatch.sql import plan_by_index
+from outbox.message.model import Answer, Counts, Resolution
+from outbox.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+logger = logging.getLogger("outbox.check")
+
+
+def worker_name() -> str:
+    """Return what tells this process from others in the history of checks."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def question_of(checker: Checker) -> sql.Question:
+    """Return how halves are claimed for a checker: until it must have answered, and one interval longer."""
+    return sql.Question(checker.max_checks, checker.timeout + checker.interval, worker_name())
+
+
+def check_once(
+    connection: Connection,
+    settings: Settings,
+    checkers: Mapping[str, Checker],
+    asker: Asker,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Check what is due, on ``connection``, which must not be in a transaction; ``checkers`` by topic.
+
+    Returns ``taken`` halves, ``done`` of them decided, ``failed`` without a verdict (or with a transaction that still
+    runs), ``parked``. After ``check_time_limit`` seconds it begins nothing new, and says that there is ``more``.
+    """
+    with connection.begin():
+        _, ((_, fenced), *topics) = execute(connection, plan_by_index(), sql.due(settings.schema))
+    due = [topic for topic, is_due in topics if is_due]
+    run = _Pass(connection, settings, checkers, asker, stopping, fences=bool(fenced))
+    run.topics.extend(topic for topic in due if topic in checkers)
+    for topic in asker.newly_unasked(set(due).difference(checkers)):
+        logger.warning(
+            "halves of topic %r wait for a check, and no checker is registered for it on this worker",
+            topic,
+            extra={"event": "check.no_checker", "topic": topic},
+        )
+    return run.run() if fenced or run.topics or asker.busy else Counts()
+
+
+def check_fences(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+    """Decide due fenced halves, at most ``limit`` (default: ``check_batch``), in one transaction.
+
+    A fence that is held means that the business transaction still runs; a free one, where there is no op, that it ended
+    without committing, or never began: it is rolled back, and a late commit fails on that.
+    """
+    batch = settings.check_batch if limit is None else limit
+    with connection.begin():
+        _, rows = execute(connection, plan_by_index(), sql.due_fenced(settings.schema, batch))
+        if not rows:
+            return Counts()
+        ids = [half_id for (half_id,) in rows]
+        (((running, decided),),) = execute(
+            connection, sql.try_fences(settings.schema, ids, settings.check_interval, worker_name())
+        )
+    return Counts(taken=len(ids), done=decided, failed=running, more=len(ids) == batch)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The state of one pass: the topics that are due, in turn, and whether fences are left."""
+
+    connection: Connection
+    settings: Settings
+    checkers: Mapping[str, Checker]
+    asker: Asker
+    stopping: Callable[[], bool]
+    fences: bool
+    deadline: float = 0.0
+    topics: deque[str] = field(default_factory=deque)
+    counts: Counts = field(default_factory=Counts)
+
+    def run(self) -> Counts:
+        self.deadline = time.monotonic() + self.settings.check_time_limit
+        while True:
+            if not self._over():
+                self._fences()
+                self._ask()
+            going_on = self.fences and not self._over()
+            ended = self.asker.next_ended(wait=not going_on)
+            if ended is not None:
+                self._settle(*ended)
+            elif not going_on:
+                break
+        self.asker.rest()
+        return self.counts + Counts(more=self.fences or bool(self.topics))
+
+    def _over(self) -> bool:
+        return self.stopping() or time.monotonic() > self.deadline
+
+    def _fences(self) -> None:
+        if self.fences:
+            step = check_fences(self.connection, self.settings)
+            self.fences = step.more
+            self.counts += Counts(step.taken, step.done, step.failed)
+
+    def _ask(self) -> None:
+        """Begin as many interviews as there is room for, topic by topic."""
+        while self.topics and self.asker.free > 0 and not self._over():
+            topic = self.topics.popleft()
+            if self.asker.rests(topic):
+                logger.error(
+                    "the checker of topic %r hangs in every thread it may have; its halves are left alone",
+                    topic,
+                    extra={"event": "check.hanging", "topic": topic},
+                )
+                continue
+            limit = max(self.asker.free // (len(self.topics) + 1), 1)
+            if self._claim(self.checkers[topic], limit) == limit:
+                self.topics.append(topic)
+
+    def _claim(self, checker: Checker, limit: int) -> int:
+        self.asker.make_room(is_async=checker.is_async)
+        with self.connection.begin():
+            _, rows = execute(
+                self.connection,
+                plan_by_index(),
+                sql.claim(self.settings.schema, checker.topic, limit, question_of(checker)),
+            )
+        for row in rows:
+            if row[1] is None:
+                self.counts += Counts(taken=1, parked=1)
+            else:
+                self.asker.begin(Interview.of(checker, self.settings, row))
+        return len(rows)
+
+    def _settle(self, interview: Interview, answer: Answer | None) -> None:
+        topic = interview.checker.topic
+        if not interview.held:
+            interview.give_back(self.connection)
+            if answer is not None:
+                logger.warning(
+                    "nobody could be asked about half message %s of topic %r: %s",
+                    interview.half_id,
+                    topic,
+                    f"no connection within {interview.checker.timeout:g} s" if interview.given_up else answer.error,
+                    extra={"event": "check.not_asked", "topic": topic, "half_id": str(interview.half_id)},
+                )
+                self._leave(topic)
+            return
+        if answer is not None:
+            # Its own connection is gone, or was taken away.
+            interview.record_unknown(self.connection, answer)
+        if interview.given_up:
+            logger.warning(
+                "the checker of topic %r gave no answer within %g s about half message %s",
+                topic,
+                interview.checker.timeout,
+                interview.half_id,
+                extra={"event": "check.timed_out", "topic": topic, "half_id": str(interview.half_id)},
+            )
+            self._leave(topic)
+        decided = interview.answer is not None and interview.answer.resolution is not Resolution.UNKNOWN
+        self.counts += Counts(taken=1, done=int(decided), failed=int(not decided), parked=int(interview.parked))
+
+    def _leave(self, topic: str) -> None:
+        """Leave the rest of a topic for the next pass: the checkers of others must not wait for this one's."""
+        self.topics = deque(each for each in self.topics if each != topic)

@@ -1,0 +1,277 @@
+"""One pass of the rollbacks: look, fence, compensate; each item by itself, and each step by a commit of its own.
+
+No transaction spans two databases, and a worker may die between any two steps. What makes it right all the same:
+
+- The item stays pending until all is done, and is due again when the worker that claimed it has had its time. Each step
+  finds what an earlier try has left, and goes on from there.
+- Fences come first. While they stand, the message takes no effect; and they stand as long as somebody may compensate.
+- Compensation, its record and the end of the item are one transaction. The record's primary key is the message, so a
+  second worker waits for the first, and finds it done.
+- Whoever finds that the message must not be compensated (it was consumed, the operation was cancelled) first writes
+  that down, which excludes that anybody ends the item as done; then lifts the fences; then ends the item.
+
+Give up the rollback of one message: lift its fences, and end the item.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from outbox.compensate import quarantine, sql
+from outbox.compensate.declaration import Compensation
+from outbox.compensate.perform import Book, Item, NotNow, Performance
+from outbox.compensate.places import BUSY, UNREACHABLE, Place, Places, Waits
+from outbox.compensate.quarantine import Order
+from outbox.compensate.request import refused
+from outbox.database.execute import Row, execute
+from outbox.dispatch.sql import plan_by_index
+from outbox.message.model import Counts
+from outbox.operator.bulk.sql import finish
+from outbox.settings import Settings
+from outbox.text import summary_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def refuse(book: Book, item: Item, why: str) -> str:
+    """End the item, for which nothing was fenced off; return its state."""
+    return book.close(item, "skipped" if item.cancelled_by is None else "cancelled", f"{sql.REFUSED}{why}")
+
+
+def withdraw(book: Book, item: Item, why: str, places: list[Place]) -> str:
+    """Decide that the message will not be compensated, lift the fences, end the item; return its state.
+
+    Raises:
+        Waits: a place can't be asked now. The decision stands.
+    """
+    if not book.refuse(item, why):
+        state, _ = book.ended(item)
+        # Pending and yet not to be refused: it was compensated by nobody's order, and the fences stay.
+        return refuse(book, item, why) if state == "pending" else look_again(book, item, places, why)
+    # While the message wasn't out, nobody knew where the groups would pass it. Nor do we, if somebody died in between.
+    doubt = item.refused or not book.order(item).sends
+    lift(book, item, places)
+    if doubt and book.ended(item)[0] == "pending":
+        lift(book, item, places, doubt=True)
+    return refuse(book, item, why)
+
+
+def look_again(book: Book, item: Item, places: list[Place], why: str) -> str:
+    """Something came in between: if the item has ended by that, leave no fence behind; return its state.
+
+    Raises:
+        Waits: it is to be done over.
+    """
+    state, compensated = book.ended(item)
+    if state == "pending":
+        raise Waits(why, 0)
+    if state in {"skipped", "cancelled"} and not compensated:
+        lift(book, item, places)
+    return state
+
+
+def lift(book: Book, item: Item, places: list[Place], *, doubt: bool = False) -> None:
+    """Lift the item's fences; nobody compensates for it any more."""
+    order = book.order(item)
+    for place in places:
+        place.run(lambda connection: quarantine.lift(connection, book.schema, order, doubt=doubt))
+
+
+logger = logging.getLogger("outbox.compensate")
+
+#: How often a compensation is tried; and how long (seconds) after the first try the second comes. Each further wait is
+#: twice as long.
+MAX_ATTEMPTS = 5
+FIRST_RETRY = 30.0
+
+
+class Room(Protocol):
+    """Where a compensation runs: a connection of its own to the producer's database (the worker's lanes are rooms)."""
+
+    def run(self, act: Callable[[Connection, Connection], Counts]) -> Counts:
+        """Run an act on the room's connection, given twice; may refuse silently when everything is to end."""
+
+    def end(self) -> None:
+        """Close the connection, or cut it off under an act that runs on: what that did is rolled back."""
+
+
+def compensate_once(
+    connection: Connection,
+    settings: Settings,
+    *,
+    compensations: Mapping[str, Compensation],
+    rooms: Callable[[bool], Room],
+    stopping: Callable[[], bool] = lambda: False,
+    limit: int = 100,
+) -> Counts:
+    """Carry out rollbacks that are due, at most ``limit``, of the topics that have a compensation here.
+
+    ``connection`` is on the producer's database and not in a transaction. ``rooms`` makes the connections that
+    compensations run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between
+    items.
+
+    Returns ``taken`` items, ``done``: compensated, ``failed``: to be tried again, ``parked``: given up after
+    `MAX_ATTEMPTS`; the others were refused.
+    """
+    if not compensations:
+        return Counts()
+    with connection.begin():
+        _, _, due = execute(
+            connection,
+            plan_by_index(),
+            finish(settings.schema),
+            sql.due(settings.schema, sorted(compensations), limit),
+        )
+    if not due:
+        return Counts()
+    run = _Pass(connection, settings, compensations, rooms, stopping)
+    counts = Counts()
+    try:
+        for operation_id, number in due:
+            if stopping():
+                return counts + Counts(more=True)
+            counts += run.take(sql.Key(operation_id, number))
+    finally:
+        run.end()
+    with connection.begin():
+        execute(connection, finish(settings.schema))
+    return counts + Counts(more=len(due) == limit)
+
+
+class _Pass:
+    """What one pass keeps open: the consumers' databases, and a room of each kind."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: Settings,
+        compensations: Mapping[str, Compensation],
+        rooms: Callable[[bool], Room],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._book = Book(connection, settings.schema)
+        self._settings = settings
+        self._compensations = compensations
+        self._open_room = rooms
+        self._stopping = stopping
+        self._rooms: dict[bool, Room] = {}
+        self._places = Places(connection, settings.schema)
+
+    def end(self) -> None:
+        """Close what was opened."""
+        self._places.close()
+        for room in self._rooms.values():
+            room.end()
+
+    def take(self, key: sql.Key) -> Counts:
+        """Claim an item, and do what can be done about it."""
+        if (item := self._book.claim(key)) is None:
+            return Counts()
+        try:
+            state = self._carry_out(item)
+        except Waits as waits:
+            self._book.leave(item, f"{sql.WAITS}{waits}", waits.seconds)
+            state = "pending"
+        return Counts(1, int(state == "done"), int(state == "pending"), int(state == "failed"))
+
+    def _carry_out(self, item: Item) -> str:
+        """Go through the steps; return the state of the item.
+
+        Raises:
+            Waits: nothing more can be done now.
+        """
+        row, order = self._book.look(item)
+        compensation = self._compensations[item.topic]
+        places = self._places.of(compensation)
+        if why := _why_not(item, row):
+            return self._end(item, why, places)
+        if item.attempts > MAX_ATTEMPTS:
+            return self._book.close(item, "failed", "failed: the worker died over it each time")
+        consumed = [name for place in places for name in _consumed(place, self._settings.schema, order)]
+        if consumed and not item.acknowledged:
+            return self._end(item, _delivered(consumed), places)
+        return self._fence_and_perform(item, order, compensation, places)
+
+    def _end(self, item: Item, why: str, places: list[Place]) -> str:
+        """End an item that is not to be carried out, before anything was fenced off in this try."""
+        return refuse(self._book, item, why) if item.untouched else withdraw(self._book, item, why, places)
+
+    def _fence_and_perform(self, item: Item, order: Order, compensation: Compensation, places: list[Place]) -> str:
+        schema, knowingly = self._settings.schema, item.acknowledged
+        consumed, fenced = [], []
+        for place in places:
+            made = place.run(lambda connection: quarantine.fence(connection, schema, order, acknowledged=knowingly))
+            consumed += place.named(made.consumed)
+            fenced += place.named(made.fenced)
+            if consumed and not knowingly:
+                # A consumer was faster than the fence, and slower than the look.
+                return withdraw(self._book, item, _delivered(consumed), places)
+        return self._perform(Performance(compensation, self._settings, item, order, consumed, fenced), places)
+
+    def _perform(self, performance: Performance, places: list[Place]) -> str:
+        item = performance.item
+        error: Exception | None
+        try:
+            self._room(is_async=performance.compensation.is_async).run(performance.hold)
+            error = performance.error
+        except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
+            error = raised
+        if performance.done:
+            logger.info(
+                "the local transaction of message %s of topic %r is rolled back",
+                item.message_id,
+                item.topic,
+                extra={"event": "message.compensated", "message_id": str(item.message_id), "topic": item.topic},
+            )
+            return "done"
+        if isinstance(error, NotNow):
+            return look_again(self._book, item, places, str(error))
+        if error is None or (self._stopping() and performance.error is None):
+            raise Waits("the worker was stopped", 0)
+        if not performance.called:
+            raise Waits(summary_of(error).partition("\n")[0], BUSY if performance.held else UNREACHABLE)
+        return self._failed(item, error)
+
+    def _failed(self, item: Item, error: Exception) -> str:
+        logger.error(
+            "the compensation of topic %r failed for message %s (attempt %d of %d)",
+            item.topic,
+            item.message_id,
+            item.attempts,
+            MAX_ATTEMPTS,
+            exc_info=error,
+            extra={"event": "compensation.failed", "message_id": str(item.message_id), "topic": item.topic},
+        )
+        said = summary_of(error)
+        if item.attempts >= MAX_ATTEMPTS:
+            return self._book.close(item, "failed", f"failed {item.attempts} times, at last: {said}")
+        outcome = f"failed: {said} (attempt {item.attempts} of {MAX_ATTEMPTS})"
+        return self._book.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
+
+    def _room(self, *, is_async: bool) -> Room:
+        if is_async not in self._rooms:
+            self._rooms[is_async] = self._open_room(is_async)
+        return self._rooms[is_async]
+
+
+def _why_not(item: Item, row: Row) -> str | None:
+    """Return why the item is not to be carried out, as far as the producer's database knows."""
+    if item.refused and item.outcome is not None:
+        return item.outcome.partition("\n")[0].removeprefix(sql.REFUSED)
+    if item.cancelled_by is not None:
+        return f"cancelled by {item.cancelled_by}"
+    return refused(row)
+
+
+def _consumed(place: Place, schema: str, order: Order) -> list[str]:
+    return place.named(place.run(lambda connection: quarantine.consumed_by(connection, schema, order)))
+
+
+def _delivered(consumed: list[str]) -> str:
+    return (
+        f"it took effect already: consumed by {', '.join(consumed)}; undo that there first, or order the rollback with "
+        "acknowledge_delivered"
+    )

@@ -1,0 +1,506 @@
+"""Statements of rollbacks in the producer's database: what was ordered, who is at it, what came of it.
+
+An item of a rollback is pending until all is done about it. ``outcome`` says how that goes. From the moment in which it
+begins with `REFUSED`, nobody compensates for this item any more, and its fences may be lifted.
+
+Statements that fence messages off in the inboxes of a consumer's database, and lift fences again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.database.execute import Statement, in_schema
+from outbox.operator.health.stats_sql import PLACES
+
+#: How the outcome of an item begins whose message will not be compensated.
+REFUSED = "refused: "
+
+#: How it begins while the item waits for what isn't its own failure: that counts as no attempt.
+WAITS = "waits: "
+
+_IS_REFUSED = f"coalesce(starts_with(i.outcome, '{REFUSED}'), false)"
+
+# --- orders ----------------------------------------------------------------------------------------------
+
+_STATES = """
+SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_by, i.operation_id
+  FROM unnest(%(ids)s::uuid[]) w (id)
+  LEFT JOIN {s}.half_message h ON h.id = w.id
+  LEFT JOIN {s}.op_message o ON o.half_id = w.id
+  LEFT JOIN {s}.compensation c ON c.half_id = w.id
+  LEFT JOIN {s}.operation_item i ON i.message_id = w.id AND i.action = 'rollback' AND i.state = 'pending'
+"""
+
+_ORDER = """
+INSERT INTO {s}.operation (id, action, requested_by, reason, options, selector, total, origin)
+VALUES (%(id)s, 'rollback', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(total)s,
+        %(origin)s::jsonb)
+"""
+
+_ORDER_ITEMS = """
+INSERT INTO {s}.operation_item (operation_id, number, action, message_id, topic)
+SELECT %(id)s, number, 'rollback', message_id, topic
+  FROM unnest(%(ids)s::uuid[], %(topics)s::text[]) WITH ORDINALITY m (message_id, topic, number)
+ ORDER BY message_id
+ON CONFLICT (message_id) WHERE action = 'rollback' AND state = 'pending' DO NOTHING
+RETURNING message_id
+"""
+
+# --- claims ----------------------------------------------------------------------------------------------
+
+# Nobody is at an item that says why it waits; a claim takes that away.
+_IS_DUE = f"""(i.next_attempt_at <= clock_timestamp()
+                       OR (o.cancelled_at IS NOT NULL AND i.outcome IS NOT NULL AND NOT {_IS_REFUSED}))"""
+
+# In turn over the operations, so that one of many thousands doesn't hold up the others.
+_DUE = f"""
+SELECT i.operation_id, i.number
+  FROM {{s}}.operation o
+  CROSS JOIN LATERAL (
+       SELECT operation_id, number, row_number() OVER (ORDER BY number) AS turn
+         FROM (SELECT operation_id, number FROM {{s}}.operation_item i
+                WHERE operation_id = o.id AND state = 'pending' AND action = 'rollback'
+                  AND topic = ANY (%(topics)s::text[]) AND {_IS_DUE}
+                  AND (o.rate IS NULL OR number <= 1 + o.rate * extract(epoch FROM
+                       clock_timestamp() - coalesce(o.started_at, clock_timestamp())))
+                ORDER BY number LIMIT %(limit)s) d) i
+ WHERE o.finished_at IS NULL AND o.action = 'rollback'
+ ORDER BY i.turn, o.created_at
+ LIMIT %(limit)s
+"""
+
+_CLAIM = f"""
+WITH item AS MATERIALIZED (
+    SELECT i.operation_id, i.number, i.outcome, {_IS_REFUSED} AS refused
+      FROM {{s}}.operation_item i JOIN {{s}}.operation o ON o.id = i.operation_id
+     WHERE i.operation_id = %(operation)s AND i.number = %(number)s AND i.state = 'pending' AND {_IS_DUE}
+       FOR UPDATE OF i SKIP LOCKED
+), claimed AS (
+    UPDATE {{s}}.operation_item i
+       SET attempts = i.attempts + CASE WHEN starts_with(item.outcome, '{WAITS}') THEN 0 ELSE 1 END,
+           outcome = CASE WHEN item.refused THEN item.outcome END, changed_at = clock_timestamp(),
+           next_attempt_at = clock_timestamp() + make_interval(secs => %(lease)s)
+      FROM item
+     WHERE i.operation_id = item.operation_id AND i.number = item.number
+    RETURNING i.operation_id, i.number, i.message_id, i.topic, i.attempts, item.outcome, item.refused
+)
+SELECT i.*, o.requested_by, o.reason, o.options::text, o.origin::text, o.cancelled_by, o.started_at IS NOT NULL,
+       ARRAY(SELECT f.operation_id FROM {{s}}.operation_item f
+              WHERE f.message_id = i.message_id AND f.action = 'rollback' AND f.state <> 'pending')
+  FROM claimed i JOIN {{s}}.operation o ON o.id = i.operation_id
+"""
+
+_MESSAGE = """
+SELECT h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at, coalesce(m.visible_at, h.deliver_at, h.born_at)
+  FROM {s}.half_message h
+  LEFT JOIN LATERAL (SELECT visible_at FROM {s}.message m WHERE m.half_id = h.id
+                      ORDER BY send_number LIMIT 1) m ON true
+ WHERE h.id = %s
+"""
+
+_SENDS = "SELECT queue, position FROM {s}.message WHERE half_id = %s ORDER BY send_number"
+
+# --- what came of it -------------------------------------------------------------------------------------
+
+_ITEM = "operation_id = %(operation)s AND number = %(number)s AND state = 'pending'"
+
+# ``attempts`` tells that nobody else has claimed it since.
+_WAIT = f"""
+UPDATE {{s}}.operation_item i
+   SET outcome = CASE WHEN {_IS_REFUSED} THEN split_part(outcome, chr(10), 1) || chr(10) || %(outcome)s
+                      ELSE %(outcome)s END,
+       changed_at = clock_timestamp(),
+       next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s)
+ WHERE {_ITEM} AND attempts = %(attempts)s
+"""
+
+_REFUSE = f"""
+UPDATE {{s}}.operation_item i
+   SET outcome = CASE WHEN {_IS_REFUSED} THEN outcome ELSE %(outcome)s END, changed_at = clock_timestamp()
+ WHERE {_ITEM} AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = i.message_id)
+RETURNING outcome
+"""
+
+_CLOSE = f"""
+UPDATE {{s}}.operation_item i SET state = %(state)s, outcome = %(outcome)s, changed_at = clock_timestamp()
+ WHERE {_ITEM} {{and}}
+RETURNING number
+"""
+
+_STANDS = f"SELECT number FROM {{s}}.operation_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}"
+
+_ENDED = """
+SELECT i.state, EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = i.message_id)
+  FROM {s}.operation_item i WHERE i.operation_id = %(operation)s AND i.number = %(number)s
+"""
+
+# Nobody sends the message again, and prune leaves it alone, until the transaction ends.
+_LOCK_OP = "SELECT resolution FROM {s}.op_message WHERE half_id = %s FOR UPDATE"
+
+_COMPENSATE = """
+INSERT INTO {s}.compensation (half_id, function, requested_by, reason)
+VALUES (%s, %s, %s, %s)
+ON CONFLICT (half_id) DO NOTHING
+RETURNING half_id
+"""
+
+_RESULT = "UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id = %s"
+
+# --- for a group that starts -----------------------------------------------------------------------------
+
+# Of a message that was ordered to be rolled back more than once, the last order counts; and the one by which it was.
+# An order that nobody has begun will find the group by itself.
+_ROLLBACKS = f"""
+WITH item AS MATERIALIZED (
+    SELECT DISTINCT ON (i.message_id) i.message_id, i.operation_id, i.state, {_IS_REFUSED} AS refused,
+           o.requested_by, o.reason, o.origin
+      FROM {{s}}.operation o JOIN {{s}}.operation_item i ON i.operation_id = o.id
+     WHERE o.action = 'rollback' AND i.action = 'rollback' AND i.topic = %(topic)s
+       AND i.attempts > 0
+     ORDER BY i.message_id, (i.state = 'done') DESC, i.changed_at DESC
+)
+SELECT h.id, CASE WHEN c.half_id IS NULL OR i.state = 'done' THEN i.operation_id END,
+       c.half_id IS NOT NULL OR i.state = 'failed' OR (i.state = 'pending' AND NOT i.refused),
+       coalesce(c.requested_by, i.requested_by), coalesce(c.reason, i.reason), i.origin::text,
+       ARRAY(SELECT queue FROM {{s}}.message m WHERE m.half_id = h.id ORDER BY send_number),
+       ARRAY(SELECT position FROM {{s}}.message m WHERE m.half_id = h.id ORDER BY send_number),
+       ARRAY(SELECT f.operation_id FROM {{s}}.operation_item f
+              WHERE f.message_id = h.id AND f.action = 'rollback' AND f.state <> 'pending')
+  FROM item i
+  FULL JOIN {{s}}.compensation c ON c.half_id = i.message_id
+  JOIN {{s}}.half_message h ON h.id = coalesce(i.message_id, c.half_id) AND h.topic = %(topic)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One item of an operation."""
+
+    operation_id: UUID
+    number: int
+
+    def values(self, **more: object) -> dict[str, object]:
+        """Return the bound values that name the item, and the given ones."""
+        return {"operation": self.operation_id, "number": self.number, **more}
+
+
+def states(schema: str, ids: Sequence[UUID]) -> Statement:
+    """Read what tells whether these can be rolled back.
+
+    Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending operation)``.
+    """
+    return Statement(in_schema(_STATES, schema), {"ids": list(ids)})
+
+
+def order(
+    schema: str,
+    operation_id: UUID,
+    actor: str,
+    reason: str,
+    options: Mapping[str, object],
+    selector: Mapping[str, object],
+    total: int,
+    origin: Mapping[str, str] | None,
+) -> Statement:
+    """Insert an operation that rolls back."""
+    values = {
+        "id": operation_id,
+        "actor": actor,
+        "reason": reason,
+        "options": json.dumps(dict(options)),
+        "selector": json.dumps(dict(selector), default=str),
+        "total": total,
+        "origin": json.dumps(dict(origin)) if origin else None,
+    }
+    return Statement(in_schema(_ORDER, schema), values)
+
+
+def order_items(schema: str, operation_id: UUID, ids: Sequence[UUID], topics: Sequence[str]) -> Statement:
+    """Insert its items, but for messages that another operation is about to roll back. Rows: ``(id,)`` of each."""
+    values = {"id": operation_id, "ids": list(ids), "topics": list(topics)}
+    return Statement(in_schema(_ORDER_ITEMS, schema), values)
+
+
+def due(schema: str, topics: Sequence[str], limit: int) -> Statement:
+    """Find items of these topics that are due. Rows: ``(operation, number)``."""
+    return Statement(in_schema(_DUE, schema), {"topics": list(topics), "limit": limit})
+
+
+def claim(schema: str, key: Key, lease: float) -> Statement:
+    """Keep an item for ``lease`` seconds, unless somebody else has it.
+
+    Rows: ``(operation, number, message, topic, attempts with this one, outcome before, refused, requested by, reason,
+    options, origin, cancelled by, its operation has started, operations that were to roll it back before)`` or none.
+    """
+    return Statement(in_schema(_CLAIM, schema), key.values(lease=lease))
+
+
+def message(schema: str, half_id: UUID) -> Statement:
+    """Read a half message. Rows: ``(key, tag, headers, content type, body, born_at, visible_at)`` or none."""
+    return Statement(in_schema(_MESSAGE, schema), (half_id,))
+
+
+def sends(schema: str, half_id: UUID) -> Statement:
+    """Read where a message was placed. Rows: ``(queue, position)``, one for each send."""
+    return Statement(in_schema(_SENDS, schema), (half_id,))
+
+
+def wait(schema: str, key: Key, attempts: int, outcome: str, seconds: float) -> Statement:
+    """Leave a claimed item for later."""
+    values = key.values(attempts=attempts, outcome=outcome, seconds=seconds)
+    return Statement(in_schema(_WAIT, schema), values)
+
+
+def refuse(schema: str, key: Key, why: str) -> Statement:
+    """Decide that the item's message will not be compensated. Rows: ``(outcome,)``; none if it was, or all is done."""
+    return Statement(in_schema(_REFUSE, schema), key.values(outcome=REFUSED + why))
+
+
+def close(schema: str, key: Key, state: str, outcome: str | None) -> Statement:
+    """Give a pending item its last state. Rows: one if it was pending."""
+    return Statement(in_schema(_CLOSE.replace("{and}", ""), schema), key.values(state=state, outcome=outcome))
+
+
+def close_done(schema: str, key: Key, outcome: str) -> Statement:
+    """Write that the item is done. Rows: one, unless it has been refused or isn't pending any more."""
+    sql = _CLOSE.replace("{and}", f"AND NOT {_IS_REFUSED}")
+    return Statement(in_schema(sql, schema), key.values(state="done", outcome=outcome))
+
+
+def stands(schema: str, key: Key) -> Statement:
+    """Tell whether the item is still to be done. Rows: one if so."""
+    return Statement(in_schema(_STANDS, schema), key.values())
+
+
+def ended(schema: str, key: Key) -> Statement:
+    """Read how an item has ended. Rows: ``(state, its message was compensated)`` or none."""
+    return Statement(in_schema(_ENDED, schema), key.values())
+
+
+def lock_op(schema: str, half_id: UUID) -> Statement:
+    """Lock the decision on a half. Rows: ``(resolution,)`` or none."""
+    return Statement(in_schema(_LOCK_OP, schema), (half_id,))
+
+
+def compensate(schema: str, half_id: UUID, function: str, actor: str, reason: str) -> Statement:
+    """Write that a message is compensated; waits for who is doing the same. Rows: one if nobody was faster."""
+    return Statement(in_schema(_COMPENSATE, schema), (half_id, function, actor, reason))
+
+
+def result(schema: str, half_id: UUID, value: str | None) -> Statement:
+    """Write what the compensation has returned, as JSON."""
+    return Statement(in_schema(_RESULT, schema), (value, half_id))
+
+
+def rollbacks(schema: str, topic: str) -> Statement:
+    """Read which messages of a topic were rolled back, are about to be, or were to be and will not.
+
+    Rows: ``(id, operation, stands, actor, reason, origin, queues, positions, ended operations)``.
+    """
+    return Statement(in_schema(_ROLLBACKS, schema), {"topic": topic})
+
+
+_HAS_INBOX = "SELECT to_regclass(%s) IS NOT NULL"
+
+_KNOWN = f"""{PLACES}, known AS (
+    SELECT DISTINCT consumer_group FROM place
+     WHERE topic = %(topic)s AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
+)"""
+
+# By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning.
+_REACHED = f"""{_KNOWN}
+SELECT k.consumer_group, q.queue,
+       coalesce((SELECT max(position) FROM {{s}}.consumer_offset o
+                  WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue), 0),
+       coalesce((SELECT max(position) FROM {{s}}.consumer_start b
+                  WHERE b.consumer_group = k.consumer_group AND b.topic = %(topic)s AND b.queue = q.queue), 0)
+  FROM known k LEFT JOIN unnest(%(queues)s::int[]) q (queue) ON true
+ ORDER BY 1, 2
+"""
+
+# Whoever handles a failed message holds its row.
+_INBOXES = f"""{_KNOWN}
+SELECT c.consumer_group, c.status, c.fenced_by
+  FROM known k JOIN {{s}}.consumer_message c ON c.consumer_group = k.consumer_group AND c.message_id = %(id)s
+ ORDER BY 1
+"""
+
+_ROWS = (
+    "unnest(%(groups)s::text[], %(ids)s::uuid[], %(queues)s::int[], %(positions)s::bigint[], %(operations)s::uuid[])"
+)
+
+# A consumer that has the message in its hands inserts the same row with its commit: one of the two comes first, and the
+# other waits for it.
+_INSERT = f"""
+INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, fenced_by,
+                                   fenced_from)
+SELECT consumer_group, id, %(topic)s, queue, position, 'rolled_back', 0, operation_id,
+       CASE WHEN operation_id IS NOT NULL THEN 'unconsumed' END
+  FROM {_ROWS} r (consumer_group, id, queue, position, operation_id)
+ ORDER BY consumer_group, id
+ON CONFLICT (consumer_group, message_id) DO NOTHING
+RETURNING consumer_group, message_id
+"""
+
+# A fence of nobody's stays nobody's; but who found it before, and means to change it, is to see that it has changed.
+_TAKE = """
+UPDATE {s}.consumer_message c
+   SET status = 'rolled_back', next_attempt_at = NULL, claims = 0, discarded_at = NULL, changed_at = clock_timestamp(),
+       fenced_by = CASE WHEN status = 'rolled_back' AND fenced_by IS NULL THEN NULL ELSE %(operation)s::uuid END,
+       fenced_from = CASE WHEN status = 'rolled_back' THEN fenced_from ELSE status END
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
+"""
+
+_MINE = """
+SELECT consumer_group, fenced_from FROM {s}.consumer_message
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s AND fenced_by = ANY (%(operations)s::uuid[])
+ ORDER BY 1
+"""
+
+_OF_GROUP = """
+SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
+    SELECT message_id FROM {s}.consumer_message
+     WHERE consumer_group = %(group)s AND message_id = m.id AND fenced_by IS NOT NULL OFFSET 0) c
+"""
+
+_GIVE_BACK = """
+UPDATE {s}.consumer_message
+   SET status = fenced_from, next_attempt_at = CASE WHEN fenced_from = 'failed' THEN clock_timestamp() END,
+       fenced_by = NULL, fenced_from = NULL, changed_at = clock_timestamp()
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s AND fenced_by = ANY (%(operations)s::uuid[])
+   AND fenced_from IN ('failed', 'parked')
+RETURNING consumer_group, status
+"""
+
+_DROP = """
+DELETE FROM {s}.consumer_message
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s AND fenced_by = ANY (%(operations)s::uuid[])
+   AND fenced_from = 'unconsumed'
+RETURNING consumer_group, 'unconsumed'
+"""
+
+_MAKE_DUE = """
+INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, next_attempt_at)
+SELECT g, %(id)s, %(topic)s, %(queue)s, %(position)s, 'failed', 0, clock_timestamp()
+  FROM unnest(%(groups)s::text[]) g
+ ORDER BY g
+ON CONFLICT (consumer_group, message_id) DO NOTHING
+RETURNING consumer_group, 'failed'
+"""
+
+_AUDIT = """
+INSERT INTO {s}.audit (actor, action, target, reason, result, origin)
+SELECT %(actor)s, %(action)s, target, %(reason)s, result::jsonb, %(origin)s::jsonb
+  FROM unnest(%(targets)s::text[], %(results)s::text[]) a (target, result)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFence:
+    """A fence where there is no inbox row; queue and position are 0 while there is no message."""
+
+    group: str
+    message_id: UUID
+    queue: int
+    position: int
+    operation_id: UUID | None
+
+
+def has_inbox(schema: str) -> Statement:
+    """Tell whether the database has a consumer's tables. Rows: ``(has,)``."""
+    return Statement(_HAS_INBOX, (f'"{schema}".consumer_message',))
+
+
+def reached(schema: str, topic: str, queues: Sequence[int], group: str | None = None) -> Statement:
+    """Read how far each group of a topic has come in some queues; ``group`` None: all.
+
+    Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
+    """
+    return Statement(in_schema(_REACHED, schema), {"topic": topic, "queues": list(queues), "group": group})
+
+
+def inboxes(schema: str, topic: str, message_id: UUID, *, lock: bool = False) -> Statement:
+    """Read what the inboxes of a topic's groups say of a message. Rows: ``(group, status, fenced by)``.
+
+    With ``lock`` the rows stay so until the transaction ends.
+    """
+    sql = _INBOXES + (" FOR UPDATE OF c" if lock else "")
+    return Statement(in_schema(sql, schema), {"topic": topic, "group": None, "id": message_id})
+
+
+def insert(schema: str, topic: str, rows: Sequence[NewFence]) -> Statement:
+    """Insert fences where there is no inbox row. Rows: ``(group, id)`` of each that is new."""
+    return Statement(
+        in_schema(_INSERT, schema),
+        {
+            "topic": topic,
+            "groups": [row.group for row in rows],
+            "ids": [row.message_id for row in rows],
+            "queues": [row.queue for row in rows],
+            "positions": [row.position for row in rows],
+            "operations": [row.operation_id for row in rows],
+        },
+    )
+
+
+def take(schema: str, message_id: UUID, groups: Sequence[str], operation_id: UUID) -> Statement:
+    """Make inbox rows, which are locked and not consumed, fences of an operation."""
+    return Statement(in_schema(_TAKE, schema), {"id": message_id, "groups": list(groups), "operation": operation_id})
+
+
+def of_operations(schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
+    """Read the fences of these operations. Rows: ``(group, what the inbox said before)``."""
+    return _fences(_MINE, schema, message_id, groups, operations)
+
+
+def of_group(schema: str, group: str, message_ids: Sequence[UUID]) -> Statement:
+    """Read which of these messages an operation has fenced off in a group. Rows: ``(id,)``."""
+    return Statement(in_schema(_OF_GROUP, schema), {"group": group, "ids": list(message_ids)})
+
+
+def give_back(schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
+    """Lift fences over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``."""
+    return _fences(_GIVE_BACK, schema, message_id, groups, operations)
+
+
+def drop(schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
+    """Lift fences that stand where there was no inbox row, and leave none. Rows: ``(group, 'unconsumed')``."""
+    return _fences(_DROP, schema, message_id, groups, operations)
+
+
+def _fences(sql: str, schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
+    return Statement(in_schema(sql, schema), {"id": message_id, "groups": list(groups), "operations": list(operations)})
+
+
+def make_due(schema: str, topic: str, message_id: UUID, queue: int, position: int, groups: Sequence[str]) -> Statement:
+    """Insert inbox rows that are due now, like failed ones, without an attempt so far. Rows: ``(group, status)``."""
+    return Statement(
+        in_schema(_MAKE_DUE, schema),
+        {"topic": topic, "id": message_id, "queue": queue, "position": position, "groups": list(groups)},
+    )
+
+
+def audit(
+    schema: str,
+    actor: str,
+    action: str,
+    reason: str,
+    origin: Mapping[str, str] | None,
+    told: Mapping[str, Mapping[str, object]],
+) -> Statement:
+    """Record an act on several targets; ``told`` has the result by target."""
+    return Statement(
+        in_schema(_AUDIT, schema),
+        {
+            "actor": actor,
+            "action": action,
+            "reason": reason,
+            "origin": json.dumps(dict(origin)) if origin else None,
+            "targets": list(told),
+            "results": [json.dumps(dict(result), default=str) for result in told.values()],
+        },
+    )

@@ -1,0 +1,115 @@
+"""Retry failed messages, one at a time: those which their queue has left behind.
+
+An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind
+only when it is parked; what is resumed then is retried here.
+
+Two transactions each: the first counts a start and commits, so that a message which kills its worker is found
+out; the second locks the row, runs the handler and writes the result. Two workers that counted the same row
+meet at the lock, and one of them goes on to the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.consumer import sql
+from outbox.consumer.handler import CRASH_KIND, Failure, HandlerSession, counts_of, failure_from, settle
+from outbox.consumer.queue import Entry, filter_of, read_source, to_entry
+from outbox.consumer.subscription import Subscription
+from outbox.database.at_commit import at_commit
+from outbox.database.execute import execute, is_lost
+from outbox.database.session import commit
+from outbox.message.model import Counts, Status
+from outbox.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class _Failed(Exception):
+    """Undo the transaction: the attempt failed."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Retrier:
+    """The failed messages of one group."""
+
+    def __init__(self, subscription: Subscription, settings: Settings) -> None:
+        self._subscription = subscription
+        self._settings = settings
+
+    def next(self, connection: Connection, source: Connection) -> Counts:
+        """Retry the message that is due first; nothing if none is due."""
+        subscription, settings = self._subscription, self._settings
+        with connection.begin():
+            (due,) = execute(
+                connection,
+                sql.claim_due(settings.schema, subscription.group, subscription.topic, ordered=subscription.ordered),
+            )
+            if not due:
+                return Counts()
+        message_id, queue, position, attempts, claims = due[0]
+        place = sql.Place(settings.schema, subscription.group, subscription.topic, queue)
+        entry = Entry(position, message_id, None)
+        if claims > settings.max_claims:
+            died = f"started {claims - 1} times without ever finishing: the worker died each time"
+            return self._record(connection, place, entry, attempts, Failure(died, Status.PARKED, kind=CRASH_KIND))
+        try:
+            with connection.begin():
+                (locked,) = execute(connection, sql.lock_failed(settings.schema, subscription.group, message_id))
+                if not locked:
+                    return Counts(more=True)
+                # The row lock is held: nobody else runs this message until this transaction ends. One that was never
+                # attempted (its fence was lifted) hasn't been through the group's filter.
+                taken = filter_of(subscription) if locked[0][1] else (None, None)
+                (rows,) = read_source(source, sql.message_by_id(settings.schema, message_id, *taken))
+                if not rows:
+                    raise _Failed(Failure("the producer has pruned this message: nothing to retry", Status.PARKED))
+                entry = to_entry(rows[0], subscription.topic, queue, subscription)
+                if entry.message is None:
+                    execute(connection, sql.forget(settings.schema, subscription.group, message_id))
+                    return Counts(taken=1, more=True)
+                return self._attempt(connection, place, entry, attempts + 1)
+        except _Failed as failed:
+            return self._record(connection, place, entry, attempts + 1, failed.failure)
+
+    def _attempt(self, connection: Connection, place: sql.Place, entry: Entry, attempt: int) -> Counts:
+        message = entry.message
+        assert message is not None  # noqa: S101 - the filter has let it through
+        message.attempt = attempt
+        session = HandlerSession(connection, self._subscription)
+        try:
+            failure = session.handle([message] if self._subscription.takes_batch else message)
+            if failure is not None:
+                raise _Failed(failure)
+            if (failure := session.finish()) is not None:
+                raise _Failed(failure)
+        finally:
+            session.close()
+        row = sql.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+        at_commit(connection, sql.settle(place, row))
+        try:
+            commit(connection)
+        except Exception as error:
+            if is_lost(connection):
+                raise
+            raise _Failed(failure_from(error)) from error
+        return Counts(taken=1, done=1, more=True)
+
+    def _record(
+        self, connection: Connection, place: sql.Place, entry: Entry, attempts: int, failure: Failure
+    ) -> Counts:
+        row = settle(
+            self._subscription,
+            entry.id,
+            entry.position,
+            entry.digest(),
+            attempts,
+            failure,
+            self._settings.retry_jitter,
+        )
+        with connection.begin():
+            at_commit(connection, sql.settle(place, row))
+        return counts_of(row)

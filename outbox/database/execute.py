@@ -1,0 +1,177 @@
+"""Send statements to the server: several in one round trip, sync and async alike."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.errors import SchemaMissing
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy import Connection
+
+    from outbox.database.roundtrip import RoundTrip
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One SQL statement with its bound values."""
+
+    sql: str
+    values: Sequence[Any] | Mapping[str, Any] = ()
+
+
+@cache
+def in_schema(template: str, schema: str) -> str:
+    """Return the SQL with ``{s}`` replaced by the (checked) name of the schema."""
+    return template.replace("{s}", f'"{schema}"')
+
+
+def lock_key(*parts: object) -> int:
+    """Return the 64-bit key of an advisory lock; the parts begin with its purpose and the schema.
+
+    Advisory locks share one namespace per database, hence a hash and not a small number.
+    """
+    text = "\0".join(str(part) for part in ("outbox", *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def driver_of(connection: Connection) -> Any:
+    """Return the driver's own connection, also where it is detached from its pool."""
+    return connection.dialect.get_driver_connection(cast("Any", connection.connection.dbapi_connection))
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Tell whether the driver would commit the next statement by itself."""
+    driver = driver_of(connection)
+    return bool(getattr(driver, "autocommit", False)) and not _in_transaction(driver)
+
+
+def _in_transaction(driver: Any) -> bool:
+    return bool(driver.info.transaction_status)  # 0 is PQTRANS_IDLE
+
+
+def is_lost(connection: Connection) -> bool:
+    """Tell whether the server has gone away under this connection."""
+    return connection.closed or connection.invalidated or bool(getattr(driver_of(connection), "closed", False))
+
+
+def execute(
+    connection: Connection,
+    *statements: Statement,
+    then_commit: bool = False,
+    afterwards: Statement | None = None,
+) -> list[list[Row]]:
+    """Run statements on the caller's connection, in order, in one round trip; return the rows of each.
+
+    ``then_commit`` adds COMMIT to the round trip and is for the moment in which the caller commits anyway.
+    In the pipeline an error skips all that follows, COMMIT included (PostgreSQL, "Pipeline Mode"). Rows come
+    in binary format. ``afterwards`` follows the COMMIT in a transaction of its own; it may fail, which is nobody's
+    business.
+
+    Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
+    first round trip; the driver would take one of its own for it.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
+        SchemaMissing: a table of ours isn't there.
+    """
+    import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
+
+    driver = driver_of(connection)
+    if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        raise TypeError(
+            f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
+            "use a URL that begins with postgresql+psycopg://"
+        )
+    from outbox.database.roundtrip import BEGIN, COMMIT, RoundTrip  # noqa: PLC0415 - imports the driver
+
+    pairs = [(statement.sql, statement.values) for statement in statements]
+    idle = not _in_transaction(driver)
+    begins = idle and driver.autocommit and connection.in_transaction()
+    if begins:
+        pairs.insert(0, (BEGIN, ()))
+    if then_commit:
+        pairs.append((COMMIT, ()))
+    last = [(afterwards.sql, afterwards.values)] if afterwards else []
+    try:
+        trip = RoundTrip(driver, pairs + last)
+        # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it.
+        drivers_way = not trip.ready or (idle and not driver.autocommit)
+        if drivers_way:
+            trip = RoundTrip(driver, last)
+        before = pairs if drivers_way else []
+        if isinstance(driver, psycopg.AsyncConnection):
+            adapted = cast("Any", connection.connection.dbapi_connection)
+            rows = adapted.run_async(lambda raw: _run_async(raw, before, trip))
+        else:
+            rows = _run(driver, before, trip)
+    except psycopg.Error as error:
+        _raise_as_sqlalchemy(connection, error, statements)
+    return cast("list[list[Row]]", rows[int(begins) : int(begins) + len(statements)])
+
+
+def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip) -> list[list[Row]]:
+    rows: list[list[Row]] = []
+    for sql, values in before:
+        cursor = raw.cursor(binary=True)
+        cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+        rows.append(cursor.fetchall() if cursor.description else [])
+    if trip.statements:
+        with raw.lock:
+            rows += raw.wait(trip.run(committed=bool(before)))
+    return rows
+
+
+async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip) -> list[list[Row]]:
+    rows: list[list[Row]] = []
+    for sql, values in before:
+        cursor = raw.cursor(binary=True)
+        await cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+        rows.append(await cursor.fetchall() if cursor.description else [])
+    if trip.statements:
+        async with raw.lock:
+            rows += await raw.wait(trip.run(committed=bool(before)))
+    return rows
+
+
+def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statements: Sequence[Statement]) -> NoReturn:
+    """Raise the driver's error as SQLAlchemy does, with the values hidden: they are the caller's payload."""
+    from psycopg import errors  # noqa: PLC0415
+
+    missing = errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject
+    if isinstance(error, missing) and (schema := _schema_in(error.diag.message_primary or "", statements)):
+        url = connection.engine.url
+        raise SchemaMissing(
+            f"the outbox tables are not in database {url.database!r} on {url.host or 'the local socket'}: "
+            f"{error.diag.message_primary}; run: outbox db upgrade --url {url.render_as_string(hide_password=True)}"
+            f"{'' if schema == 'outbox' else f' --schema {schema}'}"
+        ) from error
+    dialect = connection.dialect
+    disconnected = dialect.is_disconnect(cast("Any", error), connection.connection.dbapi_connection, None)
+    if disconnected:
+        connection.invalidate(error)
+    raise DBAPIError.instance(
+        None,
+        None,
+        error,
+        dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=disconnected,
+        dialect=dialect,
+    ) from error
+
+
+def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
+    """Return the schema of ours that a message names; the user's deferred triggers, run by COMMIT, miss others."""
+    schemas = {schema for statement in statements for schema in re.findall(r'"(\w+)"\.', statement.sql)}
+    return next((schema for schema in schemas if re.search(rf"\b{schema}\b", message)), None)

@@ -1,0 +1,135 @@
+"""Run the chain: up, down, or written out as SQL."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from alembic import command
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.migration import chain
+from outbox.database.migration.bind import connected, place, set_local
+from outbox.database.migration.state import read, refuse_newer, versions
+from outbox.errors import SchemaBusy
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+    from outbox.database.migration.bind import Bind
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_TURN_TIMEOUT = 60.0
+# Alembic keeps what it is doing in module globals.
+_one_at_a_time = threading.Lock()
+
+
+def upgrade(
+    bind: Bind, parts: Collection[str] = chain.PARTS, schema: str = "outbox", *, lock_timeout: float = 5.0
+) -> list[str]:
+    """Install the tables of these parts, or bring them to the version of this code, in one transaction.
+
+    Upgrades at the same time wait for each other. ``lock_timeout`` (seconds) bounds how long a statement may wait
+    for a lock on a table, since all INSERTs queue up behind it meanwhile.
+
+    Returns:
+        The revisions that were run; none when there was nothing to do.
+
+    Raises:
+        SchemaBusy: somebody else held a lock for too long; nothing was changed.
+        SchemaOutdated: the database is newer than this code.
+        InvalidSettings: a part or a schema name that isn't one.
+    """
+    branches = ("common", *chain.check_parts(parts))
+
+    def run(connection: Connection, config: Config) -> None:
+        _create_schema(connection, schema)
+        for branch in branches:
+            command.upgrade(config, f"{branch}@head")
+
+    return _run(bind, chain.check_schema(schema), lock_timeout, run)
+
+
+def downgrade(
+    bind: Bind, parts: Collection[str] = chain.PARTS, schema: str = "outbox", *, lock_timeout: float = 5.0
+) -> list[str]:
+    """Remove the tables of these parts and all that is in them, in one transaction.
+
+    The tables that both parts need go with the last one. The schema itself stays: it may have been made, with
+    its privileges, by somebody else.
+
+    Returns:
+        The revisions that were undone.
+
+    Raises:
+        As `upgrade`.
+    """
+    parts = chain.check_parts(parts)
+
+    def run(connection: Connection, config: Config) -> None:
+        installed = read(connection, schema)
+        for part in reversed(parts):
+            if installed[part]:
+                command.downgrade(config, f"{part}@base")
+        left = read(connection, schema)
+        if left["common"] and not any(left[part] for part in chain.PARTS):
+            command.downgrade(config, "common@base")
+        if not versions(connection, schema):
+            connection.execute(text(f'DROP TABLE IF EXISTS "{schema}".{chain.VERSION_TABLE}'))
+
+    return _run(bind, chain.check_schema(schema), lock_timeout, run)
+
+
+def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
+    """Return the SQL that installs these parts into an empty database, as one transaction.
+
+    The same version of this package always returns the same text.
+    """
+    parts = chain.check_parts(parts)
+    config = chain.config(schema=chain.check_schema(schema))
+    config.output_buffer = written = io.StringIO()
+    with _one_at_a_time:
+        command.upgrade(config, "heads" if parts == chain.PARTS else f"{parts[0]}@head", sql=True)
+    return written.getvalue()
+
+
+def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection, Config], None]) -> list[str]:
+    done: list[str] = []
+
+    def note(step: Any, **_: object) -> None:
+        done.append(step.up_revision_id)
+
+    with connected(bind) as connection, _clear_errors(connection, schema), connection.begin():
+        set_local(connection, "lock_timeout", f"{int(_TURN_TIMEOUT * 1000)}ms")
+        connection.execute(
+            text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"outbox migration {schema}"}
+        )
+        set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
+        refuse_newer(connection, schema)
+        with _one_at_a_time:
+            run(connection, chain.config(connection=connection, schema=schema, on_version_apply=note))
+    return done
+
+
+def _create_schema(connection: Connection, schema: str) -> None:
+    # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
+    if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
+        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+
+
+@contextmanager
+def _clear_errors(connection: Connection, schema: str) -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise SchemaBusy(
+            f"the outbox tables in {place(connection, schema)} can't be changed now: another transaction holds a lock "
+            "on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
+            "try again when it has ended"
+        ) from error

@@ -1,0 +1,118 @@
+"""A session for the application's code inside a transaction of the framework's.
+
+What an `Outbox` is bound to, and what it needs of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outbox.errors import TransactionRequired
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+
+class JoinedSession:
+    """One session, joined to the transaction that runs on a connection; made when it is first asked for.
+
+    The application's code can't commit: ``session.commit()`` only flushes. Its ``session.rollback()`` undoes the
+    transaction, which `rolled_back` tells. ``is_async``: an AsyncSession for code that runs inside ``run_sync``.
+    """
+
+    def __init__(self, connection: Connection, *, is_async: bool) -> None:
+        self._connection = connection
+        self._transaction = connection.get_transaction()
+        self._is_async = is_async
+        self._given: Any = None
+        self._session: Session | None = None
+
+    def open(self) -> Any:
+        """Return the Session or AsyncSession."""
+        if self._given is None:
+            from sqlalchemy.orm import Session  # noqa: PLC0415
+
+            if self._is_async:
+                from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
+
+                self._given = AsyncSession(join_transaction_mode="rollback_only", expire_on_commit=False)
+                self._session = self._given.sync_session
+                self._session.bind = self._connection
+            else:
+                self._given = self._session = Session(self._connection, join_transaction_mode="rollback_only")
+        return self._given
+
+    @property
+    def rolled_back(self) -> bool:
+        """Did the application's code end the transaction?"""
+        return self._transaction is None or not self._transaction.is_active
+
+    def flush(self) -> None:
+        """Write what the session has yet to write."""
+        if self._session is not None:
+            self._session.flush()
+
+    def finish(self) -> None:
+        """Flush, and hand what was sent with the session to the connection, to be written at its commit."""
+        if self._session is not None:
+            self._session.commit()
+
+    def close(self) -> None:
+        """Forget the session; its transaction is the caller's."""
+        if self._session is not None:
+            self._session.close()
+
+
+def wait_for(awaitable: Any) -> Any:
+    """Wait for an awaitable of the application's inside ``run_sync``."""
+    from sqlalchemy.util import await_only  # noqa: PLC0415
+
+    return await_only(awaitable)
+
+
+def commit(connection: Connection) -> None:
+    """Commit the transaction that the application's code ran in; if that fails, end it, so that the connection is free.
+
+    SQLAlchemy leaves a transaction whose COMMIT failed on its connection, also at the end of a with block.
+    """
+    transaction = connection.get_transaction()
+    assert transaction is not None  # noqa: S101
+    try:
+        transaction.commit()
+    except BaseException:
+        transaction.rollback()
+        raise
+
+
+if TYPE_CHECKING:
+    Bind = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
+
+
+def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
+    """Return (engine, its sync engine, sync session factory, async session factory).
+
+    Raises:
+        TransactionRequired: it isn't an engine or a session factory on one.
+    """
+    from sqlalchemy import Engine  # noqa: PLC0415
+    from sqlalchemy.orm import sessionmaker  # noqa: PLC0415
+
+    if isinstance(bind, Engine):
+        return bind, bind, sessionmaker(bind, expire_on_commit=False), None
+    if isinstance(bind, sessionmaker):
+        engine = bind.kw.get("bind")
+        if not isinstance(engine, Engine):
+            raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
+        return engine, engine, bind, None
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415
+
+    if isinstance(bind, AsyncEngine):
+        return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)
+    if isinstance(bind, async_sessionmaker):
+        engine = bind.kw.get("bind")
+        if not isinstance(engine, AsyncEngine):
+            raise TransactionRequired(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
+        return engine, engine.sync_engine, None, bind
+    raise TransactionRequired(f"an Outbox is bound to an engine or a session factory, not {bind!r}")

@@ -1,0 +1,66 @@
+"""Statements of operators' acts: each writes what was done, in the transaction of the act.
+
+Notifications on a producer's database: new messages in a topic. They carry no truth, only haste.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from outbox.database.execute import Statement, in_schema
+
+_AUDIT = """
+INSERT INTO {s}.audit (actor, action, target, reason, result, origin)
+VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
+"""
+
+_WAIT = "SELECT set_config('lock_timeout', %s, true)"
+
+
+def wait_at_most(seconds: float) -> Statement:
+    """For this transaction, let no statement wait longer for a lock."""
+    return Statement(_WAIT, (f"{max(int(seconds * 1000), 1)}ms",))
+
+
+def audit(
+    schema: str,
+    actor: str,
+    action: str,
+    target: str,
+    reason: str,
+    result: object = None,
+    origin: Mapping[str, str] | None = None,
+) -> Statement:
+    """Record who did what to which target, why, with what result, and by which way it came."""
+    shown = None if result is None else json.dumps(result, default=str)
+    return Statement(
+        in_schema(_AUDIT, schema), (actor, action, target, reason, shown, json.dumps(dict(origin)) if origin else None)
+    )
+
+
+def channel(schema: str) -> str:
+    """Return the channel on which dispatch tells the topics that have new messages."""
+    return f"{schema}.message"
+
+
+def listen(schema: str) -> str:
+    """Return the SQL that subscribes a session to the channel."""
+    return f'LISTEN "{channel(schema)}"'
+
+
+#: The payload that tells dispatchers, and nobody else, that ops are waiting. No topic has this name.
+OPS = "!"
+
+#: The payload that a listener sends to itself, to see whether notifications arrive.
+PROBE = "?"
+
+
+def nudge(schema: str) -> Statement:
+    """Wake idle dispatchers, in a transaction of its own that waits for no disk: it may get lost."""
+    return Statement("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)", (channel(schema), OPS))
+
+
+def notify(schema: str, payload: str) -> Statement:
+    """Send a notification when the transaction commits."""
+    return Statement("SELECT pg_notify(%s, %s)", (channel(schema), payload))

@@ -1,0 +1,1 @@
+"""Dispatch: turn committed ops into messages, in commit order."""

@@ -1,0 +1,209 @@
+"""Dispatch: committed ops become messages, in commit order, none lost, none doubled, waiting for nobody.
+
+The cursor is a snapshot, not a number: dispatched is what the snapshot sees. A transaction that was in flight
+is in the snapshot's list, and its ops are looked up by xid once it has ended, so that a transaction held open
+for an hour delays its own messages only (``id > last`` would lose them, ``xid < xmin`` would stall everybody).
+
+Order: what one snapshot adds is dispatched in the order of the ops' sequence, which is drawn just before the
+commit, while row locks are held: of two transactions that a lock serialised, the first draws the lower number,
+and no snapshot sees the second without the first. A backlog larger than a batch is therefore cut by sequence
+*inside* one snapshot (``target``), and that snapshot is finished before a newer one is looked at. Cutting by
+xid would be wrong: xids are given at the first write, not at commit.
+
+Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Information Functions".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from sqlalchemy.exc import OperationalError
+
+from outbox.database import sql as database_sql
+from outbox.database.decision import take_lock, try_lock
+from outbox.database.execute import execute, lock_key
+from outbox.dispatch import sql
+from outbox.errors import HalfNotFound, RecallRefused
+from outbox.message.model import Counts
+from outbox.reconcile.repair_sql import compensated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
+
+NOTHING = Counts()
+
+LOCK_NOT_AVAILABLE = "55P03"
+
+
+def dispatch_lock(schema: str) -> int:
+    """Return the advisory lock that whoever appends messages holds: positions stay dense."""
+    return lock_key("dispatch", schema)
+
+
+def dispatch_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+    """Dispatch one batch in one transaction on ``connection``, which must not be in one.
+
+    Returns ``taken`` ops and ``done`` messages; nothing where another worker is dispatching. ``more`` is set
+    while a backlog is left over from a cut.
+    """
+    with connection.begin() as transaction:
+        _, taken, cursors = execute(
+            connection,
+            sql.plan_by_index(),
+            try_lock(dispatch_lock(settings.schema)),
+            sql.newest_cursor(settings.schema),
+        )
+        # The cursor was read in a statement of its own, after the lock: what the last holder wrote is seen. Passes that
+        # find nothing commit, since psycopg throws its prepared statements away with each rollback.
+        if not taken[0][0]:
+            return NOTHING
+        if not cursors or (cursor := sql.to_cursor(cursors[0])).restored:
+            if not _rebase(connection, settings.schema):
+                transaction.rollback()
+                return NOTHING
+            return Counts(taken=1, more=True)
+        if not cursor.pending:
+            return NOTHING
+        place = _placement(settings, limit)
+        (((ops, messages, scheduled, _),),) = execute(connection, sql.dispatch_batch(place, cursor))
+    cut = cursor.until_sequence is not None or ops == place.limit
+    # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
+    return Counts(taken=ops, done=messages + scheduled, more=cut)
+
+
+def _rebase(connection: Connection, schema: str) -> bool:
+    """Start over in this cluster; False while a transaction has an op written and is still open."""
+    try:
+        execute(connection, sql.wait_shortly(), sql.lock_ops(schema), sql.rebase(schema))
+    except OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+            raise
+        return False
+    return True
+
+
+def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+    """Turn due scheduled messages into messages, in one transaction on ``connection``."""
+    place = _placement(settings, limit)
+    with connection.begin():
+        ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
+        if not taken[0]:
+            return NOTHING
+        _, ((due, messages, _, _),) = execute(connection, sql.plan_by_index(), sql.release_due(place))
+        if not due:
+            return NOTHING
+    return Counts(taken=due, done=messages, more=due == place.limit)
+
+
+def resend(
+    connection: Connection,
+    settings: Settings,
+    half_ids: Sequence[UUID],
+    *,
+    actor: str,
+    reason: str,
+    origin: Mapping[str, str] | None = None,
+) -> int:
+    """Append dispatched messages once more, under the same id, in the caller's transaction; return how many.
+
+    A group that has consumed a message knows its id and does nothing. What was compensated is left out: a group that
+    had passed it without a trace would take it now. ``origin`` is by which way the act came.
+    """
+    sends = newest_sends(connection, settings, half_ids)
+    # A statement of its own, after the lock: who compensates holds it to the end.
+    for (half_id,) in execute(connection, compensated(settings.schema, list(sends)))[0]:
+        del sends[half_id]
+    place = _placement(settings, len(sends))
+    _, ((_, messages, _, _),) = execute(connection, sql.plan_by_index(), sql.resend(place, list(sends)))
+    execute(
+        connection,
+        *(
+            database_sql.audit(
+                settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin
+            )
+            for half_id, sent in sends.items()
+        ),
+    )
+    return int(messages)
+
+
+def newest_sends(connection: Connection, settings: Settings, half_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Return the newest send number of those that are messages; until the transaction ends, it stays the newest.
+
+    The caller's transaction, which must be READ COMMITTED, keeps everybody else from sending and pruning them.
+    """
+    _, rows = execute(connection, take_lock(dispatch_lock(settings.schema)), sql.lock_sends(settings.schema, half_ids))
+    return dict(rows)
+
+
+def dispatch_passed(
+    connection: Connection, settings: Settings, half_ids: Sequence[UUID], *, actor: str, reason: str
+) -> tuple[list[UUID], list[UUID]]:
+    """Make the messages of committed ops that dispatch has passed and that have none, in the caller's transaction.
+
+    That should never be; but somebody may have deleted a message, or restored a table. An op that dispatch has yet to
+    come to must be left to it: the message which it makes then would be the second one of its send, the unique index
+    refuses that, and dispatch would stand still at this batch for ever. So nobody else may dispatch meanwhile, and it
+    is the cursor that tells; while a backlog is cut, or a re-base is under way, it doesn't tell enough.
+
+    Returns the ids that were placed (or scheduled, if they are to be delivered later), and those that dispatch or
+    release will come to by itself. The others need nothing: they are messages, scheduled, recalled, rolled back or
+    compensated. The transaction must be READ COMMITTED: the cursor is to be that of after the lock.
+    """
+    _, cursors = execute(connection, take_lock(dispatch_lock(settings.schema)), sql.newest_cursor(settings.schema))
+    cursor = sql.to_cursor(cursors[0]) if cursors else None
+    if cursor is not None and (cursor.restored or cursor.until_sequence is not None):
+        cursor = None
+    (rows,) = execute(connection, sql.lock_undispatched(settings.schema, half_ids, cursor))
+    passed = [half_id for half_id, is_passed in rows if is_passed]
+    if passed:
+        place = _placement(settings, len(passed))
+        audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
+        execute(connection, sql.plan_by_index(), sql.place_these(place, passed), *audits)
+    return passed, [half_id for half_id, is_passed in rows if not is_passed]
+
+
+def recall(
+    connection: Connection,
+    settings: Settings,
+    half_id: UUID,
+    *,
+    actor: str,
+    reason: str,
+    origin: Mapping[str, str] | None = None,
+) -> None:
+    """Take back a scheduled message before it is due, in the caller's transaction.
+
+    Raises:
+        HalfNotFound: no half message has this id.
+        RecallRefused: it was never scheduled, isn't committed, is out already, or was recalled before.
+    """
+    # Dispatch and release hold this lock: neither can turn the half into a message meanwhile.
+    execute(connection, take_lock(dispatch_lock(settings.schema)))
+    ((row,),) = execute(connection, sql.recall(settings.schema, half_id, actor))
+    found, deliver_at, resolution, recalled, is_message = row
+    if not found:
+        raise HalfNotFound(half_id)
+    if recalled:
+        execute(connection, database_sql.audit(settings.schema, actor, "recall", str(half_id), reason, origin=origin))
+        return
+    if deliver_at is None:
+        why = "it has no delivery time: it was sent at once"
+    elif resolution != "commit":
+        why = f"it is {'rolled back' if resolution else 'not decided yet'}; roll the half back instead"
+    elif is_message:
+        why = f"it was due at {deliver_at.isoformat()} and is out already"
+    else:
+        why = "it was recalled before"
+    raise RecallRefused(f"message {half_id} can't be recalled: {why}")
+
+
+def _placement(settings: Settings, limit: int | None) -> sql.Placement:
+    return sql.Placement(
+        settings.schema, settings.queues, settings.dispatch_batch if limit is None else limit, settings.listen
+    )

@@ -1,0 +1,392 @@
+"""Statements of dispatch: from committed ops to messages, and from due scheduled messages to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.database.execute import Row, Statement, in_schema
+
+# The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
+_NEWEST_CURSOR = """
+SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
+       c.base_sequence, c.system_identifier, s.system_identifier,
+       c.until_sequence IS NOT NULL
+       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid >= c.next_xid)
+       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight))
+  FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
+"""
+
+# Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
+# all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
+_PLAN_BY_INDEX = """
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('jit', 'off', true)
+"""
+
+_FRESH = """
+fresh AS MATERIALIZED (
+    SELECT half_id, sequence, resolution FROM {s}.op_message
+     WHERE xid >= %(next_xid)s::xid8
+     UNION ALL
+    SELECT half_id, sequence, resolution FROM {s}.op_message
+     WHERE xid = ANY (%(in_flight)s::xid8[])
+), batch AS MATERIALIZED (
+    SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s
+), cursor AS (
+    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier)
+    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
+           CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
+           CASE WHEN cut THEN pg_current_snapshot() END,
+           CASE WHEN cut THEN (SELECT max(sequence) FROM batch) END,
+           CASE WHEN cut THEN last END,
+           %(base)s, %(system)s
+      FROM (SELECT count(*) > %(limit)s AS cut, max(sequence) AS last FROM fresh) f
+     WHERE last IS NOT NULL
+)"""
+
+_REST = """
+batch AS MATERIALIZED (
+    SELECT half_id, sequence, resolution FROM {s}.op_message
+     WHERE sequence > %(after)s AND sequence <= %(until)s
+       AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))
+       AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
+     ORDER BY sequence LIMIT %(limit)s
+), cursor AS (
+    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier)
+    SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
+           CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
+           CASE WHEN NOT done THEN %(target)s::pg_snapshot END,
+           CASE WHEN NOT done THEN last END,
+           CASE WHEN NOT done THEN %(until)s END,
+           %(base)s, %(system)s
+      FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
+)"""
+
+# Of before a re-base. Their xids may be ahead of this cluster's, and would be taken for new ones: 0 is behind all.
+_MISSED = """
+old AS MATERIALIZED (
+    SELECT half_id, sequence, resolution FROM {s}.op_message
+     WHERE sequence > %(after)s AND sequence <= %(until)s
+     ORDER BY sequence LIMIT %(limit)s
+), forgotten AS (
+    UPDATE {s}.op_message SET xid = '0' WHERE half_id IN (SELECT half_id FROM old)
+), batch AS MATERIALIZED (
+    SELECT * FROM old
+     WHERE resolution = 'commit'
+       AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = old.half_id)
+       AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = old.half_id)
+), cursor AS (
+    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
+                                     base_sequence, system_identifier)
+    SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
+           CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s
+      FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
+)"""
+
+_OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
+    SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.deliver_at,
+           coalesce(t.queues, %(queues)s) AS queues
+      FROM batch b
+      JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN {s}.topic t ON t.name = h.topic
+     WHERE b.resolution = 'commit'
+       AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
+)"""
+
+# From entries to messages; the same for a dispatch, a release and a resend. The end of a queue is looked up once, at
+# its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
+# ``sequence`` orders a batch's entries,
+# ``turn`` is the sequence of the op: messages without a key take the queues in turn.
+_PLACE = """, new_topic AS (
+    INSERT INTO {s}.topic AS t (name, queues)
+    SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
+     WHERE NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = e.topic)
+    -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
+    ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
+), scheduled AS (
+    INSERT INTO {s}.scheduled_message (half_id, deliver_at)
+    SELECT half_id, deliver_at FROM entry WHERE deliver_at > statement_timestamp()
+    RETURNING half_id
+), placed AS MATERIALIZED (
+    SELECT half_id, sequence, send_number, topic,
+           CASE WHEN key IS NULL THEN turn %% queues
+                ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
+      FROM entry WHERE deliver_at IS NULL OR deliver_at <= statement_timestamp()
+), numbered AS (
+    SELECT topic, queue, half_id, send_number, number,
+           CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {s}.message m
+                                                WHERE m.topic = n.topic AND m.queue = n.queue), 0) END AS ended
+      FROM (SELECT *, row_number() OVER (PARTITION BY topic, queue ORDER BY sequence) AS number FROM placed) n
+), dispatched AS (
+    INSERT INTO {s}.message (topic, queue, position, half_id, send_number)
+    SELECT topic, queue, max(ended) OVER (PARTITION BY topic, queue) + number, half_id, send_number FROM numbered
+    RETURNING topic
+), told AS MATERIALIZED (
+    SELECT pg_notify(%(channel)s, topic) FROM (SELECT DISTINCT topic FROM dispatched) d WHERE %(notify)s
+)
+SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
+       (SELECT count(*) FROM told)
+"""
+
+_LOCK_OPS = "LOCK TABLE {s}.op_message IN SHARE MODE"
+
+# Writers queue up behind a lock that waits, so it must not wait long; the next pass tries again.
+_SHORT_WAIT = "SELECT set_config('lock_timeout', '200ms', true)"
+
+_REBASE = """
+INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence, system_identifier)
+SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
+       coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
+       (SELECT system_identifier FROM pg_control_system())
+  FROM {s}.op_message
+"""
+
+_DUE = """
+WITH batch AS MATERIALIZED (
+    DELETE FROM {s}.scheduled_message
+     WHERE half_id = ANY (ARRAY(
+           SELECT half_id FROM {s}.scheduled_message
+            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp()
+            ORDER BY deliver_at, half_id LIMIT %(limit)s))
+       AND recalled_at IS NULL
+    RETURNING half_id, deliver_at
+), entry AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
+           1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
+      FROM batch b
+      JOIN {s}.half_message h ON h.id = b.half_id
+      JOIN {s}.op_message o ON o.half_id = b.half_id
+      LEFT JOIN {s}.topic t ON t.name = h.topic
+)"""
+
+# Locked against prune, which deletes a half together with its messages.
+_LOCK_SENDS = """
+SELECT o.half_id, n.sent
+  FROM {s}.op_message o
+  CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
+ WHERE o.half_id = ANY (%s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
+ ORDER BY o.half_id
+   FOR UPDATE OF o
+"""
+
+_RESEND = """
+WITH batch AS MATERIALIZED (
+    SELECT o.half_id, o.sequence, n.sent
+      FROM {s}.op_message o
+      CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
+     WHERE o.half_id = ANY (%(half_ids)s::uuid[])
+), entry AS MATERIALIZED (
+    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key,
+           NULL::timestamptz AS deliver_at,
+           coalesce(t.queues, %(queues)s) AS queues
+      FROM batch b
+      JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN {s}.topic t ON t.name = h.topic
+)"""
+
+# The exact complement of what dispatch will find: it looks for ops from the cursor's next_xid on, and for those of
+# transactions that were in flight. What has a schedule is the release's to make.
+_LOCK_UNDISPATCHED = """
+SELECT o.half_id, d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> ALL (%(in_flight)s::xid8[])
+  FROM {s}.op_message o
+  JOIN {s}.half_message h ON h.id = o.half_id
+  LEFT JOIN {s}.scheduled_message d ON d.half_id = o.half_id
+ WHERE o.half_id = ANY (%(half_ids)s::uuid[]) AND o.resolution = 'commit'
+   AND (d.half_id IS NULL OR (d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp()))
+   AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = o.half_id)
+   AND NOT EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = o.half_id)
+ ORDER BY o.half_id
+   FOR UPDATE OF o
+"""
+
+_THESE = """
+WITH batch AS MATERIALIZED (
+    SELECT half_id, sequence, resolution FROM {s}.op_message WHERE half_id = ANY (%(half_ids)s::uuid[])
+)"""
+
+_RECALL = """
+WITH half AS (
+    SELECT h.id, h.deliver_at, o.resolution
+      FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id WHERE h.id = %(half_id)s
+), recalled AS (
+    INSERT INTO {s}.scheduled_message AS d (half_id, deliver_at, recalled_at, recalled_by)
+    SELECT id, deliver_at, clock_timestamp(), %(actor)s FROM half
+     WHERE deliver_at IS NOT NULL AND resolution = 'commit'
+       AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = half.id)
+    ON CONFLICT (half_id) DO UPDATE SET recalled_at = clock_timestamp(), recalled_by = %(actor)s
+     WHERE d.recalled_at IS NULL
+    RETURNING half_id
+)
+SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resolution FROM half),
+       (SELECT count(*) FROM recalled),
+       EXISTS (SELECT FROM {s}.message m WHERE m.half_id = %(half_id)s)
+"""
+
+_DECLARE_TOPIC = """
+INSERT INTO {s}.topic AS t (name, queues) VALUES (%s, %s)
+ON CONFLICT (name) DO UPDATE SET queues = excluded.queues WHERE t.queues < excluded.queues
+"""
+
+_TOPIC = "SELECT queues FROM {s}.topic WHERE name = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far dispatch has come; xids as text, since they are 64-bit and only PostgreSQL computes with them.
+
+    Dispatched is every op that the snapshot ``(next_xid, in_flight)`` sees. ``target`` is a later snapshot of
+    which the ops up to ``after_sequence`` are dispatched, those up to ``until_sequence`` not yet. Without a
+    ``target``, ``until_sequence`` marks a re-base under way. Ops up to ``base_sequence`` are of before a
+    re-base: their xids mean nothing in this cluster, and the re-base sets them to 0.
+    """
+
+    next_xid: str
+    in_flight: list[str]
+    target: str | None
+    after_sequence: int | None
+    until_sequence: int | None
+    base_sequence: int
+    system_identifier: int
+    current_system: int
+    pending: bool
+
+    @property
+    def restored(self) -> bool:
+        """Was the database restored into another cluster since this row was written?"""
+        return self.system_identifier != self.current_system
+
+
+def newest_cursor(schema: str) -> Statement:
+    """Read the newest cursor, and whether anything is to be done. Rows: one, for `to_cursor`; none before the first."""
+    return Statement(in_schema(_NEWEST_CURSOR, schema))
+
+
+def to_cursor(row: Row) -> Cursor:
+    """Return the row of `newest_cursor` as a `Cursor`."""
+    return Cursor(*row)
+
+
+def plan_by_index() -> Statement:
+    """For this transaction, have the planner use indexes whatever the statistics say."""
+    return Statement(_PLAN_BY_INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What every statement that makes messages must know."""
+
+    schema: str
+    queues: int
+    limit: int
+    notify: bool
+
+    @property
+    def channel(self) -> str:
+        """The channel of NOTIFY; its payload is the topic."""
+        return f"{self.schema}.message"
+
+    def values(self, **more: object) -> dict[str, object]:
+        """Return the bound values of the shared part, and the given ones."""
+        return {
+            "queues": self.queues,
+            "limit": self.limit,
+            "notify": self.notify,
+            "channel": self.channel,
+            **more,
+        }
+
+
+def dispatch_batch(place: Placement, cursor: Cursor) -> Statement:
+    """Turn the next ops into messages and move the cursor, all in one snapshot.
+
+    Rows: ``(ops taken, messages, scheduled, topics notified)``.
+    """
+    if cursor.until_sequence is None:
+        source = _FRESH
+    elif cursor.target is not None:
+        source = _REST
+    else:
+        source = _MISSED
+    sql = f"WITH {source}{_OPS_TO_ENTRIES}{_PLACE}"
+    return Statement(
+        in_schema(sql, place.schema),
+        place.values(
+            next_xid=cursor.next_xid,
+            in_flight=cursor.in_flight,
+            target=cursor.target,
+            after=cursor.after_sequence,
+            until=cursor.until_sequence,
+            base=cursor.base_sequence,
+            system=cursor.system_identifier,
+        ),
+    )
+
+
+def lock_ops(schema: str) -> Statement:
+    """Wait until no transaction is writing an op, and keep new ones out until this one ends."""
+    return Statement(in_schema(_LOCK_OPS, schema))
+
+
+def wait_shortly() -> Statement:
+    """For this transaction, give up waiting for a lock after 0.2 seconds."""
+    return Statement(_SHORT_WAIT)
+
+
+def rebase(schema: str) -> Statement:
+    """Start over in this cluster: compare op and message by sequence up to now, follow xids from now on."""
+    return Statement(in_schema(_REBASE, schema))
+
+
+def release_due(place: Placement) -> Statement:
+    """Turn due scheduled messages into messages. Rows as of `dispatch_batch`."""
+    return Statement(in_schema(_DUE + _PLACE, place.schema), place.values())
+
+
+def lock_sends(schema: str, half_ids: Sequence[UUID]) -> Statement:
+    """Lock those of these halves that are messages. Rows: ``(id, newest send number)``."""
+    return Statement(in_schema(_LOCK_SENDS, schema), (list(half_ids),))
+
+
+def resend(place: Placement, half_ids: Sequence[UUID]) -> Statement:
+    """Append messages, which `lock_sends` has locked, with the next send number. Rows as of `dispatch_batch`."""
+    return Statement(in_schema(_RESEND + _PLACE, place.schema), place.values(half_ids=list(half_ids)))
+
+
+def lock_undispatched(schema: str, half_ids: Sequence[UUID], cursor: Cursor | None) -> Statement:
+    """Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
+
+    Without a ``cursor``, dispatch has passed none.
+    """
+    values = {
+        "half_ids": list(half_ids),
+        "next_xid": cursor.next_xid if cursor else "0",
+        "in_flight": cursor.in_flight if cursor else [],
+    }
+    return Statement(in_schema(_LOCK_UNDISPATCHED, schema), values)
+
+
+def place_these(place: Placement, half_ids: Sequence[UUID]) -> Statement:
+    """Make the messages of ops, or their schedules, whatever the cursor says. Rows as of `dispatch_batch`."""
+    return Statement(in_schema(_THESE + _OPS_TO_ENTRIES + _PLACE, place.schema), place.values(half_ids=list(half_ids)))
+
+
+def recall(schema: str, half_id: UUID, actor: str) -> Statement:
+    """Take back a message that is not due yet, leaving the evidence.
+
+    Rows: ``(halves found, deliver_at, resolution, recalled now, is already a message)``.
+    """
+    return Statement(in_schema(_RECALL, schema), {"half_id": half_id, "actor": actor})
+
+
+def declare_topic(schema: str, topic: str, queues: int) -> Statement:
+    """Create a topic or give it more queues; never fewer, since messages may wait in them."""
+    return Statement(in_schema(_DECLARE_TOPIC, schema), (topic, queues))
+
+
+def topic_queues(schema: str, topic: str) -> Statement:
+    """Read the number of queues of a topic. Rows: ``(queues,)`` or none."""
+    return Statement(in_schema(_TOPIC, schema), (topic,))

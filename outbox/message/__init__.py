@@ -1,0 +1,1 @@
+"""What a message is: its nouns, its codec, its limits, its ids."""

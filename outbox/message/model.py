@@ -1,0 +1,274 @@
+"""The nouns of the framework: half message, message, resolution, and what a handler may answer.
+
+Ids made by the client: UUIDv7 (RFC 9562), so that ids of later messages sort later.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from outbox.message import codec
+
+
+class Resolution(enum.StrEnum):
+    """The answer to "did the local transaction commit?".
+
+    UNKNOWN is an answer, never stored as an op (RocketMQ: ``LocalTransactionState``).
+    """
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+
+
+class Status(enum.StrEnum):
+    """Status of an inbox row."""
+
+    CONSUMED = "consumed"
+    FAILED = "failed"
+    PARKED = "parked"
+    ROLLED_BACK = "rolled_back"
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMessage:
+    """A message as the producer writes it; immutable from then on.
+
+    ``delay`` (seconds) becomes ``deliver_at`` by the database's clock when the half is written.
+    """
+
+    id: UUID
+    producer_group: str
+    topic: str
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str]
+    content_type: str
+    body: bytes
+    deliver_at: dt.datetime | None = None
+    delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds)."""
+
+    fenced: bool
+    immunity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The one durable decision on a half message.
+
+    ``first`` is False when it had been decided so before this call.
+    """
+
+    half_id: UUID
+    resolution: Resolution
+    decided_by: str
+    decided_at: dt.datetime
+    first: bool
+
+
+class _Decoded:
+    """What has bytes, a content type, and perhaps a model for them."""
+
+    __slots__ = ()
+
+    raw: bytes
+    content_type: str
+    model: Any
+
+    @property
+    def body(self) -> Any:
+        """The body, decoded by its content type; as ``model`` where the consumer or the checker declared one.
+
+        Raises:
+            InvalidMessage: the bytes don't fit the content type or the model.
+        """
+        return codec.decode(self.raw, self.content_type, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan(_Decoded):
+    """An undecided half message past its immunity time, as a checker receives it.
+
+    ``age`` is the time since it was written, ``checks`` how often its topic's checker was asked, this time included;
+    ``born_at`` and ``age`` are by the clock of the producer's database.
+    """
+
+    id: UUID
+    topic: str
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str]
+    content_type: str
+    raw: bytes
+    born_at: dt.datetime
+    age: dt.timedelta
+    checks: int
+    model: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one check: the resolution, and why it is UNKNOWN where something went wrong.
+
+    ``seconds`` is how long the answer took; ``decided_by`` tells who had decided the half before the answer came.
+    """
+
+    resolution: Resolution
+    error: str | None = None
+    seconds: float = 0.0
+    decided_by: str | None = None
+
+
+@dataclass(slots=True)
+class Message(_Decoded):
+    """A message as a handler receives it.
+
+    ``id`` is the half message's id and stays the same through retries and resends; ``attempt`` counts
+    from 1; ``born_at`` and ``visible_at`` are times of the producer's database.
+    """
+
+    id: UUID
+    topic: str
+    queue: int
+    position: int
+    key: str | None
+    tag: str | None
+    content_type: str
+    raw: bytes
+    born_at: dt.datetime
+    visible_at: dt.datetime
+    send_number: int = 1
+    attempt: int = 1
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a ``@transactional`` function may return to say more than the body; the fields are those of `send`.
+
+    A given ``id`` lets the function write it into its own tables.
+    """
+
+    body: Any
+    key: str | None = None
+    tag: str | None = None
+    headers: Mapping[str, str] | None = None
+    deliver_at: dt.datetime | None = None
+    delay: dt.timedelta | float | int | None = None
+    delay_level: int | None = None
+    id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Handler's answer: undo what I did and call me again.
+
+    ``after`` is a timedelta or seconds; None takes the next delay of the retry table. Costs an attempt.
+    """
+
+    after: dt.timedelta | float | None = None
+    reason: str = "the handler asked for a retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Handler's answer: undo what I did and set the message aside for a human."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Handler's answer: undo what I did and count the message as consumed."""
+
+    reason: str = "skipped by the handler"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one pass did; truthy when it did anything at all.
+
+    ``taken``: rows the pass worked on. ``done``: of these, with the result the pass is there for
+    (dispatched, consumed, released, decided, deleted). ``failed``: messages to be retried, or halves whose check
+    gave no verdict. ``parked``: messages or halves set aside for a human.
+    ``more``: the pass stopped at its limit and should be called again at once.
+    """
+
+    taken: int = 0
+    done: int = 0
+    failed: int = 0
+    parked: int = 0
+    more: bool = False
+
+    def __bool__(self) -> bool:
+        return self.taken > 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.taken + other.taken,
+            self.done + other.done,
+            self.failed + other.failed,
+            self.parked + other.parked,
+            self.more or other.more,
+        )
+
+
+_VERSION_AND_VARIANT = (7 << 76) | (0b10 << 62)
+_lock = threading.Lock()
+_last_ms = 0
+_counter = 0
+
+
+def uuid7() -> UUID:
+    """Return a new id: 48 bits of Unix milliseconds, 12 + 30 bits of counter, 32 random bits.
+
+    Ids made by one process strictly increase (RFC 9562 section 6.2, method 1), also when its clock
+    is set back. Nothing is decided by the time in an id: it only keeps index inserts at the right edge.
+    """
+    global _last_ms, _counter  # noqa: PLW0603 - the monotonic state of this process
+    now_ms = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(8), "big")
+    with _lock:
+        if now_ms > _last_ms:
+            _last_ms = now_ms
+            # Half of the counter's range stays free for this millisecond.
+            _counter = (random >> 32) & 0x1FF_FFFF
+        else:
+            _counter += 1
+        ms, counter = _last_ms, _counter
+    return UUID(
+        int=(ms << 80)
+        | _VERSION_AND_VARIANT
+        | ((counter >> 30) << 64)
+        | ((counter & 0x3FFF_FFFF) << 32)
+        | (random & 0xFFFF_FFFF)
+    )
+
+
+def uuid7_at(unix_seconds: float) -> UUID:
+    """Return the smallest UUIDv7 of a moment: a bound for ranges over ids."""
+    return UUID(int=(int(unix_seconds * 1000) << 80) | _VERSION_AND_VARIANT)
+
+
+def _forget_after_fork() -> None:
+    """A forked child must not continue its parent's counter in the same millisecond."""
+    global _lock, _counter  # noqa: PLW0603
+    _lock = threading.Lock()
+    _counter = int.from_bytes(os.urandom(3), "big")
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,207 @@
+"""Carry operations out: item by item in small transactions, so that a crash at any point leaves nothing half done.
+
+Whoever runs this locks the next items, skips those that others have, acts on their messages, and commits what became of
+them together with that: a worker, the command line that ordered it, or all of these at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.database.execute import Row, execute, is_lost
+from outbox.database.sql import wait_at_most
+from outbox.dispatch.once import LOCK_NOT_AVAILABLE
+from outbox.errors import OutboxError
+from outbox.message.model import Counts
+from outbox.operator.acts import Deed, Outcome, do
+from outbox.operator.bulk import sql
+from outbox.operator.model import Action, Target
+from outbox.text import summary_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
+
+logger = logging.getLogger("outbox.operate")
+
+#: How many items share a transaction, and how many operations are looked at in one pass.
+BATCH = 100
+OPERATIONS = 1_000
+#: How long (seconds) one operation is carried out before others have their turn.
+SLICE = 1.0
+#: How long (seconds) a statement waits for a lock; an item whose message somebody holds is tried again after `AGAIN`
+#: seconds, `MOST` times.
+PATIENCE = 0.5
+AGAIN = 5.0
+MOST = 60
+
+NOTHING = Counts()
+_ACTIONS = frozenset(Action) - {Action.ROLLBACK}
+_DEADLOCK, _SERIALIZATION = "40P01", "40001"
+_LATER = frozenset({LOCK_NOT_AVAILABLE, _DEADLOCK, _SERIALIZATION})
+
+
+def _never() -> bool:
+    return False
+
+
+def operate_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = _never, rated: bool = True
+) -> Counts:
+    """Carry on with every open operation but rollbacks, each for a while; end those of which nothing is left.
+
+    ``connection`` must not be in a transaction. Returns ``taken`` items, of these ``done`` ones and ``failed`` ones
+    (those that were refused are neither); ``more`` if something is left that could be done now. ``rated`` False takes
+    no heed of the rates that were ordered.
+    """
+    with connection.begin():
+        _, rows = execute(
+            connection, sql.finish(settings.schema), sql.open_operations(settings.schema, _ACTIONS, OPERATIONS)
+        )
+    return _carry_on_all(connection, settings, rows, stopping, rated)
+
+
+def run_operation_once(
+    connection: Connection,
+    settings: Settings,
+    operation_id: UUID,
+    *,
+    stopping: Callable[[], bool] = _never,
+    rated: bool = True,
+) -> Counts:
+    """Carry on with one operation for a while, as `operate_once` does with all; nothing if it has ended."""
+    with connection.begin():
+        _, rows = execute(
+            connection,
+            sql.finish(settings.schema, operation_id),
+            sql.open_operations(settings.schema, _ACTIONS, 1, operation_id),
+        )
+    return _carry_on_all(connection, settings, rows, stopping, rated)
+
+
+def _carry_on_all(
+    connection: Connection, settings: Settings, rows: Sequence[Row], stopping: Callable[[], bool], rated: bool
+) -> Counts:
+    counts = NOTHING
+    for row in rows:
+        if stopping():
+            break
+        counts += _run_of(connection, settings, row, stopping, rated).carry_on()
+    return counts
+
+
+def _run_of(connection: Connection, settings: Settings, row: Row, stopping: Callable[[], bool], rated: bool) -> _Run:
+    operation_id, action, actor, reason, options, origin, rate, begun = row
+    came_by = {**(json.loads(origin) if origin else {}), "operation": str(operation_id)}
+    deed = Deed(Action(action), actor, reason, came_by, json.loads(options))
+    return _Run(connection, settings, operation_id, deed, rate if rated else None, begun, stopping)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One operation, as it is carried out here; ``_taken`` are the items of the transaction that is open."""
+
+    _connection: Connection
+    _settings: Settings
+    _id: UUID
+    _deed: Deed
+    _rate: float | None
+    _begun: bool
+    _stopping: Callable[[], bool]
+    _taken: list[Row] = field(default_factory=list)
+
+    def carry_on(self) -> Counts:
+        """Take batch after batch, in the order of the items, until none is left, it is enough, or time is up."""
+        schema, until = self._settings.schema, time.monotonic() + SLICE
+        if not self._begun:
+            with self._connection.begin():
+                execute(self._connection, sql.begin(schema, self._id))
+        counts, after = NOTHING, 0
+        while not self._stopping() and time.monotonic() < until:
+            step = self._batch(after, BATCH)
+            counts += step
+            if not step.more:
+                with self._connection.begin():
+                    execute(self._connection, sql.finish(schema, self._id))
+                return replace(counts, more=False)
+            after = self._taken[-1][0]
+        return replace(counts, more=True)
+
+    def _batch(self, after: int, limit: int) -> Counts:
+        """Act on the next items in one transaction; if it fails, on each in one of its own."""
+        try:
+            return self._act(after, limit)
+        except Exception as error:
+            taken = list(self._taken)
+            if is_lost(self._connection) or not taken:
+                raise
+            if len(taken) == 1:
+                return self._failed(taken[0], error)
+        counts = NOTHING
+        for number, *_ in taken:
+            if self._stopping():
+                break
+            counts += self._batch(number - 1, 1)
+        self._taken = taken
+        return counts
+
+    def _act(self, after: int, limit: int) -> Counts:
+        schema = self._settings.schema
+        self._taken = []
+        with self._connection.begin():
+            execute(self._connection, wait_at_most(PATIENCE))
+            if self._rate is not None:
+                limit = min(limit, self._budget(self._rate))
+            (self._taken,) = execute(self._connection, sql.take(schema, self._id, after, limit))
+            if not self._taken:
+                return NOTHING
+            targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
+            outcomes = do(self._connection, self._settings, self._deed, targets, wait=False)
+            settled = [_settled(row, outcome) for row, outcome in zip(self._taken, outcomes, strict=True)]
+            execute(self._connection, sql.settle(schema, self._id, settled))
+        done = sum(item.state == "done" for item in settled)
+        failed = sum(item.state == "failed" for item in settled)
+        return Counts(len(settled), done, failed, more=len(settled) == limit)
+
+    def _budget(self, rate: float) -> int:
+        """Return how many items may be tried now; 0 if somebody else is at it, who counts for himself."""
+        schema = self._settings.schema
+        if not execute(self._connection, sql.lock_rated(schema, self._id))[0]:
+            return 0
+        return int(execute(self._connection, sql.budget(schema, self._id, rate))[0][0][0])
+
+    def _failed(self, row: Row, error: Exception) -> Counts:
+        """Write down that the item which was acted on alone has failed, for now or for good."""
+        original = getattr(error, "orig", None) or error
+        if getattr(original, "sqlstate", None) in _LATER:
+            settled = _settled(row, Outcome("busy", "somebody is working on it at this moment"))
+        elif isinstance(error, OutboxError):
+            settled = sql.Settled(row[0], "failed", str(error))
+        else:
+            logger.warning(
+                "operation %s: item %d failed",
+                self._id,
+                row[0],
+                exc_info=error,
+                extra={"event": "operate.item_failed", "operation": str(self._id)},
+            )
+            settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
+        with self._connection.begin():
+            execute(self._connection, sql.settle(self._settings.schema, self._id, [settled]))
+        return Counts(1, failed=int(settled.state == "failed"), more=True)
+
+
+def _settled(row: Row, outcome: Outcome) -> sql.Settled:
+    number, _, _, attempts = row
+    if outcome.state != "busy":
+        return sql.Settled(number, outcome.state, outcome.text)
+    if attempts + 1 >= MOST:
+        return sql.Settled(number, "failed", f"{outcome.text}, and was so {attempts + 1} times")
+    return sql.Settled(number, "pending", f"{outcome.text}; tried again in a while", AGAIN)

@@ -1,0 +1,111 @@
+"""The databases that an `Admin` works over, each by a name of its own, and connections to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outbox.database.execute import execute
+from outbox.database.sql import wait_at_most
+from outbox.dispatch.sql import plan_by_index
+from outbox.errors import InvalidSettings, SchemaMissing, UnknownDatabase
+from outbox.operator.health.stats_sql import look_only
+from outbox.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+#: How long (seconds) one statement of an operator may run, and wait for a lock.
+LOOK_SECONDS = 5.0
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database with outbox tables; ``parts`` are ``producer``, ``consumer`` or both."""
+
+    name: str
+    engine: Engine
+    settings: Settings
+    parts: frozenset[str]
+
+    @property
+    def schema(self) -> str:
+        """The schema of the outbox tables."""
+        return self.settings.schema
+
+    @contextmanager
+    def looking(self, seconds: float = LOOK_SECONDS) -> Iterator[Connection]:
+        """Give a connection in a transaction that only reads, with a time limit on each statement."""
+        with self.engine.connect() as connection, connection.begin():
+            execute(connection, look_only(seconds), plan_by_index())
+            yield connection
+
+    @contextmanager
+    def acting(self) -> Iterator[Connection]:
+        """Give a connection in a transaction that is committed at the end, and waits for locks only so long."""
+        with self.engine.begin() as connection:
+            execute(connection, wait_at_most(PATIENCE))
+            yield connection
+
+
+class Databases(Mapping[str, Database]):
+    """The registered databases by name, in the order in which they were registered.
+
+    Raises:
+        InvalidSettings: there is none.
+    """
+
+    def __init__(self, databases: Iterator[Database] | list[Database]) -> None:
+        self._by_name = {database.name: database for database in databases}
+        if not self._by_name:
+            raise InvalidSettings("an admin needs at least one database")
+
+    @classmethod
+    def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
+        """Look which parts each database has.
+
+        Raises:
+            SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
+        """
+        return cls([open_database(name, engine, settings) for name, engine in engines.items()])
+
+    def __getitem__(self, name: str) -> Database:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownDatabase(name, list(self._by_name)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def having(self, part: str, name: str | None = None) -> list[Database]:
+        """Return the databases that have a part; only the one of this name, if one is given.
+
+        Raises:
+            UnknownDatabase: none of this name is registered.
+        """
+        chosen = self._by_name.values() if name is None else [self[name]]
+        return [database for database in chosen if part in database.parts]
+
+
+def open_database(name: str, engine: Engine, settings: Settings) -> Database:
+    """Look which parts a database has.
+
+    Raises:
+        SchemaMissing, SchemaOutdated: it has no outbox tables, or not those of this code.
+    """
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+
+    with engine.connect() as connection:
+        revisions = migration.current(connection, settings.schema)
+        parts = tuple(part for part in migration.PARTS if revisions[part])
+        migration.require(connection, parts or migration.PARTS, settings.schema)
+    if not parts:
+        raise SchemaMissing(f"database {name!r} has no outbox tables")
+    return Database(name, engine, settings, frozenset(parts))

@@ -1,0 +1,362 @@
+"""Statements that find rows of the inboxes by many conditions; each looks at a window at most.
+
+The inbox's indexes begin with the group, so a list by the newest id is read place by place: group by group by the
+primary key, or of what is parked by group and topic. All places are read in one statement, so in one snapshot.
+
+Statements that group dead letters (parked, and not discarded) by group, topic and kind of error.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from outbox.database.execute import Statement, in_schema
+from outbox.operator.look.messages_sql import end_id
+
+#: How many rows one search looks at; and where it looks into errors, which are long.
+WINDOW = 10_000
+ERROR_WINDOW = 4_000
+#: How many rows of one place it looks at, however many places there are.
+LEAST = 100
+# How many failed or discarded rows are all read, and sorted; of more, the newest are found soon by the primary key.
+_FEW_ROWS = 5_000
+
+#: Parked by whom nobody knows.
+UNCLASSIFIED = "unclassified"
+
+#: Which index leads to the rows: that of the parked ones, place by place or (where they are few) all of them; that of
+#: the failed or the discarded ones, all of them; the primary key, group by group.
+Source = Literal["parked", "parked_few", "failed", "discarded", "all"]
+
+_LAST_ID = UUID(int=(1 << 128) - 1)
+_KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
+
+# Only ASCII letters are alike in both cases: by the rules of a language it would take five times as long.
+_HOLDS = """strpos(lower(m.last_error COLLATE "C"), lower(%(error)s COLLATE "C")) > 0"""
+
+_ROW = """m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.status, m.attempts, m.next_attempt_at,
+       m.error_kind, {error}, m.received_at, m.changed_at, m.discarded_at, m.fenced_by"""
+#: The columns of an inbox row ``m``, with the first line of its error, and with all of it.
+SHORT_ROW = _ROW.replace("{error}", "left(split_part(m.last_error, E'\\n', 1), 1000)")
+FULL_ROW = _ROW.replace("{error}", "m.last_error")
+
+# Places are found by jumps in an index. Next to an equality on the group, a comparison of rows would have it read
+# from the group's beginning each time, hence the two ways to say what comes next.
+_PARKED_PLACES = """
+place AS (
+    (SELECT consumer_group, topic FROM {s}.consumer_message
+      WHERE status = 'parked' {of_group} ORDER BY consumer_group, topic LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT consumer_group, topic FROM {s}.consumer_message c WHERE status = 'parked' AND {next}
+         ORDER BY consumer_group, topic LIMIT 1) n
+)"""
+_NEXT_PLACE = "(c.consumer_group, c.topic) > (p.consumer_group, p.topic)"
+_NEXT_TOPIC = "c.consumer_group = p.consumer_group AND c.topic > p.topic"
+_ONE_PLACE = "place AS (SELECT %(group)s::text AS consumer_group, {topic}::text AS topic)"
+
+#: The groups that have rows in the inbox.
+GROUPS = """
+place AS (
+    (SELECT consumer_group, ''::text AS topic FROM {s}.consumer_message ORDER BY consumer_group LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT consumer_group, ''::text FROM {s}.consumer_message c
+         WHERE c.consumer_group > p.consumer_group ORDER BY consumer_group LIMIT 1) n
+)"""
+
+# What is after the position in one place. A tie in the id is looked at row by row; it is one row more than the share.
+_IN_PLACE = """{s}.consumer_message m
+             WHERE m.consumer_group = p.consumer_group AND {in_place} AND m.message_id <= %(below)s::uuid
+             ORDER BY m.message_id DESC"""
+
+_LIST = f"""
+WITH RECURSIVE {{places}}, chosen AS MATERIALIZED (
+    SELECT * FROM place WHERE {{of_topic}}
+), share AS (
+    SELECT greatest(%(window)s / greatest(count(*), 1), %(least)s) + 1 AS rows FROM chosen
+), found AS MATERIALIZED (
+    SELECT p.consumer_group, p.topic, m.message_id FROM chosen p CROSS JOIN LATERAL (
+        SELECT m.message_id FROM (
+            SELECT * FROM {_IN_PLACE} LIMIT (SELECT rows FROM share)) m
+         WHERE (m.message_id, m.consumer_group) < (%(below)s::uuid, %(group_below)s) AND {{where}}
+         ORDER BY m.message_id DESC LIMIT %(limit)s) m
+), full_place AS MATERIALIZED (
+    SELECT consumer_group, topic FROM found GROUP BY consumer_group, topic HAVING count(*) = %(limit)s
+), edge AS (
+    SELECT e.message_id, p.consumer_group
+      FROM chosen p CROSS JOIN LATERAL (
+            SELECT m.message_id FROM {_IN_PLACE} OFFSET (SELECT rows FROM share) - 1 LIMIT 1) e
+     WHERE (p.consumer_group, p.topic) NOT IN (SELECT consumer_group, topic FROM full_place)
+     ORDER BY e.message_id DESC, p.consumer_group DESC LIMIT 1
+)
+SELECT e.message_id, e.consumer_group, {SHORT_ROW}
+  FROM (SELECT 1) one LEFT JOIN edge e ON true
+  LEFT JOIN (SELECT * FROM found ORDER BY message_id DESC, consumer_group DESC LIMIT %(limit)s) f ON true
+  LEFT JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
+                      WHERE consumer_group = f.consumer_group AND message_id = f.message_id LIMIT 1) m ON true
+ ORDER BY m.message_id DESC, m.consumer_group DESC
+"""
+
+# Few of many are found by an index of their own, and read by no order: all of them are.
+_FEW = f"""
+SELECT NULL::uuid, NULL, {SHORT_ROW}
+  FROM (SELECT * FROM {{s}}.consumer_message m WHERE {{few}} {{of_group}} AND {{where}} OFFSET 0) m
+ WHERE (m.message_id, m.consumer_group) < (%(below)s::uuid, %(group_below)s)
+ ORDER BY m.message_id DESC, m.consumer_group DESC LIMIT %(limit)s
+"""
+
+_COUNT = "SELECT count(*) FROM (SELECT FROM {s}.consumer_message m WHERE {where} LIMIT %(limit)s) c"
+
+_BY_ID = f"""
+WITH RECURSIVE {{places}}
+SELECT NULL::uuid, NULL, {FULL_ROW}
+  FROM place p CROSS JOIN LATERAL (
+        SELECT * FROM {{s}}.consumer_message
+         WHERE consumer_group = p.consumer_group AND message_id = %(id)s LIMIT 1) m
+ WHERE (m.message_id, m.consumer_group) < (%(below)s::uuid, %(group_below)s) AND {{where}}
+ ORDER BY m.consumer_group DESC LIMIT %(limit)s
+"""
+
+_IN_SOURCE = {"parked": "m.topic = p.topic AND m.status = 'parked'", "all": "true"}
+_ONLY = {
+    "parked_few": "m.status = 'parked'",
+    "failed": "m.status = 'failed'",
+    "discarded": "m.discarded_at IS NOT NULL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows; None (or nothing) looks at all. ``since`` and ``until`` go by ``changed_at``.
+
+    ``error_kind`` is that of rows which are parked and not discarded, `UNCLASSIFIED` where they have none.
+    """
+
+    statuses: tuple[str, ...] = ()
+    group: str | None = None
+    topic: str | None = None
+    message_id: UUID | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    attempts_gte: int | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    discarded: bool | None = None
+
+
+def where(wanted: Wanted) -> tuple[str, dict[str, object]]:
+    """Return the condition over ``{s}.consumer_message m`` that says which are wanted, and its values.
+
+    Statuses are written out: the planner takes a partial index only where it sees that the condition implies its own.
+    """
+    values: dict[str, object] = {}
+    conditions: list[str] = []
+
+    def add(condition: str, **bound: object) -> None:
+        conditions.append(condition)
+        values.update(bound)
+
+    if wanted.statuses:
+        words = ", ".join(f"'{_STATUSES[status]}'" for status in sorted(set(wanted.statuses)))
+        add(f"m.status IN ({words})" if "," in words else f"m.status = {words}")
+    if wanted.group is not None:
+        add("m.consumer_group = %(group)s", group=wanted.group)
+    if wanted.topic is not None:
+        add("m.topic = %(topic)s", topic=wanted.topic)
+    if wanted.message_id is not None:
+        add("m.message_id = %(message_id)s", message_id=wanted.message_id)
+    if wanted.error_kind is not None:
+        add(f"m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s", kind=wanted.error_kind)
+    if wanted.discarded is not None:
+        add(f"m.discarded_at IS {'NOT NULL' if wanted.discarded else 'NULL'}")
+    if wanted.error is not None:
+        add(_HOLDS, error=wanted.error)
+    if wanted.attempts_gte is not None:
+        add("m.attempts >= %(attempts)s", attempts=wanted.attempts_gte)
+    if wanted.since is not None:
+        add("m.changed_at >= %(since)s", since=wanted.since)
+    if wanted.until is not None:
+        add("m.changed_at < %(until)s", until=wanted.until)
+    return " AND ".join(conditions) or "true", values
+
+
+_STATUSES = {status: status for status in ("consumed", "failed", "parked", "rolled_back")}
+
+
+def list_inbox(
+    schema: str, wanted: Wanted, source: Source, after: tuple[UUID, str] | None, limit: int, window: int | None = None
+) -> Statement:
+    """Find rows of the inboxes by one source, the newest id first, ties by the group, below ``after``.
+
+    Rows: ``(id and group at which the search stopped, group, id, topic, queue, position, status, attempts,
+    next_attempt_at, error_kind, first line of the error, received_at, changed_at, discarded_at, fenced_by)``; with a
+    group of None where nothing is found. Rows below the place at which it stopped aren't all there are.
+    """
+    condition, values = where(wanted)
+    if wanted.error_kind is not None and source == "parked":
+        sql, in_place = (
+            _LIST,
+            f"m.topic = p.topic AND m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s",
+        )
+    elif source in _ONLY:
+        sql, in_place = _FEW, ""
+    else:
+        sql, in_place = _LIST, _IN_SOURCE[source]
+    sql = (
+        sql.replace("{places}", _places(wanted, source))
+        .replace("{in_place}", in_place)
+        .replace("{few}", _ONLY.get(source, ""))
+        .replace("{of_group}", "" if wanted.group is None else "AND consumer_group = %(group)s")
+        .replace("{of_topic}", "topic = %(topic)s" if source == "parked" and wanted.topic is not None else "true")
+        .replace("{where}", condition)
+    )
+    values |= _below(wanted, after) | {"limit": limit, "window": window or window_of(wanted), "least": LEAST}
+    return Statement(in_schema(sql, schema), values)
+
+
+def _places(wanted: Wanted, source: Source) -> str:
+    if source != "parked":
+        return GROUPS if wanted.group is None else _ONE_PLACE.replace("{topic}", "''")
+    if wanted.group is not None and wanted.topic is not None:
+        return _ONE_PLACE.replace("{topic}", "%(topic)s")
+    return _PARKED_PLACES.replace("{next}", _NEXT_PLACE if wanted.group is None else _NEXT_TOPIC)
+
+
+def window_of(wanted: Wanted) -> int:
+    """Return how many rows one search for these looks at."""
+    return WINDOW if wanted.error is None else ERROR_WINDOW
+
+
+def few_of(wanted: Wanted) -> int:
+    """Return how many rows may all be read by one search."""
+    return _FEW_ROWS if wanted.error is None else ERROR_WINDOW
+
+
+def count_few(schema: str, wanted: Wanted, source: Source, limit: int) -> Statement:
+    """Count the rows that `list_inbox` would read by an index of few, ``limit`` at most. Rows: ``(rows,)``."""
+    sql = _COUNT.replace("{where}", _ONLY[source] + ("" if wanted.group is None else " AND consumer_group = %(group)s"))
+    return Statement(in_schema(sql, schema), {"group": wanted.group, "limit": limit})
+
+
+def _below(wanted: Wanted, after: tuple[UUID, str] | None) -> dict[str, object]:
+    # What was changed before a time was written before it.
+    first = (end_id(wanted.until), "") if wanted.until is not None else (_LAST_ID, "")
+    below = first if after is None else min(first, after)
+    return {"below": below[0], "group_below": below[1]}
+
+
+def rows_of(schema: str, wanted: Wanted, message_id: UUID, after: tuple[UUID, str] | None, limit: int) -> Statement:
+    """Find one message in all inboxes. Rows: as of `list_inbox`, with all of the error."""
+    condition, values = where(wanted)
+    sql = _BY_ID.replace("{places}", _places(wanted, "all")).replace("{where}", condition)
+    return Statement(in_schema(sql, schema), values | _below(wanted, after) | {"id": message_id, "limit": limit})
+
+
+def count(schema: str, wanted: Wanted, limit: int) -> Statement:
+    """Count rows, ``limit`` at most; cheap for what `is_cheap` says. Rows: ``(rows,)``."""
+    condition, values = where(wanted)
+    return Statement(in_schema(_COUNT.replace("{where}", condition), schema), values | {"limit": limit})
+
+
+def is_cheap(wanted: Wanted) -> bool:
+    """Tell whether an index counts these: what is parked, failed or discarded, perhaps of one group, topic and kind."""
+    given = (wanted.message_id, wanted.error, wanted.attempts_gte, wanted.since, wanted.until)
+    indexed = len(wanted.statuses) == 1 and wanted.statuses[0] in {"parked", "failed"}
+    by_place = wanted.topic is None or wanted.group is not None
+    return indexed and by_place and all(value is None for value in given)
+
+
+#: How many groups of dead letters a search knows, and how many rows it counts in all of them together.
+MOST = 1_000
+_COUNTED = 50_000
+#: How many rows at either end of a group tell when its first and its last was parked.
+_ENDS = 50
+
+_DEAD_KIND = f"coalesce(c.error_kind, '{UNCLASSIFIED}'::text)"
+_DEAD = "c.status = 'parked' AND c.discarded_at IS NULL"
+
+# Jumps from kind to kind in the index; how it says what comes next: see outbox/store/find_inbox.py.
+_KINDS = f"""
+WITH RECURSIVE kind AS (
+    (SELECT c.consumer_group, c.topic, {_DEAD_KIND} AS kind, 1 AS number FROM {{s}}.consumer_message c
+      WHERE {_DEAD} {{first}} ORDER BY c.consumer_group, c.topic, {_DEAD_KIND} LIMIT 1)
+    UNION ALL
+    SELECT n.*, k.number + 1 FROM kind k CROSS JOIN LATERAL (
+        SELECT c.consumer_group, c.topic, {_DEAD_KIND} FROM {{s}}.consumer_message c
+         WHERE {_DEAD} AND {{next}}
+         ORDER BY c.consumer_group, c.topic, {_DEAD_KIND} LIMIT 1) n
+     WHERE k.number < %(most)s
+), chosen AS MATERIALIZED (
+    SELECT consumer_group, topic, kind FROM kind WHERE {{of_topic}}
+)"""
+
+_NEXT = f"(c.consumer_group, c.topic, {_DEAD_KIND}) > (k.consumer_group, k.topic, k.kind)"
+_NEXT_OF_GROUP = f"c.consumer_group = k.consumer_group AND (c.topic, {_DEAD_KIND}) > (k.topic, k.kind)"
+_NEXT_OF_TOPIC = f"c.consumer_group = k.consumer_group AND c.topic = k.topic AND {_DEAD_KIND} > k.kind"
+
+_DEAD_LIST = f"{_KINDS} SELECT consumer_group, topic, kind FROM chosen"
+
+_THESE = f"{_DEAD} AND c.consumer_group = k.consumer_group AND c.topic = k.topic AND {_DEAD_KIND} = k.kind"
+
+_COUNTS = f"""{_KINDS}
+SELECT k.consumer_group, k.topic, k.kind, n.count, n.most
+  FROM chosen k CROSS JOIN LATERAL (
+    SELECT count(*) AS count, (SELECT least(%(limit)s, greatest(%(counted)s / count(*), 100)) FROM chosen) AS most
+      FROM (SELECT FROM {{s}}.consumer_message c WHERE {_THESE}
+             LIMIT (SELECT least(%(limit)s, greatest(%(counted)s / count(*), 100)) FROM chosen)) c) n
+ ORDER BY n.count DESC, 1, 2, 3 LIMIT %(groups)s
+"""
+
+_DETAILS = f"""
+SELECT k.number, e.first, e.last, {SHORT_ROW}
+  FROM unnest(%(consumer_groups)s::text[], %(topics)s::text[], %(kinds)s::text[]) WITH ORDINALITY
+       k (consumer_group, topic, kind, number)
+  CROSS JOIN LATERAL (
+    SELECT * FROM {{s}}.consumer_message c WHERE {_THESE} ORDER BY c.message_id DESC LIMIT 1) m
+  CROSS JOIN LATERAL (
+    SELECT min(changed_at) AS first, max(changed_at) AS last FROM (
+        (SELECT changed_at FROM {{s}}.consumer_message c WHERE {_THESE} ORDER BY c.message_id LIMIT %(ends)s)
+        UNION ALL
+        (SELECT changed_at FROM {{s}}.consumer_message c WHERE {_THESE} ORDER BY c.message_id DESC LIMIT %(ends)s)) t) e
+ ORDER BY k.number
+"""
+
+
+def kinds(schema: str, group: str | None = None, topic: str | None = None) -> Statement:
+    """Find which kinds of dead letters there are, `MOST` at most. Rows: ``(group, topic, kind)``."""
+    return _statement(_DEAD_LIST, schema, group, topic, {})
+
+
+def counts(schema: str, group: str | None, topic: str | None, groups: int, limit: int) -> Statement:
+    """Count dead letters by their kind, the most first, ``groups`` kinds at most.
+
+    Rows: ``(group, topic, kind, count, where the count stopped at most)``; the more kinds, the sooner it stops.
+    """
+    return _statement(_COUNTS, schema, group, topic, {"groups": groups, "limit": limit, "counted": _COUNTED})
+
+
+def details(schema: str, groups: list[str], topics: list[str], kinds: list[str]) -> Statement:
+    """Read the newest of each kind, and when the first and the last were parked, as told by the oldest and newest ids.
+
+    Rows: ``(number from 1, first, last, group, id, topic, …)`` as of `list_inbox`; none for a
+    kind that has gone meanwhile.
+    """
+    ends = max(1, min(_ENDS, 10_000 // max(len(groups), 1)))
+    values = {"consumer_groups": groups, "topics": topics, "kinds": kinds, "ends": ends}
+    return Statement(in_schema(_DETAILS, schema), values)
+
+
+def _statement(sql: str, schema: str, group: str | None, topic: str | None, values: dict[str, object]) -> Statement:
+    first, coming, of_topic = "", _NEXT, "true"
+    if group is not None:
+        first, coming = "AND c.consumer_group = %(group)s", _NEXT_OF_GROUP
+        if topic is not None:
+            first, coming = f"{first} AND c.topic = %(topic)s", _NEXT_OF_TOPIC
+    elif topic is not None:
+        of_topic = "topic = %(topic)s"
+    sql = sql.replace("{first}", first).replace("{next}", coming).replace("{of_topic}", of_topic)
+    return Statement(in_schema(sql, schema), values | {"group": group, "topic": topic, "most": MOST})

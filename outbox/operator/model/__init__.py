@@ -1,0 +1,88 @@
+"""What `Admin` takes and returns: plain data, which is also what the HTTP endpoints and ``-o json`` show."""
+
+from __future__ import annotations
+
+from outbox.operator.model.asked import (
+    COUNT_LIMIT,
+    MAX_IDS,
+    MAX_ITEMS,
+    MAX_PAGE,
+    Action,
+    Actor,
+    Page,
+    PageRequest,
+    Total,
+)
+from outbox.operator.model.inbox import DeadGroup, InboxFilter, InboxRow
+from outbox.operator.model.messages import (
+    Body,
+    HalfFilter,
+    HalfRow,
+    MessageFilter,
+    MessageRow,
+    ScheduledFilter,
+    ScheduledRow,
+)
+from outbox.operator.model.operations import (
+    AuditFilter,
+    AuditRow,
+    OperationItem,
+    OperationRow,
+    Preview,
+    Selector,
+    Target,
+)
+from outbox.operator.model.standing import (
+    DatabaseView,
+    GroupLag,
+    HandlerRow,
+    Overview,
+    Problem,
+    Series,
+    System,
+    TableSize,
+    TopicLag,
+    WorkerRow,
+)
+from outbox.operator.model.way import Event, MessageView
+
+__all__ = [
+    "COUNT_LIMIT",
+    "MAX_IDS",
+    "MAX_ITEMS",
+    "MAX_PAGE",
+    "Action",
+    "Actor",
+    "AuditFilter",
+    "AuditRow",
+    "Body",
+    "DatabaseView",
+    "DeadGroup",
+    "Event",
+    "GroupLag",
+    "HalfFilter",
+    "HalfRow",
+    "HandlerRow",
+    "InboxFilter",
+    "InboxRow",
+    "MessageFilter",
+    "MessageRow",
+    "MessageView",
+    "OperationItem",
+    "OperationRow",
+    "Overview",
+    "Page",
+    "PageRequest",
+    "Preview",
+    "Problem",
+    "ScheduledFilter",
+    "ScheduledRow",
+    "Selector",
+    "Series",
+    "System",
+    "TableSize",
+    "Target",
+    "TopicLag",
+    "Total",
+    "WorkerRow",
+]

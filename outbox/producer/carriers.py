@@ -1,0 +1,208 @@
+"""Where a message travels: from the session or connection that the caller passes to the connection that commits it.
+
+A session may have no connection yet when something is sent with it, so its items wait beside it until the COMMIT
+of the connection which carries the business change, and follow its savepoints by ``SessionEvents``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import UnboundExecutionError
+
+from outbox.database import at_commit
+from outbox.database.at_commit import Item, Numbered, Write
+from outbox.errors import InvalidMessage, TransactionRequired
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+
+if TYPE_CHECKING:
+    Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
+
+_SENT = "outbox.sent"
+_sessions_hooked = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    item: Numbered
+    engine: Engine
+    level: SessionTransaction | None
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
+
+    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
+    COMMIT: the flush before it may be the first to use that engine.
+    """
+
+    entries: list[_Entry] = field(default_factory=list)
+    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
+    chosen: dict[Engine, Connection] = field(default_factory=dict)
+    committing: bool = False
+
+    def target(self, engine: Engine) -> Connection | None:
+        """Return the connection that carries the messages of an Outbox on ``engine``."""
+        if engine in self.connections:
+            return self.connections[engine][0]
+        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
+
+    def take(self, connection: Connection) -> list[Numbered]:
+        """Give up what is to be written at the commit of ``connection``."""
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        if taken:
+            self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
+
+
+def add(carrier: Carrier, item: Item, engine: Engine) -> None:
+    """Remember an item until the transaction of ``carrier`` commits.
+
+    ``engine`` is that of the Outbox: a session that uses several writes on its connection to this one.
+
+    Raises:
+        TransactionRequired: no transaction that could take it.
+        InvalidMessage: ``carrier`` is neither a session nor a connection.
+        OutboxBusy: the topic is known to be full.
+    """
+    given: Any = carrier
+    if hasattr(given, "registry") and not isinstance(given, type):  # a scoped_session
+        given = given()
+    target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
+    if isinstance(target, Connection):
+        if isinstance(item, Write):
+            item.refuse_now(target.engine)
+        at_commit.add(target, at_commit.numbered(item))
+        return
+    if target is None and given is not None:
+        raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+
+    if not isinstance(target, Session):
+        raise InvalidMessage(
+            f"a message is sent with a Session, AsyncSession, Connection or AsyncConnection, not {target!r}"
+        )
+    _add_to_session(target, item, engine)
+
+
+def _add_to_session(session: Session, item: Item, engine: Engine) -> None:
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise TransactionRequired("the session has autobegin=False and is in no transaction; call session.begin()")
+        session.begin()
+    elif not session.is_active:
+        raise TransactionRequired(
+            "the session's transaction takes no message now: it has failed, is prepared, or is committed already; "
+            "send before, or roll it back first"
+        )
+    sent = _sent_of(session)
+    if isinstance(item, Write) and item.flow is not None:
+        used = sent.target(engine) or session.bind
+        # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
+        if used is not None and used.engine.pool is engine.pool:
+            item.refuse_now(engine)
+    level = session.get_nested_transaction() or session.get_transaction()
+    sent.entries.append(_Entry(at_commit.numbered(item), engine, level))
+    for connection, _ in sent.connections.values():
+        at_commit.attach(connection, sent.take)
+    if sent.committing and not sent.connections:
+        # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
+        _place(session, sent)
+
+
+def hook_sessions() -> None:
+    """Listen to the events of all sessions, once per process."""
+    global _sessions_hooked  # noqa: PLW0603
+    if _sessions_hooked:
+        return
+    from sqlalchemy.orm import Session  # noqa: PLC0415
+
+    event.listen(Session, "after_begin", _on_begin)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    event.listen(Session, "after_transaction_end", _on_end)
+    _sessions_hooked = True
+
+
+def _sent_of(session: Session) -> _Sent:
+    sent: _Sent | None = session.info.get(_SENT)
+    if sent is None:
+        sent = session.info[_SENT] = _Sent()
+    return sent
+
+
+def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    sent = _sent_of(session)
+    if connection.engine not in sent.connections:
+        sent.connections[connection.engine] = connection, at_commit.savepoints(connection)
+        if sent.entries:
+            at_commit.attach(connection, sent.take)
+
+
+def _before_commit(session: Session) -> None:
+    sent = _sent_of(session)
+    sent.committing = True
+    _place(session, sent)
+
+
+def _place(session: Session, sent: _Sent) -> None:
+    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
+    for engine in {entry.engine for entry in sent.entries}:
+        if engine in sent.connections:
+            at_commit.refuse_autocommit(sent.connections[engine][0])
+            continue
+        try:
+            connection = session.connection()
+        except UnboundExecutionError:
+            connection = session.connection(bind_arguments={"bind": engine})
+        at_commit.refuse_autocommit(connection)
+        sent.chosen[engine] = connection
+        at_commit.attach(connection, sent.take)
+
+
+def _after_commit(session: Session) -> None:
+    sent = _sent_of(session)
+    released = session.get_nested_transaction()
+    if released is not None:
+        outer = released.parent
+        while outer is not None and outer.parent is not None and not outer.nested:
+            outer = outer.parent
+        sent.entries = [
+            _Entry(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
+        ]
+        return
+    # Left are those of a session which joined a transaction that goes on.
+    for connection in {sent.target(entry.engine) for entry in sent.entries}:
+        if connection is not None and connection.in_transaction():
+            at_commit.add(connection, *sent.take(connection))
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    sent: _Sent | None = session.info.get(_SENT)
+    if sent is None:
+        return
+    if transaction.nested:
+        sent.committing = False
+        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
+    elif transaction.parent is None:
+        del session.info[_SENT]
+        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
+        for connection, begun_in in sent.connections.values() if sent.entries else ():
+            if connection.in_transaction() and set(begun_in) <= set(at_commit.savepoints(connection)):
+                at_commit.add(connection, *sent.take(connection))
+        sent.entries.clear()
+
+
+def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
+    while level is not None:
+        if level is ended:
+            return True
+        level = level.parent
+    return False

@@ -1,0 +1,132 @@
+"""Flow control: producers of a topic are refused while too much of it waits (RocketMQ: SYSTEM_BUSY).
+
+What waits is counted at most once a second in a process (for each pool of connections), in a transaction that is about
+to commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
+I/O, and where that says that the topic is full, a send is refused on the spot.
+
+So the limits hold approximately. Each process overshoots them by what it writes until its next count, and a transaction
+by all that it writes itself; numbers are estimates where very much waits (`outbox.producer.sql`). That is right for a
+purpose which needs no exactness, and wants no lock that all producers share. (To a SERIALIZABLE transaction a count is
+a read like any other: once a second, one more reason to be asked to try again.)
+
+Only new messages are refused. A decision never is, be it the producer's, a check's or an operator's: it is what halves
+wait for, and a commit that is refused would be a lost one (RocketMQ throttled both alike).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from outbox.database.execute import Statement, execute
+from outbox.errors import OutboxBusy
+from outbox.producer import sql
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.pool import Pool
+
+    from outbox.settings import Settings
+
+#: How long (seconds) a count is believed.
+INTERVAL = 1.0
+#: One that took its time is believed so many times longer than it took, up to LONGEST (seconds): counting must not
+#: become the load.
+PATIENCE = 20.0
+LONGEST = 10.0
+
+#: A message that is to be written: its topic, and whether it is only prepared.
+Asked = tuple[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """One of the limits; ``of_prepared``: messages that are sent at once don't count, and aren't refused."""
+
+    value: int
+    setting: str
+    what: str
+    of_prepared: bool
+    count: Callable[[str, int], Statement]
+
+
+@dataclass(slots=True)
+class _Gauge:
+    """What was counted last in one database: full topics, and how long that is believed (by `time.monotonic`)."""
+
+    limit: _Limit
+    full: Mapping[str, int] = field(default_factory=dict)
+    until: float = 0.0
+
+    def refuse(self, asked: Iterable[Asked]) -> None:
+        """Raise for the first message of a full topic."""
+        for topic, prepared in asked:
+            if topic in self.full and (prepared or not self.limit.of_prepared):
+                limit = self.limit
+                raise OutboxBusy(topic, limit.what, self.full[topic], limit.value, limit.setting)
+
+
+class FlowControl:
+    """The limits of one `Outbox`, and how full its topics are, for each database by the pool of connections to it."""
+
+    def __init__(self, settings: Settings) -> None:
+        undecided, undispatched = settings.max_undecided, settings.max_undispatched
+        limits = (
+            _Limit(undecided, "max_undecided", "undecided halves", True, sql.undecided),
+            _Limit(undispatched, "max_undispatched", "undispatched messages", False, sql.undispatched),
+        )
+        self._schema = settings.schema
+        self._limits = [limit for limit in limits if limit.value]
+        self._gauges: WeakKeyDictionary[Pool, list[_Gauge]] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, settings: Settings) -> FlowControl | None:
+        """Return the flow control that the settings ask for; None where no limit is set."""
+        return cls(settings) if settings.max_undecided or settings.max_undispatched else None
+
+    def refuse_now(self, pool: Pool, topic: str, *, prepared: bool) -> None:
+        """Refuse a message without I/O, if the topic is known to be full.
+
+        Raises:
+            OutboxBusy: it is.
+        """
+        now = time.monotonic()
+        for gauge in self._gauges.get(pool, ()):
+            if now < gauge.until:
+                gauge.refuse([(topic, prepared)])
+
+    def admit(self, connection: Connection, asked: Collection[Asked]) -> None:
+        """Count what waits if that was long ago, and let messages be written by the caller's transaction, or not.
+
+        Raises:
+            OutboxBusy: one of the topics is full.
+        """
+        prepares = any(prepared for _, prepared in asked)
+        gauges = self._gauges.setdefault(connection.engine.pool, [_Gauge(limit) for limit in self._limits])
+        concerned = [gauge for gauge in gauges if prepares or not gauge.limit.of_prepared]
+        now = time.monotonic()
+        if due := [gauge for gauge in concerned if now >= gauge.until]:
+            self._count(connection, due, now)
+        for gauge in concerned:
+            gauge.refuse(asked)
+
+    def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
+        for gauge in gauges:
+            # One counts; those who come meanwhile go by the last count.
+            gauge.until = now + INTERVAL
+        counts = (gauge.limit.count(self._schema, gauge.limit.value) for gauge in gauges)
+        try:
+            aside, *counted, _ = execute(connection, sql.plan_aside(INTERVAL), *counts, sql.plan_back())
+        except BaseException:
+            for gauge in gauges:
+                gauge.until = 0.0
+            raise
+        *_, sees_the_present = aside[0]
+        ended = time.monotonic()
+        until = ended + max(INTERVAL, min(PATIENCE * (ended - now), LONGEST)) if sees_the_present else 0.0
+        for gauge, rows in zip(gauges, counted, strict=True):
+            gauge.full = dict(rows) if sees_the_present else {}
+            gauge.until = until

@@ -1,0 +1,121 @@
+"""Statements of flow control: which topics have reached a limit, at a cost that doesn't grow with what is waiting."""
+
+from __future__ import annotations
+
+from outbox.database.execute import Statement, in_schema
+
+#: At most so many ops are looked at. While more are undispatched, counts are estimates from so many of them.
+LOOKED_AT = 2_000
+#: An estimate stands on at least so many ops of the topic that were found.
+FOUND = 10
+
+# As `plan_by_index` of the passes, and why: outbox/store/dispatch.py. But here the transaction is the caller's, whose
+# deferred triggers have yet to run: what was set before is kept under names of ours, and set again.
+_PLANNER = ["enable_seqscan", "enable_bitmapscan", "jit"]
+
+_ASIDE = """
+SELECT set_config('outbox.' || name, current_setting(name), true), set_config(name, 'off', true),
+       current_setting('transaction_isolation') = 'read committed'
+       OR clock_timestamp() < transaction_timestamp() + make_interval(secs => %(seconds)s)
+  FROM unnest(%(names)s::text[]) name
+"""
+
+_BACK = "SELECT set_config(name, current_setting('outbox.' || name), true) FROM unnest(%s::text[]) name"
+
+# Jumps from topic to topic in the index of the check, and stops in each at the limit. Backwards: what was decided is
+# dead in the index until a vacuum can take it, and mostly older than what waits.
+_UNDECIDED = """
+WITH RECURSIVE known AS (
+    (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic DESC, next_check_at DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT c.topic FROM {s}.half_check c WHERE c.parked_at IS NULL AND c.topic < k.topic
+             ORDER BY c.topic DESC, c.next_check_at DESC LIMIT 1)
+      FROM known k WHERE k.topic IS NOT NULL
+), counted AS MATERIALIZED (
+    SELECT topic, (SELECT count(*) FROM (SELECT FROM {s}.half_check c
+                    WHERE c.topic = known.topic AND c.parked_at IS NULL
+                    ORDER BY c.next_check_at DESC LIMIT %(limit)s) w) AS waiting
+      FROM known WHERE topic IS NOT NULL
+)
+SELECT topic, waiting FROM counted WHERE waiting >= %(limit)s
+"""
+
+# Ops have no topic, but a sequence without large gaps: between the last one that is surely dispatched and the newest,
+# one is drawn at random from each of at most LOOKED_AT stretches of equal length; each one found stands for a stretch.
+# Up to that many, a stretch is one op, and the count exact.
+#
+# What the cursor means: outbox/dispatch.py. Ops of before its snapshot have a lower sequence than those after, and of
+# those before, the ones with the highest xids are about the newest. Where they tell nothing (in flight then, pruned
+# since, of another cluster), the stretches begin earlier: dispatched ops among them are looked at, and not counted.
+#
+# Subqueries in the select list are looked up row by row, by index, whatever the planner believes.
+_UNDISPATCHED = """
+WITH cursor AS MATERIALIZED (
+    SELECT next_xid, in_flight, after_sequence, base_sequence
+      FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c
+     WHERE system_identifier = (SELECT system_identifier FROM pg_control_system())
+), dispatched AS MATERIALIZED (
+    SELECT coalesce(after_sequence, nullif(greatest(
+           (SELECT max(sequence) FROM (SELECT sequence, xid FROM {s}.op_message
+                                        WHERE xid < next_xid ORDER BY xid DESC LIMIT 100) o
+             WHERE xid <> ALL (in_flight)),
+           (SELECT max(sequence) FROM (SELECT sequence FROM {s}.op_message
+                                        WHERE xid < in_flight[1] ORDER BY xid DESC LIMIT 100) o),
+           base_sequence), 0)) AS until
+      FROM cursor
+), stretch AS MATERIALIZED (
+    SELECT first, last, (last - first) / %(looked_at)s + 1 AS length
+      FROM (SELECT coalesce((SELECT until FROM dispatched) + 1,
+                            (SELECT sequence FROM {s}.op_message ORDER BY sequence LIMIT 1)) AS first,
+                   (SELECT sequence FROM {s}.op_message ORDER BY sequence DESC LIMIT 1) AS last) s
+     WHERE last - first + 1 >= %(limit)s
+), drawn AS MATERIALIZED (
+    SELECT begin + floor(random() * length)::bigint AS sequence
+      FROM stretch, generate_series(first, last, length) begin
+), op AS MATERIALIZED (
+    SELECT (SELECT o.half_id FROM {s}.op_message o WHERE o.sequence = drawn.sequence AND o.resolution = 'commit') AS id
+      FROM drawn
+), waiting AS MATERIALIZED (
+    SELECT CASE WHEN (SELECT m.position FROM {s}.message m WHERE m.half_id = op.id LIMIT 1) IS NULL
+                 AND (SELECT d.deliver_at FROM {s}.scheduled_message d WHERE d.half_id = op.id) IS NULL
+                THEN (SELECT h.topic FROM {s}.half_message h WHERE h.id = op.id) END AS topic
+      FROM op WHERE id IS NOT NULL
+)
+SELECT topic, count(*) * length
+  FROM waiting, stretch
+ WHERE topic IS NOT NULL
+ GROUP BY topic, length
+HAVING count(*) * length >= %(limit)s AND (length = 1 OR count(*) >= %(found)s)
+"""
+
+
+def plan_aside(seconds: float) -> Statement:
+    """Have the planner use indexes until `plan_back`.
+
+    Rows: ``(…, …, can count)``, all alike; a transaction can't count which sees only what was longer than ``seconds``
+    ago, as a REPEATABLE READ one does.
+    """
+    return Statement(_ASIDE, {"names": _PLANNER, "seconds": seconds})
+
+
+def plan_back() -> Statement:
+    """Have the planner work as before `plan_aside`."""
+    return Statement(_BACK, (_PLANNER,))
+
+
+def undecided(schema: str, limit: int) -> Statement:
+    """Find topics with so many undecided halves, parked ones aside. Rows: ``(topic, limit)``.
+
+    Looks at ``limit`` rows of each topic at most.
+    """
+    return Statement(in_schema(_UNDECIDED, schema), {"limit": limit})
+
+
+def undispatched(schema: str, limit: int) -> Statement:
+    """Find topics with so many committed ops that are no message yet. Rows: ``(topic, ops)``.
+
+    Looks at `LOOKED_AT` ops of all topics together at most. While no more than that wait, the numbers are exact, but
+    for transactions that were committing at the very moment of a dispatch. Else they are estimates, and a topic is only
+    found if it has about ``FOUND / LOOKED_AT`` of the ops that wait.
+    """
+    return Statement(in_schema(_UNDISPATCHED, schema), {"limit": limit, "looked_at": LOOKED_AT, "found": FOUND})

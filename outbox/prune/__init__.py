@@ -1,0 +1,1 @@
+"""Prune: delete what is older than the retention and settled."""

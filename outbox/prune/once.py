@@ -1,0 +1,134 @@
+"""Prune: delete what is older than the retention and settled; evidence outlives doubt.
+
+Undecided halves, failed and parked messages are never pruned: somebody still has to decide about them, unless they
+were discarded. An inbox row goes only after the producer has pruned its message, so that nothing can come again which
+the inbox has forgotten. The audit is never pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.database.execute import Statement, execute
+from outbox.dispatch.sql import plan_by_index
+from outbox.message.model import Counts
+from outbox.prune import sql
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
+
+_FIRST = UUID(int=0)
+_DAY = 86400.0
+#: How long (seconds) samples are kept, a day more than the longest chart shows; and workers that died.
+SAMPLES = 8 * _DAY
+WORKERS = _DAY
+_OPERATIONS = 100
+
+
+def prune_producer_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+) -> Counts:
+    """Delete settled halves with their ops and messages, and replaced cursors; a short transaction for each batch.
+
+    Returns ``taken`` rows and ``done`` halves. The pass goes on from id to id until it comes to halves that are too
+    young, so that what can't go yet (a message that waits for its time) never hides what comes after it.
+    ``stopping`` is asked between batches.
+    """
+    cursors = _delete_all(
+        lambda: _transaction(connection, sql.old_cursors(settings.schema, settings.prune_batch)),
+        settings.prune_batch,
+        stopping,
+    )
+    deleted, after, going = 0, _FIRST, True
+    while going and not stopping():
+        with connection.begin():
+            _, ((seen, gone, after, young),) = execute(
+                connection,
+                plan_by_index(),
+                sql.settled_halves(settings.schema, after, settings.prune_batch, settings.retention),
+            )
+        deleted += gone
+        going = seen == settings.prune_batch and not young
+    return Counts(taken=cursors + deleted, done=deleted)
+
+
+def prune_consumer_once(
+    connection: Connection,
+    source: Connection,
+    settings: Settings,
+    group: str,
+    topic: str,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Delete what one group needs no more: old inbox rows, replaced offsets, old records of reconciliations.
+
+    Inbox rows go when they are settled, and the producer has pruned their messages. ``source`` is on the producer's
+    database (the same object as ``connection`` where that is the same one).
+    Returns ``taken`` rows and ``done`` inbox rows.
+    """
+    schema, batch = settings.schema, settings.prune_batch
+    offsets = _delete_all(
+        lambda: _transaction(connection, sql.old_offsets(schema, group, topic, batch)), batch, stopping
+    )
+    records = 0
+    for old_records in (sql.old_findings, sql.old_runs):
+        statement = old_records(schema, group, topic, batch, settings.record_retention)
+        records += _delete_all(partial(_transaction, connection, statement), batch, stopping)
+    deleted, after, going = 0, _FIRST, True
+    while going and not stopping():
+        with connection.begin():
+            (rows,) = execute(connection, sql.old_inbox(schema, group, topic, after, batch, settings.inbox_retention))
+        old = [row[0] for row in rows if row[1]]
+        if old:
+            with source.begin():
+                kept = {row[0] for row in execute(source, sql.still_kept(schema, old))[0]}
+            gone = [message_id for message_id in old if message_id not in kept]
+            with connection.begin():
+                (forgotten,) = execute(connection, sql.forget(schema, group, gone, settings.inbox_retention))
+            deleted += len(forgotten)
+        going = len(rows) == batch and bool(old)
+        after = rows[-1][0] if rows else after
+    return Counts(taken=offsets + records + deleted, done=deleted)
+
+
+def prune_records_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+) -> Counts:
+    """Delete what both sides have: old samples, workers that died, operations that finished long ago, with their items.
+
+    Returns ``taken`` rows and ``done`` operations.
+    """
+    schema, batch = settings.schema, settings.prune_batch
+    # What was rolled back is known as long as an inbox knows it.
+    age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _OPERATIONS)
+    rows = 0
+    for statement in (
+        sql.old_samples(schema, SAMPLES, batch),
+        sql.dead_workers(schema, WORKERS, batch),
+        sql.old_items(schema, age, batch, few),
+    ):
+        rows += _delete_all(partial(_transaction, connection, statement), batch, stopping)
+    statement = sql.old_operations(schema, age, few)
+    operations = _delete_all(partial(_transaction, connection, statement), few, stopping)
+    return Counts(taken=rows + operations, done=operations)
+
+
+def _transaction(connection: Connection, statement: Statement) -> int:
+    with connection.begin():
+        return len(execute(connection, statement)[0])
+
+
+def _delete_all(delete: Callable[[], int], batch: int, stopping: Callable[[], bool]) -> int:
+    total = 0
+    while not stopping():
+        count = delete()
+        total += count
+        if count < batch:
+            break
+    return total

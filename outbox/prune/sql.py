@@ -1,0 +1,223 @@
+"""Statements that delete what is old and settled, in small batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from outbox.database.execute import Statement, in_schema
+
+# A half goes together with its op and its messages, in one statement: no op without its half (a check would take
+# an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
+# newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
+# which only bounds the scan; what decides is the database's own time of the decision.
+_HALVES = """
+WITH old AS MATERIALIZED (
+    SELECT h.id, o.resolution, o.decided_at
+      FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
+     WHERE h.id > %(after)s
+     ORDER BY h.id LIMIT %(limit)s
+), settled AS MATERIALIZED (
+    SELECT id FROM old
+     WHERE decided_at < clock_timestamp() - make_interval(secs => %(retention)s)
+       AND (resolution = 'rollback'
+            OR EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = id AND d.recalled_at IS NOT NULL)
+            OR EXISTS (SELECT FROM {s}.message m WHERE m.half_id = id))
+       AND NOT EXISTS (
+           SELECT FROM {s}.message m
+            WHERE m.half_id = id
+              AND (m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)
+                   OR NOT EXISTS (SELECT FROM {s}.message n
+                                   WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
+), locked AS MATERIALIZED (
+    SELECT half_id FROM {s}.op_message WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED
+), messages AS (
+    DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
+), checks AS (
+    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
+), scheduled AS (
+    DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
+), ops AS (
+    DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
+), halves AS (
+    DELETE FROM {s}.half_message WHERE id IN (SELECT half_id FROM locked) RETURNING id
+)
+SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
+       (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
+"""
+
+_CURSORS = """
+DELETE FROM {s}.dispatch_cursor
+ WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
+                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
+RETURNING id
+"""
+
+_OFFSETS = """
+DELETE FROM {s}.consumer_offset
+ WHERE ctid = ANY (ARRAY(
+       SELECT o.ctid FROM {s}.consumer_offset o
+        WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
+          AND (o.position, o.claims) < (SELECT n.position, n.claims FROM {s}.consumer_offset n
+                                         WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
+                                           AND n.queue = o.queue
+                                         ORDER BY n.position DESC, n.claims DESC LIMIT 1)
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+# Settled is what nobody waits for any more; what was discarded is, from then on.
+_SETTLED = """(status IN ('consumed', 'rolled_back') OR discarded_at IS NOT NULL)
+       AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
+
+_OLD_INBOX = f"""
+SELECT message_id, {_SETTLED}
+  FROM {{s}}.consumer_message
+ WHERE consumer_group = %(group)s AND message_id > %(after)s AND topic = %(topic)s
+ ORDER BY message_id LIMIT %(limit)s
+"""
+
+_STILL_KEPT = "SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])"
+
+_FORGET = f"""
+DELETE FROM {{s}}.consumer_message
+ WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND {_SETTLED}
+RETURNING message_id
+"""
+
+_OLD_FINDINGS = """
+DELETE FROM {s}.reconciliation_finding
+ WHERE id = ANY (ARRAY(
+       SELECT f.id FROM {s}.reconciliation_run r JOIN {s}.reconciliation_finding f ON f.run_id = r.id
+        WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
+          AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+# The newest of each schedule says when the next is due.
+_OLD_RUNS = """
+DELETE FROM {s}.reconciliation_run
+ WHERE id = ANY (ARRAY(
+       SELECT r.id FROM {s}.reconciliation_run r
+        WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
+          AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
+          AND NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = r.id)
+          AND EXISTS (SELECT FROM {s}.reconciliation_run n
+                       WHERE n.topic = r.topic AND n.consumer_group = r.consumer_group
+                         AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_OLD_SAMPLES = """
+DELETE FROM {s}.stats_sample
+ WHERE sampled_at = ANY (ARRAY(
+       SELECT sampled_at FROM {s}.stats_sample
+        WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_DEAD_WORKERS = """
+DELETE FROM {s}.worker
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM {s}.worker
+        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
+   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
+RETURNING 1
+"""
+
+# Items of operations that have finished don't change any more.
+_OLD_ITEMS = """
+DELETE FROM {s}.operation_item
+ WHERE ctid = ANY (ARRAY(
+       SELECT i.ctid
+         FROM (SELECT id FROM {s}.operation
+                WHERE finished_at < clock_timestamp() - make_interval(secs => %(age)s)
+                ORDER BY id LIMIT %(operations)s) o
+        CROSS JOIN LATERAL (SELECT ctid FROM {s}.operation_item WHERE operation_id = o.id LIMIT %(limit)s) i
+        LIMIT %(limit)s))
+RETURNING 1
+"""
+
+_OLD_OPERATIONS = """
+DELETE FROM {s}.operation o
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM {s}.operation
+        WHERE finished_at < clock_timestamp() - make_interval(secs => %(age)s)
+        ORDER BY id LIMIT %(limit)s))
+   AND NOT EXISTS (SELECT FROM {s}.operation_item i WHERE i.operation_id = o.id)
+RETURNING 1
+"""
+
+
+def settled_halves(schema: str, after: UUID, limit: int, retention: float) -> Statement:
+    """Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
+
+    Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
+    """
+    return Statement(in_schema(_HALVES, schema), {"after": after, "limit": limit, "retention": retention})
+
+
+def old_cursors(schema: str, limit: int) -> Statement:
+    """Delete cursors that newer ones have replaced. Rows: one for each."""
+    return Statement(in_schema(_CURSORS, schema), (limit,))
+
+
+def old_offsets(schema: str, group: str, topic: str, limit: int) -> Statement:
+    """Delete offsets that newer ones have replaced. Rows: one for each."""
+    return Statement(in_schema(_OFFSETS, schema), {"group": group, "topic": topic, "limit": limit})
+
+
+def old_findings(schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
+    """Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each."""
+    return _of_pair(_OLD_FINDINGS, schema, group, topic, limit, retention)
+
+
+def old_runs(schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
+    """Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each."""
+    return _of_pair(_OLD_RUNS, schema, group, topic, limit, retention)
+
+
+def _of_pair(sql: str, schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
+    values = {"group": group, "topic": topic, "limit": limit, "retention": retention}
+    return Statement(in_schema(sql, schema), values)
+
+
+def old_inbox(schema: str, group: str, topic: str, after: UUID, limit: int, retention: float) -> Statement:
+    """Read the next inbox rows after an id. Rows: ``(id, settled and old)``."""
+    return Statement(
+        in_schema(_OLD_INBOX, schema),
+        {"group": group, "topic": topic, "after": after, "limit": limit, "retention": retention},
+    )
+
+
+def still_kept(schema: str, ids: Sequence[UUID]) -> Statement:
+    """Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``."""
+    return Statement(in_schema(_STILL_KEPT, schema), (list(ids),))
+
+
+def forget(schema: str, group: str, ids: Sequence[UUID], retention: float) -> Statement:
+    """Delete inbox rows that are settled and old. Rows: one for each."""
+    return Statement(in_schema(_FORGET, schema), {"group": group, "ids": list(ids), "retention": retention})
+
+
+def old_samples(schema: str, age: float, limit: int) -> Statement:
+    """Delete samples that are ``age`` seconds old. Rows: one for each."""
+    return Statement(in_schema(_OLD_SAMPLES, schema), {"age": age, "limit": limit})
+
+
+def dead_workers(schema: str, age: float, limit: int) -> Statement:
+    """Delete workers that weren't seen for ``age`` seconds. Rows: one for each."""
+    return Statement(in_schema(_DEAD_WORKERS, schema), {"age": age, "limit": limit})
+
+
+def old_items(schema: str, age: float, limit: int, operations: int) -> Statement:
+    """Delete items of the first ``operations`` that finished ``age`` seconds ago. Rows: one for each."""
+    values = {"age": age, "limit": limit, "operations": operations}
+    return Statement(in_schema(_OLD_ITEMS, schema), values)
+
+
+def old_operations(schema: str, age: float, limit: int) -> Statement:
+    """Delete the first of such operations, those whose items are gone. Rows: one for each."""
+    return Statement(in_schema(_OLD_OPERATIONS, schema), {"age": age, "limit": limit})

@@ -1,0 +1,1 @@
+"""Measures: what the business tables of both sides must agree on."""

@@ -1,0 +1,528 @@
+"""Compute measures: what the two sides' business tables, and the messages under way between them, add up to.
+
+What the bodies of messages carry, added up: by the database, and one by one where some can't be read.
+
+The SELECT statements of measures: what they may bind, which columns they must return, what these add up to.
+
+Sums under keys, to the last digit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import DateTime, Uuid, bindparam, text
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import execute
+from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, ReconcileError, SourceError
+from outbox.message import codec
+from outbox.reconcile.measure import sql
+from outbox.reconcile.measure import sql as store
+from outbox.reconcile.measure.declaration import COUNT, Measure
+from outbox.reconcile.model import FIRST_ID, InboxState, Pair, ProducerState, Range, Window, to_uuids
+from outbox.reconcile.postgres import aside, between
+from outbox.reconcile.result import EXACT, MeasureResult, MeasureRow
+from outbox.text import storable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, TextClause
+
+#: The parts of a key, in the order of the measure's ``by``.
+Key = tuple[str, ...]
+
+#: The text of a part of a key that is NULL.
+NULL = "NULL"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums by key, one for each value of a measure. ``faults`` are sentences about what couldn't be added."""
+
+    width: int
+    sums: dict[Key, list[Decimal]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, key: Key, values: Sequence[Decimal]) -> None:
+        """Add numbers to those of a key; infinity and NaN, which numeric can hold, add up to nothing and are a fault.
+
+        ``values`` are as many as there are values in the measure.
+        """
+        sums = self.sums.setdefault(key, [Decimal()] * self.width)
+        for place, value in enumerate(values):
+            if value.is_finite():
+                sums[place] = EXACT.add(sums[place], value)
+            else:
+                self.faults.append(f"{value} under the key {key!r} can't be added up; mend the row that has it")
+
+    def get(self, key: Key, place: int) -> Decimal:
+        """Return one sum; 0 where nothing was added."""
+        return self.sums[key][place] if key in self.sums else Decimal()
+
+
+def keys_of(tallies: Iterable[Tally]) -> list[Key]:
+    """Return all keys, sorted."""
+    return sorted({key for tally in tallies for key in tally.sums})
+
+
+#: Half messages that one statement adds up.
+BATCH = 50_000
+#: Bodies that are read at once where the database couldn't read one of a batch.
+CHUNK = 100
+_EXAMPLES = 3
+_ZERO, _ONE = Decimal(), Decimal(1)
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """Adds up bodies in the producer's database as a measure of a pair says.
+
+    ``seconds`` is how long a statement may take.
+    """
+
+    connection: Connection
+    schema: str
+    measure: Measure
+    pair: Pair
+    seconds: float
+
+    def under_way(self, ids: Sequence[UUID]) -> Tally:
+        """Return what the bodies of these messages carry."""
+        if ids and not self.measure.in_flight:
+            what = f"{len(ids)} messages are under way, and what they carry isn't known"
+            return self._tally([f"{what}: give the measure in_flight, or a window in which all has arrived"])
+        kept, unreadable, tally = 0, _Unreadable(), self._tally()
+        for start in range(0, len(ids), BATCH):
+            batch = ids[start : start + BATCH]
+            with aside(self.connection, self.seconds, by_index=True):
+                kept += execute(self.connection, sql.kept(self.schema, batch))[0][0][0]
+            self._add(sql.halves_of(self.schema, between(self.pair), batch), tally, unreadable)
+        if kept < len(ids):
+            tally.faults.append(
+                f"the bodies of {len(ids) - kept} of {len(ids)} messages under way are no longer in the producer's "
+                "database (pruned?): what they carry isn't counted"
+            )
+        tally.faults += unreadable.told(f"{len(ids)} messages under way")
+        return tally
+
+    def settled(self, window: Range, starts: Mapping[int, int]) -> Tally:
+        """Return what the bodies of all committed messages of a window carry that are meant for the group.
+
+        ``starts`` are the positions, by queue, after which the group began.
+        """
+        found, unreadable, tally, pair = 0, _Unreadable(), self._tally(), between(self.pair)
+        for first, last in self._batches(window.first, last_of(window)):
+            halves = sql.settled_halves(self.schema, pair, starts, first, last)
+            found += self._add(halves, tally, unreadable)
+        tally.faults += unreadable.told(f"{found} messages")
+        return tally
+
+    def _tally(self, faults: Sequence[str] = ()) -> Tally:
+        return Tally(len(self.measure.values), faults=list(faults))
+
+    def _batches(self, first: UUID, last: UUID) -> Iterator[tuple[UUID, UUID]]:
+        while True:
+            with aside(self.connection, self.seconds, by_index=True):
+                (rows,) = execute(self.connection, sql.batch_end(self.schema, first, last, BATCH))
+            if not rows:
+                yield first, last
+                return
+            yield first, UUID(int=rows[0][0].int - 1)
+            first = rows[0][0]
+
+    def _add(self, halves: sql.Halves, tally: Tally, unreadable: _Unreadable) -> int:
+        """Add the bodies of a batch; return how many there are."""
+        rows = self._sums(halves)
+        if rows is None or not all(row[0] for row in rows):
+            return self._add_one_by_one(halves, tally, unreadable)
+        width = len(self.measure.by)
+        for _, _, *columns in rows:
+            tally.add(tuple(columns[:width]), columns[width:])
+        return sum(row[1] for row in rows)
+
+    def _sums(self, halves: sql.Halves) -> list[tuple[Any, ...]] | None:
+        """Have the database add up a batch; None if it can't read one of the bodies."""
+        try:
+            with aside(self.connection, self.seconds, by_index=True):
+                return execute(self.connection, sql.body_sums(halves, self._by, self._values))[0]
+        except DBAPIError as error:
+            # Data exception, and program limit exceeded: a nesting or a number that is too much for it.
+            if str(getattr(error.orig, "sqlstate", ""))[:2] in {"22", "54"}:
+                return None
+            raise
+
+    def _add_one_by_one(self, halves: sql.Halves, tally: Tally, unreadable: _Unreadable) -> int:
+        found, after = 0, FIRST_ID
+        while True:
+            with aside(self.connection, self.seconds, by_index=True):
+                (rows,) = execute(self.connection, sql.bodies(halves, after, CHUNK))
+            for id_, content_type, raw in rows:
+                try:
+                    tally.add(*carried(raw, content_type, self._by, self._values))
+                except InvalidMessage as error:
+                    unreadable.add(id_, str(error))
+            found += len(rows)
+            if len(rows) < CHUNK:
+                return found
+            after = rows[-1][0]
+
+    @property
+    def _by(self) -> list[Path]:
+        return [_path(self.measure.in_flight[column]) for column in self.measure.by]
+
+    @property
+    def _values(self) -> list[Path | None]:
+        paths = [self.measure.in_flight[column] for column in self.measure.values]
+        return [None if path == COUNT else _path(path) for path in paths]
+
+
+class _Unreadable:
+    """Bodies that couldn't be read: how many, and why the first of them couldn't."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.examples: list[str] = []
+
+    def add(self, id_: UUID, why: str) -> None:
+        self.number += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(f"{id_}: {why}")
+
+    def told(self, among: str) -> list[str]:
+        if not self.number:
+            return []
+        more = f"; and {self.number - len(self.examples)} more" if self.number > len(self.examples) else ""
+        return [
+            f"{self.number} of {among} have a body that can't be read, so that what they carry isn't counted: "
+            f"{'; '.join(self.examples)}{more}"
+        ]
+
+
+def last_of(window: Range) -> UUID:
+    """Return the last id that a range can hold."""
+    return UUID(int=(1 << 128) - 1 if window.end is None else window.end.int - 1)
+
+
+def carried(
+    raw: bytes, content_type: str, by: Sequence[Path], values: Sequence[Path | None]
+) -> tuple[Key, list[Decimal]]:
+    """Return key and numbers of one body, exactly as the database reads them; no path counts.
+
+    Raises:
+        InvalidMessage: it isn't JSON, lacks what a path names, or has something else there than is wanted.
+    """
+    paths = [*by, *(path for path in values if path is not None)]
+    if paths and not codec.is_json(content_type):
+        raise InvalidMessage(f"its content type is {content_type!r}, and only JSON can be read")
+    body = codec.decode(raw, content_type, exact=True) if paths else None
+    key = tuple(_key(body, path) for path in by)
+    return key, [_ONE if path is None else _number(body, path) for path in values]
+
+
+def _path(text: str) -> Path:
+    return tuple(text.split("."))
+
+
+def _at(body: Any, path: Path) -> Any:
+    try:
+        for step in path:
+            body = _into(body, step)
+    except (LookupError, ValueError):
+        raise InvalidMessage(f"it has no {'.'.join(path)}") from None
+    return body
+
+
+def _into(body: Any, step: str) -> Any:
+    if isinstance(body, list):
+        return body[int(step)]
+    if isinstance(body, dict):
+        return body[step]
+    raise KeyError(step)
+
+
+def _key(body: Any, path: Path) -> str:
+    value = _at(body, path)
+    text = NULL if value is None else _text(value)
+    if text is None or storable(text) != text:
+        raise InvalidMessage(f"its {'.'.join(path)} is no text: {str(value)[:40]!r}")
+    return text
+
+
+def _number(body: Any, path: Path) -> Decimal:
+    value = _at(body, path)
+    text = None if isinstance(value, bool) else _text(value)
+    if text is None or len(text) > sql.NUMBER_CHARS or not re.fullmatch(sql.NUMBER, text):
+        raise InvalidMessage(f"its {'.'.join(path)} is no number: {str(value)[:40]!r}")
+    return Decimal(text)
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as ``#>>`` does; None for what has no such text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        if abs(value.adjusted()) > sql.NUMBER_CHARS:
+            return None
+        return f"{value.copy_abs() if value.is_zero() else value:f}"
+    return str(value) if isinstance(value, str | int) else None
+
+
+_TYPES: dict[str, Any] = {
+    "since": DateTime(timezone=True),
+    "until": DateTime(timezone=True),
+    "first": Uuid(),
+    "last": Uuid(),
+}
+_EXACT = {"smallint", "integer", "bigint", "numeric"}
+_CANCELED = "57014"
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """One SELECT of a measure, on the connection of its side; ``seconds`` is how long it may take."""
+
+    connection: Connection
+    measure: Measure
+    side: str
+    window: Window
+    seconds: float
+
+    def check(self) -> None:
+        """See that it can be run, and returns what it must; it isn't run.
+
+        Raises:
+            InvalidSettings: names the measure, what is wrong, and the mend.
+            SourceError: the database can't be asked.
+        """
+        columns = self._run(store.select_columns(self._sql), self.measure.refused, _columns)
+        names = [name for name, _ in columns]
+        if missing := [column for column in self.measure.columns if column not in names]:
+            raise self._refused(f"lacks {', '.join(missing)}; it returns {', '.join(names) or 'nothing'}")
+        if extra := [name for name in names if name not in self.measure.columns]:
+            raise self._refused(f"returns {', '.join(extra)}, which is neither in by nor in values; leave it out")
+        for column in self.measure.columns:
+            if names.count(column) > 1:
+                raise self._refused(f"returns {column} twice")
+        for name, kind in columns:
+            if name in self.measure.values and kind not in _EXACT:
+                raise self._refused(
+                    f"returns {name} as {kind}, which can't be added up exactly; write {name}::numeric, "
+                    "or better keep it as numeric in the table"
+                )
+
+    def tally(self) -> Tally:
+        """Run it, and return its sums.
+
+        Raises:
+            ReconcileError: it failed, or took too long.
+            SourceError: the database can't be asked.
+        """
+        measure = self.measure
+        rows = self._run(
+            store.select_sums(self._sql, measure.by, measure.values),
+            lambda why: ReconcileError(f"measure {measure.name!r}: {why}"),
+            lambda result: result.all(),
+        )
+        tally = Tally(len(measure.values))
+        for row in rows:
+            tally.add(tuple(row[: len(measure.by)]), row[len(measure.by) :])
+        tally.faults = [f"{self.side}: {fault}" for fault in tally.faults]
+        return tally
+
+    @property
+    def _sql(self) -> str:
+        return self.measure.selects[self.side]
+
+    def _refused(self, why: str) -> OutboxError:
+        return self.measure.refused(f"its {self.side} SELECT {why}")
+
+    def _run(self, sql: str, failed: Callable[[str], OutboxError], rows: Callable[[Any], Any]) -> Any:
+        statement = self._bound(sql)
+        try:
+            with aside(self.connection, self.seconds):
+                return rows(self.connection.execute(statement, self._values()))
+        except DBAPIError as error:
+            told = str(error.orig).strip()
+            if getattr(error.orig, "sqlstate", None) == _CANCELED:
+                told = f"it took longer than {self.seconds:.0f} s; give it an index, or a shorter window ({told})"
+            if error.connection_invalidated:
+                raise SourceError(
+                    f"measure {self.measure.name!r}: the {self.side}'s database is lost: {told}"
+                ) from error
+            raise failed(f"its {self.side} SELECT failed: {told}") from error
+
+    def _bound(self, sql: str) -> TextClause:
+        statement = text(sql)
+        used = statement.compile(dialect=self.connection.dialect).params
+        if unknown := sorted(used.keys() - _TYPES.keys()):
+            raise self._refused(
+                f"has :{', :'.join(unknown)}; only :{', :'.join(_TYPES)} are bound, "
+                "and a colon in a text is written \\:"
+            )
+        return statement.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
+
+    def _values(self) -> dict[str, Any]:
+        window = self.window.range
+        return {
+            "since": self.window.since,
+            "until": self.window.until,
+            "first": window.first,
+            "last": last_of(window),
+        }
+
+
+def _columns(result: Any) -> list[tuple[str, str]]:
+    from psycopg import adapters  # noqa: PLC0415 - importing this must not pay for the driver
+
+    kinds = [(column[0], adapters.types.get(column[1])) for column in result.cursor.description]
+    return [(name, "another type" if kind is None else kind.regtype) for name, kind in kinds]
+
+
+#: How long a statement of a measure may take, in seconds.
+TIMEOUT = 600.0
+
+_COMMITTED = (ProducerState.COMMITTED, ProducerState.SCHEDULED, ProducerState.DISPATCHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A pair that was compared: what is under way (`under_way`), and after which position of each queue it began."""
+
+    pair: Pair
+    under_way: Sequence[UUID]
+    starts: Mapping[int, int] = field(default_factory=dict)
+
+
+def under_way(*tables: pa.Table) -> list[UUID]:
+    """Return the ids of messages that were committed and haven't taken effect, of tables of findings (`rows.FINDING`).
+
+    The tables are those of one comparison, before its second look: what has healed since was under way in the snapshot
+    in which the measures are computed. What decides is what either side says, not the outcome:
+
+    - The producer's part is booked if its op is a commit, whether it was dispatched, waits for that, or for its time;
+      not if it is undecided, was rolled back, recalled or compensated (what ``rolled_back`` tells of is booked and
+      taken back again, and no message accounts for it).
+    - The consumer's part isn't booked if the inbox has no row (missing, unconsumed, undispatched, resend exhausted), if
+      the handler failed (its transaction was rolled back), if the message is parked or fenced off. A body that was
+      changed on the way took effect if it was consumed, whatever it then said: what differs stays unexplained.
+    - A business table that has the message's row proves the effect, whatever the inbox says (unrecorded). One that
+      hasn't, though the message was consumed (no effect), is a hole: nothing will bring that effect any more.
+
+    So what took effect without a booked commit (phantom, consumed though rolled back), or twice, stays unexplained.
+    """
+    return [id_ for table in tables for id_ in to_uuids(table.filter(_is_under_way(table)))]
+
+
+def _is_under_way(table: pa.Table) -> pa.ChunkedArray:
+    booked = pc.is_in(table["state"], value_set=pa.array(_COMMITTED, pa.int8()))
+    taken_back = pc.fill_null(table["compensated"], False)
+    consumed = pc.fill_null(pc.equal(table["status"], int(InboxState.CONSUMED)), False)
+    took_effect = pc.fill_null(pc.greater(table["effects"], 0), False)
+    arrived = pc.or_(consumed, took_effect)
+    return pc.and_not(pc.and_not(booked, taken_back), arrived)
+
+
+def check_measures(
+    measures: Iterable[Measure],
+    pairs: Iterable[Pair],
+    producer: Connection,
+    consumer: Connection,
+    window: Window,
+    *,
+    seconds: float = TIMEOUT,
+) -> None:
+    """See that measures can be computed, before hours are spent on a comparison; nothing is read.
+
+    Raises:
+        InvalidSettings: a measure of a pair that isn't compared, or a SELECT that can't be run, lacks a column, has
+            one too many, or returns floats; names the measure and the mend.
+        SourceError: a database can't be asked.
+    """
+    known = {(pair.topic, pair.group) for pair in pairs}
+    for measure in measures:
+        if (measure.topic, measure.group) not in known:
+            raise _not_compared(measure)
+        for select in _selects(measure, producer, consumer, window, seconds).values():
+            select.check()
+
+
+def measure_all(
+    measures: Iterable[Measure],
+    compared: Iterable[Compared],
+    producer: Connection,
+    consumer: Connection,
+    window: Window,
+    schema: str = "outbox",
+    *,
+    seconds: float = TIMEOUT,
+) -> list[MeasureResult]:
+    """Compute measures, in their order.
+
+    The connections are in transactions (REPEATABLE READ READ ONLY) on the snapshots of the comparison, the consumer's
+    taken first: so whatever the consumer has booked, the producer had booked before. ``schema`` is that of the outbox
+    tables in the producer's database; ``seconds`` is how long a statement may take. The transactions stay as they are,
+    also after an error.
+
+    Raises:
+        InvalidSettings: as `check_measures`.
+        ReconcileError: a SELECT failed, or took too long.
+        SourceError: a database can't be asked.
+    """
+    declared, known = list(measures), {(one.pair.topic, one.pair.group): one for one in compared}
+    check_measures(declared, [one.pair for one in known.values()], producer, consumer, window, seconds=seconds)
+    results = []
+    for measure in declared:
+        one = known[measure.topic, measure.group]
+        selects = _selects(measure, producer, consumer, window, seconds)
+        tallies = {side: select.tally() for side, select in selects.items()}
+        bodies = Bodies(producer, schema, measure, one.pair, seconds)
+        tallies["in_flight"] = bodies.under_way(one.under_way)
+        if measure.producer is None:
+            tallies["producer"] = bodies.settled(window.range, one.starts)
+        results.append(_result(measure, one.pair, tallies))
+    return results
+
+
+def _selects(
+    measure: Measure, producer: Connection, consumer: Connection, window: Window, seconds: float
+) -> dict[str, Select]:
+    return {
+        side: Select(consumer if side == "consumer" else producer, measure, side, window, seconds)
+        for side in measure.selects
+    }
+
+
+def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
+    nothing = Tally(len(measure.values))
+
+    def row(key: tuple[str, ...], place: int, value: str) -> MeasureRow:
+        parts = {
+            side: tallies.get(side, nothing).get(key, place)
+            for side in ("producer", "rolled_back", "consumer", "in_flight")
+        }
+        return MeasureRow(key, value, **parts)
+
+    return MeasureResult(
+        measure.name,
+        pair,
+        measure.by,
+        tuple(
+            row(key, place, value) for key in keys_of(tallies.values()) for place, value in enumerate(measure.values)
+        ),
+        tuple(fault for tally in tallies.values() for fault in tally.faults),
+    )
+
+
+def _not_compared(measure: Measure) -> InvalidSettings:
+    return measure.refused(
+        f"it is of {measure.topic} → {measure.group}, which isn't compared; add that pair, or leave the measure out"
+    )

@@ -1,0 +1,167 @@
+"""Statements of the measures: what the business tables add up to, and what the bodies of messages carry.
+
+The user chooses their columns, so they are put together here, from names that were checked and paths that are bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.consumer.sql import MATCHES
+from outbox.database.execute import Statement, in_schema
+from outbox.reconcile.sql import Between
+
+#: What a body may have under a value, as text: what Python and PostgreSQL read as the same decimal.
+NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
+#: Its longest text.
+NUMBER_CHARS = 1000
+
+# Keys are compared across databases as text, which must not depend on how either of them is configured.
+_LIMITS = """
+SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', true),
+       set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'iso_8601', true),
+       set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true)
+"""
+
+_OF_IDS = f"""
+SELECT h.id, h.content_type, h.body
+  FROM {{s}}.half_message h WHERE h.id = ANY (%(ids)b::uuid[]) AND {MATCHES}"""
+
+_KEPT = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%b::uuid[])"
+
+_SETTLED = f"""
+SELECT h.id, h.content_type, h.body
+  FROM {{s}}.half_message h JOIN {{s}}.op_message o ON o.half_id = h.id
+ WHERE h.id BETWEEN %(first)s AND %(last)s AND h.topic = %(topic)s AND o.resolution = 'commit'
+   AND {MATCHES}
+   AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = h.id)
+   AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = h.id AND d.recalled_at IS NOT NULL)"""
+
+# Where the newest send lies: a message that was sent before the group began, and again since, is one of its own.
+_SINCE_START = """
+   AND NOT EXISTS (
+       SELECT FROM (SELECT m.queue, m.position FROM {s}.message m
+                     WHERE m.half_id = h.id ORDER BY m.send_number DESC LIMIT 1) n
+         JOIN unnest(%(queues)s::int[], %(positions)s::bigint[]) AS s (queue, position) ON s.queue = n.queue
+        WHERE n.position <= s.position)"""
+
+_BATCH_END = "SELECT id FROM {s}.half_message WHERE id BETWEEN %s AND %s ORDER BY id OFFSET %s LIMIT 1"
+
+# OFFSET 0: a body is parsed once, and judged once, however many columns are taken from it (half the time). CASE: never,
+# where it isn't said to be JSON.
+_SUMS = """
+WITH half AS ({halves}
+), part AS (
+    SELECT {parts}
+      FROM half h CROSS JOIN LATERAL (
+           SELECT CASE WHEN h.content_type = 'application/json'
+                         OR lower(btrim(split_part(h.content_type, ';', 1))) ~ '(^application/json|[+]json)$'
+                       THEN convert_from(h.body, 'UTF8')::jsonb END AS body OFFSET 0) b
+    OFFSET 0
+), judged AS (
+    SELECT *, coalesce({good}, false) AS good FROM part OFFSET 0
+)
+SELECT good, count(*){columns} FROM judged GROUP BY good{keys}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Which half messages are summed: a SELECT of id, content type and body, with its bound values."""
+
+    sql: str
+    values: dict[str, object]
+
+
+def limits(seconds: float) -> Statement:
+    """For this transaction, let no statement run longer, and have the same text for the same value everywhere."""
+    return Statement(_LIMITS, (f"{int(seconds * 1000)}ms",))
+
+
+def kept(schema: str, ids: Sequence[UUID]) -> Statement:
+    """Count those half messages that are still there. Rows: ``(halves,)``."""
+    return Statement(in_schema(_KEPT, schema), (list(ids),))
+
+
+def halves_of(schema: str, between: Between, ids: Sequence[UUID]) -> Halves:
+    """Choose half messages by their ids, as far as they are meant for the group."""
+    return Halves(in_schema(_OF_IDS, schema), {**between.values, "ids": list(ids)})
+
+
+def settled_halves(schema: str, between: Between, starts: Mapping[int, int], first: UUID, last: UUID) -> Halves:
+    """Choose the half messages of a topic, from one id to another, that were committed and not taken back.
+
+    As far as they are meant for the group, which began after the positions ``starts``, by queue.
+    """
+    sql, values = in_schema(_SETTLED, schema), {**between.values, "first": first, "last": last}
+    if starts:
+        sql += in_schema(_SINCE_START, schema)
+        values |= {"queues": list(starts), "positions": list(starts.values())}
+    return Halves(sql, values)
+
+
+def batch_end(schema: str, first: UUID, last: UUID, batch: int) -> Statement:
+    """Find the id that ``batch`` half messages precede. Rows: ``(id,)`` or none."""
+    return Statement(in_schema(_BATCH_END, schema), (first, last, batch))
+
+
+def bodies(halves: Halves, after: UUID, limit: int) -> Statement:
+    """Read the next bodies. Rows: ``(id, content type, body)``, by id."""
+    sql = f"SELECT id, content_type, body FROM ({halves.sql}) h WHERE id > %(after)s ORDER BY id LIMIT %(limit)s"
+    return Statement(sql, {**halves.values, "after": after, "limit": limit})
+
+
+def body_sums(halves: Halves, by: Sequence[Sequence[str]], values: Sequence[Sequence[str] | None]) -> Statement:
+    """Add up what bodies carry; ``by`` and ``values`` are paths in them, None counts.
+
+    Rows: ``(readable, messages, *key, *sums)``; those that aren't readable have neither key nor sums. A body that
+    is said to be JSON, and isn't, makes the statement fail.
+    """
+    columns = [f"c{number}" for number in range(len(by) + len(values))]
+    key, added = columns[: len(by)], columns[len(by) :]
+    paths = {column: list(path) for column, path in zip(columns, [*by, *values], strict=True) if path is not None}
+    good = [*map(_is_key, key), *(_is_number(column) for column in added if column in paths)]
+    sql = _SUMS.format(
+        halves=halves.sql,
+        parts=", ".join(f"b.body #> %({column})s::text[] AS {column}" for column in paths) or "h.id",
+        good=" AND ".join(good) or "true",
+        columns="".join(
+            [*(f", {_key(column)}" for column in key), *(f", {_sum(column, column in paths)}" for column in added)]
+        ),
+        keys="".join(f", {_key(column)}" for column in key),
+    )
+    return Statement(sql, {**halves.values, **paths})
+
+
+def _is_key(column: str) -> str:
+    return f"jsonb_typeof({column}) NOT IN ('object', 'array')"
+
+
+def _is_number(column: str) -> str:
+    text = f"({column} #>> '{{}}')"
+    return (
+        f"jsonb_typeof({column}) IN ('number', 'string') AND {text} ~ '^{NUMBER}$' AND length({text}) <= {NUMBER_CHARS}"
+    )
+
+
+def _key(column: str) -> str:
+    return f"CASE WHEN good THEN coalesce({column} #>> '{{}}', 'NULL') END"
+
+
+def _sum(column: str, has_path: bool) -> str:
+    return f"sum(CASE WHEN good THEN ({column} #>> '{{}}')::numeric END)" if has_path else "count(*)::numeric"
+
+
+def select_columns(select: str) -> str:
+    """Return the SQL that gives the columns of a user's SELECT and no row."""
+    return f"SELECT * FROM (\n{select}\n) AS measured LIMIT 0"
+
+
+def select_sums(select: str, by: Sequence[str], values: Sequence[str]) -> str:
+    """Return the SQL that adds up a user's SELECT. Rows: ``(*key, *sums)``."""
+    key = [f"coalesce(\"{column}\"::text, 'NULL')" for column in by]
+    added = [f'coalesce(sum("{column}"), 0)::numeric' for column in values]
+    grouped = f" GROUP BY {', '.join(key)}" if key else ""
+    return f"SELECT {', '.join([*key, *added])} FROM (\n{select}\n) AS measured{grouped}"

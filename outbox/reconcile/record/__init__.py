@@ -1,0 +1,1 @@
+"""What a reconciliation writes down: runs, findings, settled ranges."""

@@ -1,0 +1,152 @@
+"""Statements that write down runs of the reconciliation, what they found, and what was done about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from outbox.database.execute import Statement, in_schema
+
+_BEGIN = """
+INSERT INTO {s}.reconciliation_run (id, job_id, topic, consumer_group, window_start, window_end, schedule)
+VALUES (%(id)s, %(job)s, %(topic)s, %(group)s, %(since)s::timestamptz, %(until)s::timestamptz, %(schedule)s)
+ON CONFLICT (id) DO NOTHING
+"""
+
+_REOPEN = "UPDATE {s}.reconciliation_run SET applied = true, finished_at = NULL WHERE id = %s"
+
+_END = """
+UPDATE {s}.reconciliation_run
+   SET finished_at = clock_timestamp(), counts = %(counts)s::jsonb, plan = %(plan)s::jsonb
+ WHERE id = %(id)s
+"""
+
+_FAIL = "UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), error = %s WHERE id = %s"
+
+_FINDINGS = """
+INSERT INTO {s}.reconciliation_finding (run_id, message_id, kind, detail, action)
+SELECT %(run)s, * FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[])
+"""
+
+_ACTED = """
+UPDATE {s}.reconciliation_finding f
+   SET action = a.action, result = a.result, acted_at = clock_timestamp()
+  FROM unnest(%(ids)s::uuid[], %(actions)s::text[], %(results)s::text[]) AS a (id, action, result)
+ WHERE f.run_id = %(run)s AND f.message_id = a.id
+"""
+
+# The runs of the newest job of the schedule, found pair by pair at the end of an index.
+_LAST_SCHEDULED = """
+WITH run AS MATERIALIZED (
+    SELECT r.* FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS p (topic, consumer_group)
+     CROSS JOIN LATERAL (SELECT job_id, started_at, finished_at, error FROM {s}.reconciliation_run r
+                          WHERE r.topic = p.topic AND r.consumer_group = p.consumer_group
+                            AND r.schedule = %(schedule)s
+                          ORDER BY r.started_at DESC LIMIT 1) r
+)
+SELECT clock_timestamp(), min(started_at), max(finished_at), bool_or(finished_at IS NULL), bool_or(error IS NOT NULL)
+  FROM run WHERE job_id = (SELECT job_id FROM run ORDER BY started_at DESC LIMIT 1)
+"""
+
+_COLUMNS = """id, job_id, topic, consumer_group, window_start, window_end, started_at, finished_at, applied,
+       counts::text, plan::text, error, schedule"""
+
+_RUNS = f"""
+SELECT {_COLUMNS}
+  FROM {{s}}.reconciliation_run
+ WHERE (%(topic)s::text IS NULL OR topic = %(topic)s) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
+ ORDER BY started_at DESC, id DESC LIMIT %(limit)s
+"""
+
+_RUN = f"SELECT {_COLUMNS} FROM {{s}}.reconciliation_run WHERE id = %s"
+
+_FINDINGS_OF = """
+SELECT id, message_id, kind, detail::text, action, result, acted_at FROM {s}.reconciliation_finding
+ WHERE run_id = %(run)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
+"""
+
+#: What the columns of the statements that read are called by those who show them.
+RUN = ("id", "job_id", "topic", "group", "window_start", "window_end", "started_at", "finished_at", "applied",
+       "counts", "plan", "error", "schedule")  # fmt: skip
+FINDING = ("id", "message_id", "kind", "detail", "action", "result", "acted_at")
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """One finding as it is written down; ``detail`` is JSON."""
+
+    message_id: UUID
+    kind: str
+    detail: Mapping[str, Any]
+    action: str
+
+
+def begin_run(schema: str, values: Mapping[str, object]) -> Statement:
+    """Write that a run begins, if it isn't there; ``values``: id, job, topic, group, since, until, schedule."""
+    return Statement(in_schema(_BEGIN, schema), values)
+
+
+def reopen_run(schema: str, run_id: UUID) -> Statement:
+    """Write that what a run found is being repaired."""
+    return Statement(in_schema(_REOPEN, schema), (run_id,))
+
+
+def end_run(schema: str, run_id: UUID, counts: Mapping[str, int], plan: Mapping[str, Any]) -> Statement:
+    """Write how a run ended."""
+    return Statement(in_schema(_END, schema), {"id": run_id, "counts": json.dumps(counts), "plan": json.dumps(plan)})
+
+
+def fail_run(schema: str, run_id: UUID, error: str) -> Statement:
+    """Write why a run ended before its time; what was counted until then stays."""
+    return Statement(in_schema(_FAIL, schema), (error, run_id))
+
+
+def write_findings(schema: str, run_id: UUID, rows: Sequence[FindingRow]) -> Statement:
+    """Write findings of a run."""
+    return Statement(
+        in_schema(_FINDINGS, schema),
+        {
+            "run": run_id,
+            "ids": [row.message_id for row in rows],
+            "kinds": [row.kind for row in rows],
+            "details": [json.dumps(row.detail, default=str) for row in rows],
+            "actions": [row.action for row in rows],
+        },
+    )
+
+
+def mark_acted(
+    schema: str, run_id: UUID, ids: Sequence[UUID], actions: Sequence[str], results: Sequence[str]
+) -> Statement:
+    """Write what was done about findings of a run."""
+    return Statement(
+        in_schema(_ACTED, schema),
+        {"run": run_id, "ids": list(ids), "actions": list(actions), "results": list(results)},
+    )
+
+
+def last_scheduled(schema: str, schedule: str, pairs: Sequence[tuple[str, str]]) -> Statement:
+    """Read how the newest job of a schedule on pairs (topic, group) fares.
+
+    Rows: ``(the time now, begun, last end, still running, failed)``, all but the first None if there was none.
+    """
+    topics, groups = ([pair[side] for pair in pairs] for side in (0, 1))
+    return Statement(in_schema(_LAST_SCHEDULED, schema), {"topics": topics, "groups": groups, "schedule": schedule})
+
+
+def runs(schema: str, topic: str | None, group: str | None, limit: int) -> Statement:
+    """Read the newest runs. Rows: as `RUN`."""
+    return Statement(in_schema(_RUNS, schema), {"topic": topic, "group": group, "limit": limit})
+
+
+def run(schema: str, run_id: UUID) -> Statement:
+    """Read one run. Rows: as `RUN`, none if it isn't there."""
+    return Statement(in_schema(_RUN, schema), (run_id,))
+
+
+def findings_of(schema: str, run_id: UUID, after: int, limit: int) -> Statement:
+    """Read findings of a run behind the one of this number. Rows: as `FINDING`."""
+    return Statement(in_schema(_FINDINGS_OF, schema), {"run": run_id, "after": after, "limit": limit})

@@ -1,0 +1,258 @@
+"""The reconciliation as a duty: whichever worker comes first when it is due runs it, once for all of them.
+
+Nothing is held while it runs, neither a transaction nor a lock. What keeps the others off is the record: under a
+transaction-level lock a worker sees that no run has begun since it was due, and writes that one begins.
+
+When a reconciliation is due: by its timetable, by the database's clock, and by how the last one ended.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from apscheduler.triggers.cron import CronTrigger
+
+from outbox.database.decision import try_lock
+from outbox.database.execute import execute, lock_key
+from outbox.dispatch.sql import plan_by_index
+from outbox.errors import InvalidSettings
+from outbox.message.model import Counts
+from outbox.reconcile.config import JobParts, parts_of, read_parts
+from outbox.reconcile.engine import Interrupted
+from outbox.reconcile.model import Access
+from outbox.reconcile.options import Job
+from outbox.reconcile.record.sql import last_scheduled
+from outbox.reconcile.schedule import Reconciliation
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.app import Outbox
+    from outbox.reconcile.record.record import Ids
+    from outbox.reconcile.result import JobResult
+
+#: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
+RETRY_AFTER = 600.0
+#: A run without an end counts as lost after so many seconds: its worker was killed.
+LOST_AFTER = 3600.0
+_MOMENT = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """The newest run of a reconciliation, by the clock of the database that has its record."""
+
+    now: dt.datetime
+    began: dt.datetime | None
+    ended: dt.datetime | None
+    running: bool | None
+    failed: bool | None
+
+
+class Timetable:
+    """Tells when a reconciliation is due again.
+
+    One that has never run is due at once, and one that was missed, however often, once.
+
+    Raises:
+        InvalidSettings: no such time zone, or fields of cron that can't be read.
+    """
+
+    def __init__(self, declared: Reconciliation) -> None:
+        self._seconds = declared.seconds
+        self._trigger = None
+        if declared.fields is not None:
+            try:
+                self._trigger = CronTrigger.from_crontab(declared.fields, timezone=declared.timezone)
+            except (ValueError, KeyError, OSError) as error:
+                raise declared.refused(f"{declared.fields!r} in time zone {declared.timezone!r}: {error}") from None
+
+    def due_in(self, last: LastRun) -> float:
+        """Return in how many seconds it is due; 0 or less if it is."""
+        if last.began is None:
+            return 0.0
+        if last.running or last.ended is None:
+            due = last.began + dt.timedelta(seconds=LOST_AFTER)
+        else:
+            due = self._after(last.began)
+            if last.failed:
+                due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
+        return (due - last.now).total_seconds()
+
+    def _after(self, began: dt.datetime) -> dt.datetime:
+        if self._trigger is None:
+            return began + dt.timedelta(seconds=self._seconds or 0.0)
+        following: dt.datetime | None = self._trigger.get_next_fire_time(None, began + _MOMENT)
+        return dt.datetime.max.replace(tzinfo=dt.UTC) if following is None else following
+
+
+logger = logging.getLogger("outbox.worker")
+
+#: The longest and the shortest time (seconds) between two looks at the record.
+LOOK_EVERY = 60.0
+_LOOK_FIRST = 0.1
+
+_PAIRS_NAMED = 3
+_SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+
+
+def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[Reconciler]:
+    """Return what runs the reconciliations of an Outbox, one for each database that their groups consume from.
+
+    Raises:
+        InvalidSettings: one that can't be run: its libraries aren't installed, or what was declared doesn't fit.
+    """
+    return [
+        Reconciler(declared, parts, stopping)
+        for declared in outbox.reconciliations.values()
+        for parts in _parts(declared, outbox)
+    ]
+
+
+def _parts(declared: Reconciliation, outbox: Outbox) -> list[JobParts]:
+    try:
+        importlib.import_module("outbox.reconcile.job")  # an extra
+    except ModuleNotFoundError as error:
+        raise declared.refused(f"it needs {error.name}; pip install 'outbox[reconcile]'") from error
+    if not isinstance(declared.job, JobParts | None):
+        raise declared.refused(f"job = {declared.job!r} must be a JobParts")
+    said = read_parts(declared.config) if declared.config else JobParts()
+    said = said.overridden(declared.job or JobParts())
+    if said.consumer is not None:
+        raise declared.refused("its consumer is the database of the Outbox; leave consumer out")
+    if said.record is False:
+        raise declared.refused("its record is how workers know that it was run; leave record out")
+    return parts_of(outbox, replace(said, actor=said.actor or f"reconciliation {declared.name}"))
+
+
+class _Stoppable:
+    """Somebody who is told, and ends the job when the worker stops."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+
+    def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002
+        """A stage begins."""
+        self._look()
+
+    def done(self, steps: int) -> None:  # noqa: ARG002
+        """Steps are done."""
+        self._look()
+
+    def say(self, sentence: str) -> None:
+        """Something was decided."""
+        logger.debug("%s", sentence, extra={"event": "reconcile.plan"})
+
+    def _look(self) -> None:
+        if self._stopping.is_set():
+            raise Interrupted
+
+
+class Reconciler:
+    """One reconciliation of groups that consume from one database; its calls are the passes of a duty."""
+
+    def __init__(self, declared: Reconciliation, parts: JobParts, stopping: threading.Event) -> None:
+        self._declared = declared
+        self._parts = parts
+        self._timetable = Timetable(declared)
+        self._told = _Stoppable(stopping)
+        self._due_at = time.monotonic()
+        # Refused now rather than at night.
+        job = self._job(_SOME_TIME)
+        self._names = [(pair.topic, pair.group) for pair in job.pairs]
+        self._schema = job.consumer.schema
+        self._key = lock_key("reconcile", self._schema, declared.name, *self._names[0])
+        shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
+        rest = f", and {more} more" if more > 0 else ""
+        self.name = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
+
+    def wait(self) -> float:
+        """Return after how many seconds to look at the record again."""
+        return min(max(self._due_at - time.monotonic(), _LOOK_FIRST), LOOK_EVERY)
+
+    def __call__(self, connection: Connection, _: Connection) -> Counts:
+        """Run the job if it is due and no other worker does."""
+        with connection.begin():
+            last = self._last(connection)
+        if not self._is_due(last):
+            return Counts()
+        job = self._job(last.now)
+        if (ids := self._claim(connection, job)) is None:
+            return Counts()
+        result = self._run(job, ids)
+        pairs = len(job.pairs)
+        return Counts(taken=pairs, failed=pairs) if result is None else Counts(taken=pairs, done=pairs)
+
+    def _job(self, now: dt.datetime) -> Job:
+        def clock(_: Access) -> dt.datetime:
+            return now
+
+        try:
+            return self._parts.job(clock)
+        except InvalidSettings as error:
+            raise self._declared.refused(str(error)) from None
+
+    def _last(self, connection: Connection) -> LastRun:
+        *_, ((now, began, ended, running, failed),) = execute(
+            connection, plan_by_index(), last_scheduled(self._schema, self._declared.name, self._names)
+        )
+        return LastRun(now, began, ended, running, failed)
+
+    def _is_due(self, last: LastRun) -> bool:
+        due_in = self._timetable.due_in(last)
+        self._due_at = time.monotonic() + due_in
+        return due_in <= 0
+
+    def _claim(self, connection: Connection, job: Job) -> Ids | None:
+        """Write that a run begins, unless another worker was faster."""
+        from outbox.reconcile.record.record import Ids  # noqa: PLC0415 - an extra
+
+        with connection.begin():
+            ((taken,),) = execute(connection, try_lock(self._key))[0]
+            # Looked at again under the lock, by a statement that sees what those before have committed.
+            if not taken or not self._is_due(self._last(connection)):
+                return None
+            ids = Ids.new(job, self._declared.name)
+            execute(connection, *(ids.begin(job, number) for number in range(len(job.pairs))))
+        return ids
+
+    def _run(self, job: Job, ids: Ids) -> JobResult | None:
+        """Run the job; None if it came to no result, which is in the record, and a line in the log."""
+        from outbox.reconcile.job import compare, mend  # noqa: PLC0415 - an extra
+        from outbox.reconcile.record.record import why_of  # noqa: PLC0415
+
+        try:
+            result = compare(job, self._told, ids)
+            if job.apply:
+                mend(job, result, self._told)
+        except Interrupted:
+            self._log(logging.INFO, "was interrupted, and will be run again", "reconcile.interrupted")
+            return None
+        except Exception as error:  # the duty goes on, and the record says when it is due again
+            self._log(logging.ERROR, why_of(error, job), "reconcile.failed")
+            logger.debug("%s failed", self.name, exc_info=error)
+            return None
+        self._tell(result, job)
+        return result
+
+    def _tell(self, result: JobResult, job: Job) -> None:
+        from outbox.reconcile.record.record import why_of  # noqa: PLC0415
+        from outbox.reconcile.report.document import verdict  # noqa: PLC0415
+
+        told = verdict(result)
+        level = logging.WARNING if told.left or told.measures else logging.INFO
+        self._log(level, told.sentence, "reconcile.finished")
+        if self._declared.report is not None:
+            try:
+                self._declared.report(result)
+            except Exception as error:  # the application's own affair
+                self._log(logging.ERROR, f"its report failed: {why_of(error, job)}", "reconcile.report_failed")
+
+    def _log(self, level: int, what: str, event: str) -> None:
+        logger.log(level, "%s: %s", self.name, what, extra={"event": event, "reconciliation": self._declared.name})
