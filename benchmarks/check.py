@@ -18,7 +18,7 @@ from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.worker.database import Database
-from outbox.worker.plan import rooms
+from outbox.worker.lane import Runners
 
 _TOGETHER = 100_000
 
@@ -85,7 +85,7 @@ class _Pass:
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
         self._connection = connection
         self._outbox = outbox
-        self._asker = Asker(rooms(Database(outbox.engine), Event()), outbox.settings.checks_in_flight)
+        self._asker = Asker(Runners(Database(outbox.engine), Event()), outbox.settings.checks_in_flight)
 
     def __call__(self) -> int:
         """Run one; return how many halves it decided."""

@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outbox.check.asker import Asker, EngineRoom, Room
+from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.check.sql import hurry
 from outbox.consumer.consumer import Consumer
 from outbox.database.execute import execute
+from outbox.database.runner import EngineRunner, Runner
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
@@ -56,12 +57,12 @@ def check(outbox: Outbox) -> Counts:
     """
     engine = _engine(outbox)
 
-    def room(is_async: bool) -> Room:
+    def plain(is_async: bool) -> Runner:
         if is_async:
             raise InvalidHandler("check can't ask an async checker; run a Worker")
-        return EngineRoom(engine)
+        return EngineRunner(engine)
 
-    asker = Asker(room, outbox.settings.checks_in_flight)
+    asker = Asker(plain, outbox.settings.checks_in_flight)
     try:
         with engine.connect() as connection:
             with connection.begin():
@@ -94,7 +95,7 @@ def operate(outbox: Outbox) -> Counts:
                 connection,
                 outbox.settings,
                 compensations=outbox.compensations,
-                rooms=lambda _: EngineRoom(engine),
+                new_runner=lambda _: EngineRunner(engine),
             )
             if not counts:
                 return replace(total, more=False)

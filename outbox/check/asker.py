@@ -17,20 +17,21 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.check import sql
 from outbox.check.checker import Checker
 from outbox.database.decision import decide
 from outbox.database.execute import Row, Statement, execute, is_lost
+from outbox.database.runner import NewRunner, Runner
 from outbox.database.session import JoinedSession, commit, wait_for
 from outbox.message.model import Answer, Counts, Orphan, Resolution
 from outbox.settings import Settings
 from outbox.text import error_text, storable, summary_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection
 
 _SHOWN = 200
 
@@ -246,40 +247,12 @@ def unanswered(error: BaseException | None, seconds: float) -> Answer:
     return Answer(Resolution.UNKNOWN, f"no answer within {seconds:g} s: the checker was given up", seconds)
 
 
-Act = Callable[["Connection", "Connection"], Counts]
-
-
-class Room(Protocol):
-    """Where an interview takes place: a connection of its own (the worker's lanes are rooms)."""
-
-    def run(self, act: Act) -> Counts:
-        """Run an act on the room's connection, given twice; may refuse silently when everything is to end."""
-
-    def end(self) -> None:
-        """Close the connection, or cut it off under an act that runs on: what that did is rolled back."""
-
-
-class EngineRoom:
-    """A room on an engine, for sync checkers; its connection goes back to the pool after each act."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def run(self, act: Act) -> Counts:
-        """Run an act on a connection of the pool."""
-        with self._engine.connect() as connection:
-            return act(connection, connection)
-
-    def end(self) -> None:
-        """Do nothing: an act that runs on keeps its connection until it ends."""
-
-
 @dataclass(slots=True, eq=False)
 class _Running:
     """An interview under way."""
 
     interview: Interview
-    room: Room
+    runner: Runner
     deadline: float
     ended: bool = False
 
@@ -292,10 +265,10 @@ class Asker:
     threads of a topic are left behind, the topic rests, and the others go on.
     """
 
-    def __init__(self, open_room: Callable[[bool], Room], in_flight: int) -> None:
-        self._open_room = open_room
+    def __init__(self, new_runner: NewRunner, in_flight: int) -> None:
+        self._new_runner = new_runner
         self._in_flight = in_flight
-        self._idle: dict[bool, list[Room]] = {False: [], True: []}
+        self._idle: dict[bool, list[Runner]] = {False: [], True: []}
         self._running: dict[Interview, _Running] = {}
         self._ended: SimpleQueue[tuple[Interview, BaseException | None]] = SimpleQueue()
         self._left_behind: Counter[str] = Counter()
@@ -322,16 +295,16 @@ class Asker:
         new, self._unasked = sorted(topics - self._unasked), topics
         return new
 
-    def make_room(self, *, is_async: bool) -> None:
-        """See that there is a room for the next interview; raises what refuses one."""
+    def make_runner(self, *, is_async: bool) -> None:
+        """Make sure that there is a connection for the next interview; raises what refuses one."""
         if not self._idle[is_async]:
-            self._idle[is_async].append(self._open_room(is_async))
+            self._idle[is_async].append(self._new_runner(is_async))
 
     def begin(self, interview: Interview) -> None:
         """Begin an interview in a thread of its own."""
-        self.make_room(is_async=interview.checker.is_async)
-        room = self._idle[interview.checker.is_async].pop()
-        running = _Running(interview, room, time.monotonic() + interview.checker.timeout)
+        self.make_runner(is_async=interview.checker.is_async)
+        runner = self._idle[interview.checker.is_async].pop()
+        running = _Running(interview, runner, time.monotonic() + interview.checker.timeout)
         self._running[interview] = running
         name = f"outbox-check-{interview.checker.topic}"
         thread = threading.Thread(target=self._hold, args=(running,), name=name, daemon=True)
@@ -358,7 +331,7 @@ class Asker:
                     continue
                 return None
             running = self._running.pop(interview)
-            self._idle[interview.checker.is_async].append(running.room)
+            self._idle[interview.checker.is_async].append(running.runner)
             if error is None or interview.answer is not None:
                 return interview, None
             seconds = interview.checker.timeout - (running.deadline - time.monotonic())
@@ -367,22 +340,22 @@ class Asker:
 
     def rest(self) -> None:
         """Close the connections that nobody uses, but for one."""
-        for rooms in self._idle.values():
-            while len(rooms) > 1:
-                rooms.pop().end()
+        for runners in self._idle.values():
+            while len(runners) > 1:
+                runners.pop().end()
 
     def end(self) -> None:
         """Close all connections, also under interviews that run on."""
-        for rooms in self._idle.values():
-            while rooms:
-                rooms.pop().end()
+        for runners in self._idle.values():
+            while runners:
+                runners.pop().end()
         for running in list(self._running.values()):
-            running.room.end()
+            running.runner.end()
 
     def _hold(self, running: _Running) -> None:
         error: BaseException | None = None
         try:
-            running.room.run(running.interview.hold)
+            running.runner.run(running.interview.hold)
         except BaseException as raised:  # a checker may raise whatever it likes; it is recorded as its answer
             error = raised
         self._end(running, error)
@@ -403,5 +376,5 @@ class Asker:
             running.interview.give_up()
             self._left_behind[running.interview.checker.topic] += 1
         del self._running[running.interview]
-        running.room.end()
+        running.runner.end()
         return True

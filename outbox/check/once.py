@@ -125,7 +125,7 @@ class _Pass:
             self.counts += Counts(step.taken, step.done, step.failed)
 
     def _ask(self) -> None:
-        """Begin as many interviews as there is room for, topic by topic."""
+        """Begin as many interviews as may run at a time, topic by topic."""
         while self.topics and self.asker.free > 0 and not self._over():
             topic = self.topics.popleft()
             if self.asker.rests(topic):
@@ -140,7 +140,7 @@ class _Pass:
                 self.topics.append(topic)
 
     def _claim(self, checker: Checker, limit: int) -> int:
-        self.asker.make_room(is_async=checker.is_async)
+        self.asker.make_runner(is_async=checker.is_async)
         with self.connection.begin():
             _, rows = execute(
                 self.connection,

@@ -74,14 +74,14 @@ def check_by_app(app: str, half_id: UUID, act: Act) -> Answer:
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
     from outbox.operator import undecided  # noqa: PLC0415
     from outbox.worker.database import Database  # noqa: PLC0415
-    from outbox.worker.plan import rooms  # noqa: PLC0415
+    from outbox.worker.lane import Runners  # noqa: PLC0415
 
     # What the application prints must not get among our data.
     with redirect_stdout(sys.stderr):
         outbox = load(app)
         # Not the engine itself: it may be an async one.
         database = Database(outbox.engine)
-        asker = Asker(rooms(database, threading.Event()), 1)
+        asker = Asker(Runners(database, threading.Event()), 1)
         try:
             with closing(database.connect()) as connection:
                 migration.require(connection, ("producer",), outbox.settings.schema)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from outbox.compensate import quarantine, sql
 from outbox.compensate.declaration import Compensation
@@ -26,6 +26,7 @@ from outbox.compensate.places import BUSY, UNREACHABLE, Place, Places, Waits
 from outbox.compensate.quarantine import Order
 from outbox.compensate.request import refused
 from outbox.database.execute import Row, execute
+from outbox.database.runner import NewRunner, Runner
 from outbox.dispatch.sql import plan_by_index
 from outbox.message.model import Counts
 from outbox.operator.bulk.sql import finish
@@ -88,28 +89,18 @@ MAX_ATTEMPTS = 5
 FIRST_RETRY = 30.0
 
 
-class Room(Protocol):
-    """Where a compensation runs: a connection of its own to the producer's database (the worker's lanes are rooms)."""
-
-    def run(self, act: Callable[[Connection, Connection], Counts]) -> Counts:
-        """Run an act on the room's connection, given twice; may refuse silently when everything is to end."""
-
-    def end(self) -> None:
-        """Close the connection, or cut it off under an act that runs on: what that did is rolled back."""
-
-
 def compensate_once(
     connection: Connection,
     settings: Settings,
     *,
     compensations: Mapping[str, Compensation],
-    rooms: Callable[[bool], Room],
+    new_runner: NewRunner,
     stopping: Callable[[], bool] = lambda: False,
     limit: int = 100,
 ) -> Counts:
     """Carry out rollbacks that are due, at most ``limit``, of the topics that have a compensation here.
 
-    ``connection`` is on the producer's database and not in a transaction. ``rooms`` makes the connections that
+    ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
     compensations run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between
     items.
 
@@ -127,7 +118,7 @@ def compensate_once(
         )
     if not due:
         return Counts()
-    run = _Pass(connection, settings, compensations, rooms, stopping)
+    run = _Pass(connection, settings, compensations, new_runner, stopping)
     counts = Counts()
     try:
         for operation_id, number in due:
@@ -142,29 +133,29 @@ def compensate_once(
 
 
 class _Pass:
-    """What one pass keeps open: the consumers' databases, and a room of each kind."""
+    """What one pass keeps open: the consumers' databases, and a runner of each kind."""
 
     def __init__(
         self,
         connection: Connection,
         settings: Settings,
         compensations: Mapping[str, Compensation],
-        rooms: Callable[[bool], Room],
+        new_runner: NewRunner,
         stopping: Callable[[], bool],
     ) -> None:
         self._book = Book(connection, settings.schema)
         self._settings = settings
         self._compensations = compensations
-        self._open_room = rooms
+        self._new_runner = new_runner
         self._stopping = stopping
-        self._rooms: dict[bool, Room] = {}
+        self._runners: dict[bool, Runner] = {}
         self._places = Places(connection, settings.schema)
 
     def end(self) -> None:
         """Close what was opened."""
         self._places.close()
-        for room in self._rooms.values():
-            room.end()
+        for runner in self._runners.values():
+            runner.end()
 
     def take(self, key: sql.Key) -> Counts:
         """Claim an item, and do what can be done about it."""
@@ -215,7 +206,7 @@ class _Pass:
         item = performance.item
         error: Exception | None
         try:
-            self._room(is_async=performance.compensation.is_async).run(performance.hold)
+            self._runner(is_async=performance.compensation.is_async).run(performance.hold)
             error = performance.error
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
@@ -251,10 +242,10 @@ class _Pass:
         outcome = f"failed: {said} (attempt {item.attempts} of {MAX_ATTEMPTS})"
         return self._book.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
 
-    def _room(self, *, is_async: bool) -> Room:
-        if is_async not in self._rooms:
-            self._rooms[is_async] = self._open_room(is_async)
-        return self._rooms[is_async]
+    def _runner(self, *, is_async: bool) -> Runner:
+        if is_async not in self._runners:
+            self._runners[is_async] = self._new_runner(is_async)
+        return self._runners[is_async]
 
 
 def _why_not(item: Item, row: Row) -> str | None:

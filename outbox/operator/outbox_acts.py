@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.check.asker import Room
     from outbox.check.checker import Checker
+    from outbox.database.runner import NewRunner, Runner
 
 T = TypeVar("T")
 
@@ -134,12 +134,10 @@ class Operations:
             lambda connection: undecided.request_check(connection, self.settings, half_id, actor=actor, reason=reason)
         )
 
-    def check_now(
-        self, half_id: UUID, *, actor: str, reason: str, open_room: Callable[[bool], Room] | None = None
-    ) -> Answer:
+    def check_now(self, half_id: UUID, *, actor: str, reason: str, new_runner: NewRunner | None = None) -> Answer:
         """Check an undecided half here and now, parked or not, and return what came of it.
 
-        ``open_room`` makes the connections for the checker, given whether it is async; by default they come from the
+        ``new_runner`` makes the connections for the checker, given whether it is async; by default they come from the
         engine, for plain checkers only.
 
         Raises:
@@ -147,17 +145,18 @@ class Operations:
             CheckRefused: no checker is registered for its topic, or it is being asked or decided at this moment.
             DecisionRefused: no reason.
         """
-        from outbox.check.asker import Asker, EngineRoom  # noqa: PLC0415
+        from outbox.check.asker import Asker  # noqa: PLC0415
+        from outbox.database.runner import EngineRunner  # noqa: PLC0415
         from outbox.operator import undecided  # noqa: PLC0415
 
         engine = self._sync_engine()
 
-        def room(is_async: bool) -> Room:
+        def plain(is_async: bool) -> Runner:
             if is_async:
                 raise CheckRefused("an async checker needs an event loop: use request_check, and let a worker ask")
-            return EngineRoom(engine)
+            return EngineRunner(engine)
 
-        asker = Asker(open_room or room, 1)
+        asker = Asker(new_runner or plain, 1)
         try:
             with engine.connect() as connection:
                 return undecided.check_now(

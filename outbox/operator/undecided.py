@@ -213,7 +213,7 @@ def _claim(
                 f"half message {half_id} can't be checked here: no checker is registered for topic {topic!r}; "
                 f"register one with @outbox.checker({topic!r}), or decide the half yourself"
             )
-        asker.make_room(is_async=checker.is_async)
+        asker.make_runner(is_async=checker.is_async)
         rows, _ = execute(
             connection,
             check_sql.claim_this(settings.schema, half_id, question_of(checker)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -18,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from outbox.database.execute import driver_of
+from outbox.database.runner import Pass
 from outbox.message.model import Counts
 from outbox.worker.database import Database, cut, discard, keep_alive
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-
-#: A pass: gets a connection to the database, and one to the producer's (the same object where it is the same).
-Pass = Callable[[Connection, Connection], Counts]
 
 #: How long (seconds) a long pass keeps a lane that another duty waits for.
 SLICE = 0.1
@@ -297,3 +296,23 @@ class AsyncLane(Lane):
             await driver.close()
         for engine in engines:
             await engine.dispose()
+
+
+class Runners:
+    """Makes connections for checkers and compensations, and ends those that are open when the worker ends."""
+
+    def __init__(self, database: Database, stopping: threading.Event) -> None:
+        self._database = database
+        self._stopping = stopping
+        self._open: weakref.WeakSet[Lane] = weakref.WeakSet()
+
+    def __call__(self, is_async: bool) -> Lane:
+        """Make one, for async functions or plain ones."""
+        lane = (AsyncLane if is_async else SyncLane)(self._database, None, self._stopping)
+        self._open.add(lane)
+        return lane
+
+    def end(self) -> None:
+        """End those that are open: what runs on is cut off, and rolled back."""
+        for lane in list(self._open):
+            lane.end()

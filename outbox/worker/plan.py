@@ -8,17 +8,17 @@ Operations as duties: what operators have ordered in a worker's database, and ro
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outbox.check.asker import Asker, Room
+from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import execute
+from outbox.database.runner import Pass
 from outbox.database.sql import OPS, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
@@ -28,7 +28,7 @@ from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_re
 from outbox.settings import Settings
 from outbox.worker.database import Database
 from outbox.worker.duty import Duty
-from outbox.worker.lane import AsyncLane, Lane, Pass, SyncLane
+from outbox.worker.lane import AsyncLane, Lane, Runners, SyncLane
 from outbox.worker.listener import Listener
 from outbox.worker.report import EVERY as REPORT_EVERY
 from outbox.worker.report import Reporter
@@ -95,11 +95,6 @@ def check_roles(roles: Collection[str] | None) -> frozenset[str]:
     return frozenset(given)
 
 
-def rooms(database: Database, stopping: threading.Event) -> Callable[[bool], Room]:
-    """Return what opens a connection for checkers, given whether they are async."""
-    return lambda is_async: (AsyncLane if is_async else SyncLane)(database, None, stopping)
-
-
 class Plan:
     """Duties, lanes and listeners of one worker; nothing is connected yet."""
 
@@ -157,7 +152,7 @@ class Plan:
         # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
         lane = SyncLane(self._own, None, self._stopping)
         self.lanes.append(lane)
-        asker = Asker(rooms(self._own, self._stopping), self.settings.checks_in_flight)
+        asker = Asker(Runners(self._own, self._stopping), self.settings.checks_in_flight)
         self.ends.append(asker.end)
         one_pass = partial(check_once, checkers=outbox.checkers, asker=asker, stopping=lane.ending)
         act = on_producer(one_pass, self.settings)
@@ -215,10 +210,10 @@ class Plan:
         self._add("operate", lane, act, lambda: self.settings.idle_wait, after=told, eager=False)
         if producing and outbox.compensations:
             lane = SyncLane(self._own, None, self._stopping)
-            rooms = Rooms(self._own, self._stopping)
+            runners = Runners(self._own, self._stopping)
             self.lanes.append(lane)
-            self.ends.append(rooms.end)
-            act = compensating(outbox, lane, rooms)
+            self.ends.append(runners.end)
+            act = compensating(outbox, lane, runners)
             self._add("compensate", lane, act, lambda: self.settings.idle_wait, eager=False)
 
     def _plan_records(self) -> None:
@@ -302,32 +297,12 @@ class Plan:
                     duty.wake()
 
 
-class Rooms:
-    """Opens connections for compensations, and takes them away from those that run on when the worker ends."""
-
-    def __init__(self, database: Database, stopping: threading.Event) -> None:
-        self._database = database
-        self._stopping = stopping
-        self._open: weakref.WeakSet[Lane] = weakref.WeakSet()
-
-    def __call__(self, is_async: bool) -> Lane:
-        """Open one, for async functions or plain ones."""
-        lane = (AsyncLane if is_async else SyncLane)(self._database, None, self._stopping)
-        self._open.add(lane)
-        return lane
-
-    def end(self) -> None:
-        """End those that are open: what runs on is cut off, and rolled back."""
-        for lane in list(self._open):
-            lane.end()
-
-
 def operating(outbox: Outbox, lane: SyncLane) -> Pass:
     """Return the pass that carries operations out, on both sides' tables."""
     return on_producer(partial(operate_once, stopping=lane.ending), outbox.settings)
 
 
-def compensating(outbox: Outbox, lane: SyncLane, rooms: Rooms) -> Pass:
+def compensating(outbox: Outbox, lane: SyncLane, runners: Runners) -> Pass:
     """Return the pass that rolls local transactions back."""
-    one_pass = partial(compensate_once, compensations=outbox.compensations, rooms=rooms, stopping=lane.ending)
+    one_pass = partial(compensate_once, compensations=outbox.compensations, new_runner=runners, stopping=lane.ending)
     return on_producer(one_pass, outbox.settings)

@@ -12,9 +12,10 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Message, Orphan, Outbox, Settings
-from outbox.check.asker import Act, Asker
+from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.consumer.consumer import Consumer
+from outbox.database.runner import Pass
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import Answer, Counts
 from outbox.prune.once import prune_consumer_once, prune_producer_once
@@ -104,13 +105,13 @@ _AUDITS = "SELECT count(*) FROM outbox.audit"
 _OFFSETS = "SELECT topic, queue, max(position) FROM outbox.consumer_offset GROUP BY 1, 2"
 
 
-class KnownRoom:
+class KnownRunner:
     """A connection for a checker, which is known to the world, so that it can be cut."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def run(self, act: Act) -> Counts:
+    def run(self, act: Pass) -> Counts:
         """Run an act on a connection of the pool."""
         with self._world.engine.connect() as connection:
             self._world.room_pid = connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
@@ -197,7 +198,7 @@ class World:
 
     def check(self, in_flight: int) -> Counts:
         """Make a pass of the check, as a worker of its own."""
-        asker = Asker(lambda is_async: KnownRoom(self), in_flight)
+        asker = Asker(lambda is_async: KnownRunner(self), in_flight)
         with self.engine.connect() as connection:
             self.pass_pid = connection.scalar(PID) or 0
             connection.commit()
@@ -208,7 +209,7 @@ class World:
 
     def check_now(self, half_id: UUID) -> Answer:
         """Check a half by hand."""
-        return self.outbox.check_now(half_id, open_room=lambda is_async: KnownRoom(self), **WHO)
+        return self.outbox.check_now(half_id, new_runner=lambda is_async: KnownRunner(self), **WHO)
 
     def dispatch(self, limit: int | None = None) -> Counts:
         """Make a pass of the dispatch."""

@@ -16,12 +16,13 @@ from uuid import UUID
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
-from outbox.check.asker import Asker, Room
+from outbox.check.asker import Asker
 from outbox.check.once import check_once
+from outbox.database.runner import NewRunner
 from outbox.dispatch.once import dispatch_once
 from outbox.worker.database import Database
-from outbox.worker.lane import SyncLane
-from outbox.worker.plan import on_producer, rooms
+from outbox.worker.lane import Runners, SyncLane
+from outbox.worker.plan import on_producer
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -39,14 +40,14 @@ class Bench:
     outbox: Outbox
     observer: Engine
     stack: ExitStack
-    open_room: Callable[[bool], Room] | None = None
+    new_runner: NewRunner | None = None
     let_go: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         stopping = threading.Event()
         database = Database(self.engine)
         self.lane = SyncLane(database, None, stopping)
-        self.asker = Asker(self.open_room or rooms(database, stopping), self.settings.checks_in_flight)
+        self.asker = Asker(self.new_runner or Runners(database, stopping), self.settings.checks_in_flight)
         for end in (_wait_for_askers, self.lane.end, self.asker.end, self.let_go.set):
             self.stack.callback(end)
 
@@ -63,7 +64,7 @@ class Bench:
 
     def colleague(self, outbox: Outbox | None = None) -> Bench:
         """Return another scheduler on the same database, with the same checkers or those of ``outbox``."""
-        return Bench(outbox or self.outbox, self.observer, self.stack, self.open_room, self.let_go)
+        return Bench(outbox or self.outbox, self.observer, self.stack, self.new_runner, self.let_go)
 
     # --- acts --------------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class Bench:
     def warm_up(self, *, is_async: bool = False, count: int = 1) -> None:
         """Open connections for checkers, where the time that a checker may take is too short for that as well."""
         for _ in range(count):
-            room = self.asker._open_room(is_async)
+            room = self.asker._new_runner(is_async)
             room.run(lambda *_: Counts())
             self.asker._idle[is_async].append(room)
 
@@ -212,12 +213,12 @@ class Bench:
         return wait_until(fact, what)
 
 
-def open_bench(url: str, stack: ExitStack, open_room: Callable[[bool], Room] | None = None, **settings: Any) -> Bench:
+def open_bench(url: str, stack: ExitStack, new_runner: NewRunner | None = None, **settings: Any) -> Bench:
     """Return a bench on a migrated database."""
     engine = create_engine(url)
     stack.callback(engine.dispose)
     outbox = Outbox(engine, settings=Settings(**settings))
-    return Bench(outbox, create_engine(url, poolclass=NullPool), stack, open_room)
+    return Bench(outbox, create_engine(url, poolclass=NullPool), stack, new_runner)
 
 
 def asking_threads() -> list[str]:

@@ -1,4 +1,4 @@
-"""Threads, rooms, claims: nothing that a checker or its connection does holds up a pass, and no late word counts."""
+"""Threads, connections, claims: no checker or connection of one holds up a pass, and no late word counts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from sqlalchemy.exc import OperationalError
 
 from outbox import Answer, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check import sql as check_sql
-from outbox.check.asker import EngineRoom, Interview
+from outbox.check.asker import Interview
 from outbox.check.once import question_of
 from outbox.database.decision import decide
 from outbox.database.execute import driver_of, execute
+from outbox.database.runner import EngineRunner
 from outbox.worker.database import Database
 from outbox.worker.lane import SyncLane
 from tests.check.support import Bench, asking_threads
@@ -47,7 +48,7 @@ def passing(bench: Bench) -> Iterator[Callable[[], Counts]]:
 def test_late_answer_in_a_room_that_cannot_be_closed(bench: Bench, takes_session: bool) -> None:
     """Also where the connection stays open under a checker that was given up, its late answer changes nothing."""
     answered: list[UUID] = []
-    bench.asker._open_room = lambda _: EngineRoom(bench.engine)
+    bench.asker._new_runner = lambda _: EngineRunner(bench.engine)
 
     def plain(orphan: Orphan) -> Resolution:
         bench.let_go.wait()
@@ -180,7 +181,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
     assert not bench.asker.rests("paid")
 
 
-# --- rooms ---------------------------------------------------------------------------------------------------------
+# --- connections ---------------------------------------------------------------------------------------------------
 
 
 def test_room_that_opens_too_late(bench: Bench) -> None:
@@ -195,7 +196,7 @@ def test_room_that_opens_too_late(bench: Bench) -> None:
         return connect()
 
     database.connect = slowly  # type: ignore[method-assign]
-    bench.asker._open_room = lambda _: SyncLane(database, None, threading.Event())
+    bench.asker._new_runner = lambda _: SyncLane(database, None, threading.Event())
     assert bench.check() == Counts()
     assert (bench.waits(half_id).check_times, bench.history(half_id)) == (0, [])
     bench.let_go.set()
@@ -223,7 +224,7 @@ def test_rooms_that_cannot_be_opened(bench: Bench, caplog: pytest.LogCaptureFixt
     NoRoom.opened = 0
     bench.register(COMMIT)
     ids = [bench.prepare() for _ in range(20)]
-    bench.asker._open_room = lambda _: NoRoom()
+    bench.asker._new_runner = lambda _: NoRoom()
     assert bench.check(stopping=lambda: NoRoom.opened > 100) == Counts()
     assert NoRoom.opened <= bench.settings.checks_in_flight
     assert {bench.waits(each).check_times for each in ids} == {0}
@@ -249,20 +250,20 @@ def test_thread_that_cannot_be_started(bench: Bench, monkeypatch: pytest.MonkeyP
 def test_rooms_are_shared_and_closed(bench: Bench) -> None:
     """Asking takes at most as many connections as may be in flight; one is kept for the next pass."""
     opened: list[Any] = []
-    open_room = bench.asker._open_room
+    open_room = bench.asker._new_runner
 
     def count(is_async: bool) -> Any:
         opened.append(open_room(is_async))
         return opened[-1]
 
-    bench.asker._open_room = count
+    bench.asker._new_runner = count
     bench.register(COMMIT)
     for _ in range(30):
         bench.prepare()
     assert bench.check().done == 30
     assert len(opened) == bench.settings.checks_in_flight
     # That of the pass, which it took out of the application's pool, and that of the one room.
-    bench.wait_for(lambda: bench.connections() == 2, "all rooms but one are closed")
+    bench.wait_for(lambda: bench.connections() == 2, "all connections but one are closed")
     bench.prepare()
     assert bench.check().done == 1
     assert len(opened) == bench.settings.checks_in_flight
@@ -424,7 +425,7 @@ def test_rival_under_a_half_that_is_given_back(bench: Bench) -> None:
                 decide(rival, "outbox", half_id, COMMIT)
                 return super().run(act)
 
-        bench.asker._open_room = lambda _: Decided()
+        bench.asker._new_runner = lambda _: Decided()
         with passing(bench) as ended:
             try:
                 assert ended() == Counts()

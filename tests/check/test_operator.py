@@ -34,7 +34,7 @@ from outbox.message.model import Decision
 from outbox.operator import undecided
 from outbox.settings import Settings
 from outbox.worker.database import Database
-from outbox.worker.plan import rooms
+from outbox.worker.lane import Runners
 from tests.check.support import Bench
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -462,12 +462,12 @@ def test_check_that_takes_too_long_by_hand(bench: Bench) -> None:
 
 def in_rooms(bench: Bench, half_id: UUID) -> Answer:
     """Have a half checked here and now, with connections as a worker's."""
-    open_room = rooms(Database(bench.engine), threading.Event())
-    return bench.outbox.check_now(half_id, open_room=open_room, **WHO)
+    new_runner = Runners(Database(bench.engine), threading.Event())
+    return bench.outbox.check_now(half_id, new_runner=new_runner, **WHO)
 
 
 def test_async_checker_by_hand(bench: Bench) -> None:
-    """Without an event loop it is refused before anything is written; with a worker's rooms it is asked."""
+    """Without an event loop it is refused before anything is written; with a worker's runners it is asked."""
 
     @bench.outbox.checker("paid")
     async def checker(orphan: Orphan, session: Any) -> Resolution:
@@ -509,7 +509,7 @@ def test_nobody_could_be_asked(bench: Bench, error: Exception | None, why: str) 
     bench.register(COMMIT)
     half_id = bench.prepare()
     with pytest.raises(CheckRefused, match=f"nobody could be asked about .*{why}"):
-        bench.outbox.check_now(half_id, open_room=lambda _: NoRoom(error), **WHO)
+        bench.outbox.check_now(half_id, new_runner=lambda _: NoRoom(error), **WHO)
     assert (bench.waits(half_id).check_times, bench.history(half_id)) == (0, [])
     assert bench.check() == Counts(taken=1, done=1)
 

@@ -578,15 +578,15 @@ def test_counter_moves_only_when_asked(new_bench: NewBench) -> None:
     bench.check()
     bench.age()
     assert bench.check(stopping=lambda: True) == Counts(more=True)
-    bench.asker._open_room = lambda is_async: NoRoom()
+    bench.asker._new_runner = lambda is_async: NoRunner()
     bench.check()
     assert (bench.waits(half_id).check_times, bench.history(half_id), asked) == (0, [], [])
     bench.colleague().check()
     assert [each.checks for each in asked] == [1]
 
 
-class NoRoom:
-    """A room in a house that has burned down."""
+class NoRunner:
+    """A connection that can't be opened."""
 
     def run(self, act: Any) -> Counts:  # noqa: ARG002
         raise OperationalError("", {}, Exception("connection refused"))

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import create_engine
 
 from outbox import Outbox, Settings
-from outbox.check.asker import EngineRoom
 from outbox.compensate.once import compensate_once
+from outbox.database.runner import EngineRunner
 from tests.check.killed import Stops
 from tests.compensate.support import give_back
 
@@ -43,7 +43,7 @@ def _work(pipe: Pipe, url: str, consumers: list[str], after: int) -> None:
     with engine.connect() as connection:
         stops.arm(after)
         compensate_once(
-            connection, Settings(), compensations=app.compensations, rooms=lambda is_async: EngineRoom(engine)
+            connection, Settings(), compensations=app.compensations, new_runner=lambda is_async: EngineRunner(engine)
         )
         stops.arm(0)
     pipe.send(("ended", stops.where))

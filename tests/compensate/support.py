@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
-from outbox.check.asker import EngineRoom, Room
 from outbox.compensate.declaration import Compensation
 from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer
+from outbox.database.runner import EngineRunner, NewRunner
 from outbox.message.model import Counts
 from tests.consumer.support import Bench, record
 
@@ -114,15 +114,15 @@ class Town(Bench):
         self.work()
         return self.item(operation_id)[0]
 
-    def work(self, rooms: Callable[[bool], Room] | None = None, **options: Any) -> Counts:
+    def work(self, new_runner: NewRunner | None = None, **options: Any) -> Counts:
         """Make one pass, as a worker does."""
         with self.producer.connect() as connection:
-            return self.work_on(connection, rooms, **options)
+            return self.work_on(connection, new_runner, **options)
 
-    def work_on(self, connection: Connection, rooms: Callable[[bool], Room] | None = None, **options: Any) -> Counts:
+    def work_on(self, connection: Connection, new_runner: NewRunner | None = None, **options: Any) -> Counts:
         """Make one pass on a connection."""
-        room = rooms or (lambda is_async: EngineRoom(self.producer))
-        return compensate_once(connection, self.settings, compensations=self.compensations, rooms=room, **options)
+        make = new_runner or (lambda is_async: EngineRunner(self.producer))
+        return compensate_once(connection, self.settings, compensations=self.compensations, new_runner=make, **options)
 
     def age(self) -> None:
         """Make the items due whose time has yet to come."""

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Retry
-from outbox.check.asker import EngineRoom
+from outbox.database.runner import EngineRunner
 from tests.compensate.support import GIVE, Town, give_back, settle
 
 
@@ -188,7 +188,7 @@ def test_worker_that_stops(town: Town) -> None:
     assert town.work().done == 1
 
 
-class _Closed(EngineRoom):
+class _Closed(EngineRunner):
     """A room that lets nobody in any more."""
 
     def run(self, act: Any) -> Any:  # noqa: ARG002
@@ -200,7 +200,7 @@ def test_no_connection_for_the_compensation(town: Town) -> None:
     half_id = town.transfer()
     operation_id = town.order(half_id)
 
-    class Locked(EngineRoom):
+    class Locked(EngineRunner):
         def run(self, act: Any) -> Any:  # noqa: ARG002
             raise OSError("too many clients")
 
@@ -240,12 +240,12 @@ def test_compensated_by_the_application_meanwhile(town: Town) -> None:
     half_id = town.parked()
     operation_id = town.order(half_id)
 
-    def compensate(is_async: bool) -> EngineRoom:
+    def compensate(is_async: bool) -> EngineRunner:
         town.run_at_a(
             "INSERT INTO outbox.compensation (half_id, function, requested_by, reason) VALUES (:id, 'f', 'me', 'x')",
             id=half_id,
         )
-        return EngineRoom(town.producer)
+        return EngineRunner(town.producer)
 
     assert town.work(compensate).failed == 1
     assert town.item(operation_id) == ("pending", "waits: it was compensated")

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Orphan, Outbox, Resolution, Settings
-from outbox.check.asker import Asker, EngineRoom
+from outbox.check.asker import Asker
 from outbox.check.once import check_once
+from outbox.database.runner import EngineRunner
 from outbox.operator.health.doctor import Severity
 from tests.doctor.support import codes, examine, looked, mend_by_command, sql, the
 
@@ -36,7 +37,7 @@ def age(engine: Engine, ids: list[UUID], *, due: float, born: float | None = Non
 def check(outbox: Outbox) -> None:
     """Run one pass of the check."""
     engine: Any = outbox.engine
-    asker = Asker(lambda _: EngineRoom(engine), 1)
+    asker = Asker(lambda _: EngineRunner(engine), 1)
     with engine.connect() as connection:
         check_once(connection, outbox.settings, outbox.checkers, asker)
     asker.end()
