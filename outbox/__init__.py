@@ -1,186 +1,37 @@
 """Transactional messages as tables next to your data, on PostgreSQL.
 
-The public names below are imported when first used, so that ``import outbox`` costs next to nothing::
+The public names are declared in ``__init__.pyi``, with the module that each comes from, and imported when first used,
+so that ``import outbox`` costs next to nothing::
 
     from outbox import INJECTED, Message, Outbox, Settings
+    from outbox.errors import AlreadyRolledBack
 """
 
-from __future__ import annotations
-
+import functools
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from outbox.app import Outbox
-    from outbox.errors import (
-        ActRefused,
-        AdminError,
-        AlreadyCommitted,
-        AlreadyDecided,
-        AlreadyRolledBack,
-        CheckRefused,
-        CompensationRefused,
-        DecisionError,
-        DecisionRefused,
-        HalfNotFound,
-        InvalidHandler,
-        InvalidMessage,
-        InvalidRequest,
-        InvalidSettings,
-        MessageNotFound,
-        MessagesPruned,
-        NotParked,
-        OperationNotFound,
-        OperationTooLarge,
-        OutboxBusy,
-        OutboxError,
-        RecallRefused,
-        ReconcileError,
-        SchemaBusy,
-        SchemaError,
-        SchemaMissing,
-        SchemaOutdated,
-        SelectorChanged,
-        SourceError,
-        TransactionRequired,
-        UnknownDatabase,
-        VersionMismatch,
-    )
-    from outbox.message.model import (
-        Answer,
-        Counts,
-        Decision,
-        Message,
-        Orphan,
-        Outgoing,
-        Park,
-        Resolution,
-        Retry,
-        Skip,
-        Status,
-    )
-    from outbox.producer.decorators import INJECTED
-    from outbox.settings import Settings
+import re
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Outbox": "outbox.app",
-    "INJECTED": "outbox.producer.decorators",
-    "Settings": "outbox.settings",
-    **dict.fromkeys(
-        (
-            "Answer",
-            "Counts",
-            "Decision",
-            "Message",
-            "Orphan",
-            "Outgoing",
-            "Park",
-            "Resolution",
-            "Retry",
-            "Skip",
-            "Status",
-        ),
-        "outbox.message.model",
-    ),
-    **dict.fromkeys(
-        (
-            "ActRefused",
-            "AdminError",
-            "AlreadyCommitted",
-            "AlreadyDecided",
-            "AlreadyRolledBack",
-            "CheckRefused",
-            "CompensationRefused",
-            "DecisionError",
-            "DecisionRefused",
-            "HalfNotFound",
-            "InvalidHandler",
-            "InvalidMessage",
-            "InvalidRequest",
-            "InvalidSettings",
-            "MessageNotFound",
-            "MessagesPruned",
-            "NotParked",
-            "OperationNotFound",
-            "OperationTooLarge",
-            "OutboxBusy",
-            "OutboxError",
-            "RecallRefused",
-            "ReconcileError",
-            "SchemaBusy",
-            "SchemaError",
-            "SchemaMissing",
-            "SchemaOutdated",
-            "SelectorChanged",
-            "SourceError",
-            "TransactionRequired",
-            "UnknownDatabase",
-            "VersionMismatch",
-        ),
-        "outbox.errors",
-    ),
-}
 
-__all__ = [
-    "INJECTED",
-    "ActRefused",
-    "AdminError",
-    "AlreadyCommitted",
-    "AlreadyDecided",
-    "AlreadyRolledBack",
-    "Answer",
-    "CheckRefused",
-    "CompensationRefused",
-    "Counts",
-    "Decision",
-    "DecisionError",
-    "DecisionRefused",
-    "HalfNotFound",
-    "InvalidHandler",
-    "InvalidMessage",
-    "InvalidRequest",
-    "InvalidSettings",
-    "Message",
-    "MessageNotFound",
-    "MessagesPruned",
-    "NotParked",
-    "OperationNotFound",
-    "OperationTooLarge",
-    "Orphan",
-    "Outbox",
-    "OutboxBusy",
-    "OutboxError",
-    "Outgoing",
-    "Park",
-    "RecallRefused",
-    "ReconcileError",
-    "Resolution",
-    "Retry",
-    "SchemaBusy",
-    "SchemaError",
-    "SchemaMissing",
-    "SchemaOutdated",
-    "SelectorChanged",
-    "Settings",
-    "Skip",
-    "SourceError",
-    "Status",
-    "TransactionRequired",
-    "UnknownDatabase",
-    "VersionMismatch",
-    "__version__",
-]
+@functools.cache
+def _homes() -> dict[str, str]:
+    """Return the module of each public name, as the stub beside this file declares it."""
+    stub = Path(__file__).with_suffix(".pyi").read_text("utf-8")
+    return {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.MULTILINE)}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__all__":
+        return ["__version__", *_homes()]
+    if name.startswith("__") or name not in _homes():
         raise AttributeError(f"module 'outbox' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_homes()[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return ["__version__", *_homes()]

@@ -1,4 +1,6 @@
-"""What can go wrong, as a tree; every message names the thing, the value and the mend.
+"""What can go wrong, as a tree. Every message names the thing, the value and the mend; every class has a kind.
+
+Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.console.problems`).
 
 ::
 
@@ -6,58 +8,113 @@
     ├── InvalidMessage (also ValueError)    topic, key, tag, header, body or delay that can't be stored
     ├── InvalidSettings (also ValueError)   settings that contradict each other
     ├── InvalidHandler (also ValueError)    a declaration that can't work: topic declared twice, bad policy
+    ├── InvalidRequest                      a filter, page token, selector or option that isn't one
+    │   └── UnknownDatabase                 no database of this name is registered
     ├── TransactionRequired                 no transaction that could carry the message
-    ├── OutboxBusy                          the topic has more waiting than the limit that was set; try again later
+    ├── OutboxBusy                          the topic has more waiting than its limit; try again later
     ├── SchemaError
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
-    │   └── SchemaBusy                      they can't be changed now: somebody holds a lock on them
+    │   └── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
+    ├── MessageNotFound                     no registered database knows this message
+    ├── BulkJobNotFound                     no registered database has this bulk job
+    ├── BulkJobTooLarge                     more messages than one bulk job may have
     ├── DecisionError
     │   ├── HalfNotFound                    no half message has this id
-    │   ├── DecisionRefused                 an operator's act without a reason, or a decision that would tell of a
+    │   ├── DecisionRefused                 an operator's act without a reason, or a decision that would announce a
     │   │                                   change which was never made
     │   └── AlreadyDecided
     │       ├── AlreadyCommitted
     │       └── AlreadyRolledBack
-    ├── CheckRefused                        the half can't be checked: no checker for its topic, or it's being asked
-    ├── RecallRefused                       the message is out already, or was never scheduled
-    ├── NotParked                           resume was asked for a message that isn't parked
+    ├── ActRefused                          the message isn't in a state in which this can be done
+    │   ├── CheckRefused                    no checker for the half's topic, or one is being asked already
+    │   ├── RecallRefused                   the message is out already, or was never scheduled
+    │   ├── NotParked                       a retry of a message that isn't parked
+    │   └── CompensationRefused             the message took effect, or no compensation is registered
+    ├── VersionMismatch                     the message has changed since the operator read it
+    ├── SelectorChanged                     what a preview showed isn't what would be acted on now
     ├── MessagesPruned                      a group fell behind what the producer still keeps
     ├── ReconcileError                      a reconciliation that can't be run
-    │   └── SourceError                     one of its sources can't be read
-    ├── CompensationRefused                 the local transaction can't be rolled back: its message took effect, or
-    │                                       nobody knows how
-    └── AdminError                          what an operator asked for can't be done
-        ├── InvalidRequest                  a filter, page token, selector or option that isn't one
-        ├── UnknownDatabase                 no database of this name is registered
-        ├── MessageNotFound                 no registered database knows this message
-        ├── OperationNotFound               no registered database has this operation
-        ├── ActRefused                      the message isn't in a state in which this can be done
-        ├── VersionMismatch                 the message has changed since it was looked at
-        ├── SelectorChanged                 what a preview showed isn't what would be acted on now
-        └── OperationTooLarge               more messages than one operation may have
+    │   ├── SourceError                     one of its sources can't be read
+    │   └── JavaNotFound                    no Java that Spark supports
+    └── EmbeddedError                       the embedded PostgreSQL can't do it
+        └── PostgresNotFound                there are no PostgreSQL programs on this machine
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from typing import ClassVar
 from uuid import UUID
+
+
+class ErrorKind(enum.StrEnum):
+    """What an error means to a caller who doesn't know its class."""
+
+    USAGE = "usage"  # an argument, filter or option that isn't valid
+    SETTINGS = "settings"  # settings or declarations that can't work
+    SCHEMA = "schema"  # the outbox tables are missing, or of another version
+    NOT_FOUND = "not_found"
+    REFUSED = "refused"  # may not be done like this, such as without a reason
+    CONFLICT = "conflict"  # the state doesn't allow it, or another actor was first
+    STALE = "stale"  # it has changed since the caller read it
+    TOO_LARGE = "too_large"
+    BUSY = "busy"  # try again later
+    READ_ONLY = "read_only"
+    UNAVAILABLE = "unavailable"  # a database or server can't be reached
+    TIMEOUT = "timeout"  # the database stopped a statement that took too long
+    NO_RESULT = "no_result"  # a reconciliation came to no result
+    INTERNAL = "internal"  # a mistake in a program; its traceback is the best message
 
 
 class OutboxError(Exception):
     """Base of all errors of this package."""
 
+    kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+
 
 class InvalidMessage(OutboxError, ValueError):
-    """A message that can't be stored as asked; nothing was written."""
+    """A message that can't be stored; nothing was written."""
+
+    kind = ErrorKind.USAGE
 
 
 class InvalidSettings(OutboxError, ValueError):
     """Settings that contradict each other or are out of range."""
 
+    kind = ErrorKind.SETTINGS
+
 
 class InvalidHandler(OutboxError, ValueError):
     """A declaration (consumer, decorator) that can't work."""
+
+    kind = ErrorKind.SETTINGS
+
+
+class InvalidRequest(OutboxError):
+    """A filter, page token, selector or option that isn't one; ``field`` names it."""
+
+    kind = ErrorKind.USAGE
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.field)
+
+
+class UnknownDatabase(InvalidRequest):
+    """No database of this name is registered."""
+
+    def __init__(self, name: str, registered: Sequence[str]) -> None:
+        super().__init__(f"no database {name!r} is registered; there are: {', '.join(registered)}", "database")
+        self.name = name
+        self.registered = list(registered)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.registered)
 
 
 class TransactionRequired(OutboxError):
@@ -70,6 +127,8 @@ class OutboxBusy(OutboxError):
     ``waiting`` of ``what`` ("undecided halves", "undispatched messages") of the topic were counted, at least ``limit``;
     counting undecided halves stops there, and of many undispatched messages the number is an estimate.
     """
+
+    kind = ErrorKind.BUSY
 
     def __init__(self, topic: str, what: str, waiting: int, limit: int, setting: str) -> None:
         super().__init__(
@@ -89,6 +148,8 @@ class OutboxBusy(OutboxError):
 class SchemaError(OutboxError):
     """The outbox tables in the database don't fit this code."""
 
+    kind = ErrorKind.SCHEMA
+
 
 class SchemaMissing(SchemaError):
     """The outbox tables are not in this database."""
@@ -101,13 +162,37 @@ class SchemaOutdated(SchemaError):
 class SchemaBusy(SchemaError):
     """The outbox tables can't be changed now: another transaction holds a lock on them."""
 
+    kind = ErrorKind.BUSY
+
+
+class MessageNotFound(OutboxError):
+    """No registered database knows this message."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class BulkJobNotFound(OutboxError):
+    """No registered database has this bulk job."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class BulkJobTooLarge(OutboxError):
+    """More messages than one bulk job may have."""
+
+    kind = ErrorKind.TOO_LARGE
+
 
 class DecisionError(OutboxError):
-    """A half message can't be decided as asked."""
+    """A half message can't be decided like this."""
+
+    kind = ErrorKind.CONFLICT
 
 
 class HalfNotFound(DecisionError):
     """No half message has this id in this database."""
+
+    kind = ErrorKind.NOT_FOUND
 
     def __init__(self, half_id: UUID) -> None:
         super().__init__(
@@ -121,11 +206,13 @@ class HalfNotFound(DecisionError):
 
 
 class DecisionRefused(DecisionError):
-    """An operator's act was refused: no reason, or it would tell the consumers of a change that was never committed."""
+    """An operator's act is refused: it has no reason, or it would announce a change that was never committed."""
+
+    kind = ErrorKind.REFUSED
 
 
 class AlreadyDecided(DecisionError):
-    """Somebody else's decision came first; the caller's transaction must not commit.
+    """Another decision came first; the caller's transaction must not commit.
 
     ``decided_by`` is ``producer``, ``check`` or ``operator``.
     """
@@ -148,16 +235,38 @@ class AlreadyRolledBack(AlreadyDecided):
     """The half message was rolled back before."""
 
 
-class CheckRefused(OutboxError):
-    """A half message can't be checked now: nobody could answer, or somebody is being asked already."""
+class ActRefused(OutboxError):
+    """A message isn't in a state in which this can be done, or another actor was first."""
+
+    kind = ErrorKind.CONFLICT
 
 
-class RecallRefused(OutboxError):
+class CheckRefused(ActRefused):
+    """A half message can't be checked now: its topic has no checker here, or a checker is being asked already."""
+
+
+class RecallRefused(ActRefused):
     """A message can't be recalled: it is out already, or was never scheduled."""
 
 
-class NotParked(OutboxError):
-    """A message can't be resumed, since it isn't parked in this group."""
+class NotParked(ActRefused):
+    """A message can't be retried, since it isn't parked in this group."""
+
+
+class CompensationRefused(ActRefused):
+    """A message can't be compensated: it took effect, or no compensation is registered."""
+
+
+class VersionMismatch(OutboxError):
+    """A message has changed since the operator read it."""
+
+    kind = ErrorKind.STALE
+
+
+class SelectorChanged(OutboxError):
+    """What a preview showed isn't what would be acted on now."""
+
+    kind = ErrorKind.CONFLICT
 
 
 class MessagesPruned(OutboxError):
@@ -167,61 +276,24 @@ class MessagesPruned(OutboxError):
 class ReconcileError(OutboxError):
     """A reconciliation can't be run."""
 
+    kind = ErrorKind.NO_RESULT
+
 
 class SourceError(ReconcileError):
     """A source of a reconciliation can't be read; the message holds no password."""
 
-
-class CompensationRefused(OutboxError):
-    """A local transaction can't be rolled back: its message took effect, or no compensation is registered."""
+    kind = ErrorKind.UNAVAILABLE
 
 
-class AdminError(OutboxError):
-    """What an operator asked for can't be done; nothing was changed."""
+class JavaNotFound(ReconcileError):
+    """No Java that Spark supports."""
 
 
-class InvalidRequest(AdminError):
-    """A filter, page token, selector or option that isn't one; ``field`` names it."""
+class EmbeddedError(OutboxError):
+    """The embedded PostgreSQL can't do what was asked; the message ends with the tail of its log, if any."""
 
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (*self.args, self.field)
+    kind = ErrorKind.UNAVAILABLE
 
 
-class UnknownDatabase(AdminError):
-    """No database of this name is registered."""
-
-    def __init__(self, name: str, registered: Sequence[str]) -> None:
-        super().__init__(f"no database {name!r} is registered; there are: {', '.join(registered)}")
-        self.name = name
-        self.registered = list(registered)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.registered)
-
-
-class MessageNotFound(AdminError):
-    """No registered database knows this message."""
-
-
-class OperationNotFound(AdminError):
-    """No registered database has this operation."""
-
-
-class ActRefused(AdminError):
-    """A message isn't in a state in which this can be done, or somebody else was faster."""
-
-
-class VersionMismatch(AdminError):
-    """A message has changed since it was looked at."""
-
-
-class SelectorChanged(AdminError):
-    """What a preview showed isn't what would be acted on now."""
-
-
-class OperationTooLarge(AdminError):
-    """More messages than one operation may have."""
+class PostgresNotFound(EmbeddedError):
+    """There are no PostgreSQL programs on this machine."""

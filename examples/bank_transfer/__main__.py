@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from outbox.embedded import EmbeddedError
+from outbox.errors import EmbeddedError
 from outbox.reconcile.model import EngineName
 
 from .demo import DemoOptions, run

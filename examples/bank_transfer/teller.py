@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from outbox import AlreadyRolledBack
+from outbox.errors import AlreadyRolledBack
 
 from .bank_a import (
     AlreadyExecuted,

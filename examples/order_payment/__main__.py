@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from outbox import embedded
-from outbox.embedded import EmbeddedError
-from outbox.errors import ReconcileError
+from outbox.errors import EmbeddedError, ReconcileError
 from outbox.reconcile.model import EngineName
 
 

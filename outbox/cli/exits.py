@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 import enum
-import re
 
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError
 
-from outbox.embedded.binaries import EmbeddedError
-from outbox.errors import (
-    ActRefused,
-    AdminError,
-    CheckRefused,
-    CompensationRefused,
-    DecisionError,
-    DecisionRefused,
-    HalfNotFound,
-    InvalidHandler,
-    InvalidMessage,
-    InvalidSettings,
-    MessageNotFound,
-    NotParked,
-    OperationNotFound,
-    OutboxBusy,
-    OutboxError,
-    RecallRefused,
-    ReconcileError,
-    SchemaBusy,
-    SchemaError,
-    SelectorChanged,
-    SourceError,
-    VersionMismatch,
-)
+from outbox.database.failure import kind_of
+from outbox.errors import ErrorKind
 
 
 class Code(enum.IntEnum):
@@ -79,49 +54,43 @@ class Failure(Exception):
         self.code = code
 
 
-#: Of the classes of SQLSTATE: connection exception, invalid authorization, invalid catalog name; insufficient
-#: resources and operator intervention, but for a statement that was cancelled.
-_UNAVAILABLE = re.compile(r"08|28|3D|53|57P")
+#: The exit code of each kind of error.
+_CODES = {
+    ErrorKind.USAGE: Code.USAGE,
+    ErrorKind.REFUSED: Code.USAGE,
+    ErrorKind.TOO_LARGE: Code.USAGE,
+    ErrorKind.SETTINGS: Code.CONFIG,
+    ErrorKind.SCHEMA: Code.CONFIG,
+    ErrorKind.NOT_FOUND: Code.NOT_FOUND,
+    ErrorKind.CONFLICT: Code.CONFLICT,
+    ErrorKind.STALE: Code.CONFLICT,
+    ErrorKind.BUSY: Code.CONFLICT,
+    ErrorKind.UNAVAILABLE: Code.UNAVAILABLE,
+    ErrorKind.NO_RESULT: Code.NO_RESULT,
+    ErrorKind.READ_ONLY: Code.FAILED,
+    ErrorKind.TIMEOUT: Code.FAILED,
+    ErrorKind.INTERNAL: Code.FAILED,
+}
 
-
-#: The first that fits counts.
-_CODES: tuple[tuple[tuple[type[Exception], ...], Code], ...] = (
-    ((SchemaBusy,), Code.CONFLICT),
-    ((SchemaError, InvalidSettings, InvalidHandler, InvalidMessage), Code.CONFIG),
-    ((HalfNotFound, MessageNotFound, OperationNotFound), Code.NOT_FOUND),
-    ((DecisionRefused,), Code.USAGE),
-    ((DecisionError, CheckRefused, OutboxBusy, NotParked, RecallRefused, CompensationRefused), Code.CONFLICT),
-    ((ActRefused, VersionMismatch, SelectorChanged), Code.CONFLICT),
-    ((AdminError,), Code.USAGE),
-    ((EmbeddedError, SourceError, PoolTimeout), Code.UNAVAILABLE),
-    ((ReconcileError,), Code.NO_RESULT),
-    ((OutboxError, ArgumentError, NoSuchModuleError), Code.FAILED),
-)
+#: What the command line says of the database's error, around the database's own words.
+_DATABASE_SAYS = {
+    ErrorKind.UNAVAILABLE: "the database is unavailable: {}",
+    ErrorKind.CONFLICT: "another transaction holds a lock: {}; try again in a while",
+    ErrorKind.TIMEOUT: "{}; narrow down what to look for",
+}
 
 
 def as_failure(error: Exception) -> Failure | None:
-    """Return what to tell of an error; None if nobody expected it: then its traceback is the best message."""
+    """Return the line and the exit code of an error; None for an unexpected one: its traceback is the best message."""
     if isinstance(error, Failure):
         return error
+    kind = kind_of(error)
+    if kind is None:
+        return None
     if isinstance(error, DBAPIError):
-        return _database_failure(error)
-    for kinds, code in _CODES:
-        if isinstance(error, kinds):
-            return Failure(one_line(str(error)), code)
-    return None
-
-
-def _database_failure(error: DBAPIError) -> Failure:
-    text = one_line(str(error.orig))
-    state = getattr(error.orig, "sqlstate", None)
-    # Where a connection can't even be made there is no state.
-    if error.connection_invalidated or state is None or _UNAVAILABLE.match(state):
-        return Failure(f"the database is unavailable: {text}", Code.UNAVAILABLE)
-    if state == "55P03":
-        return Failure(f"another transaction is at it: {text}; try again in a while", Code.CONFLICT)
-    if state == "57014":
-        return Failure(f"{text}; narrow down what to look at", Code.FAILED)
-    return Failure(f"the database refused: {text}", Code.FAILED)
+        sentence = _DATABASE_SAYS.get(kind, "the database refused: {}")
+        return Failure(sentence.format(one_line(str(error.orig))), _CODES[kind])
+    return Failure(one_line(str(error)), _CODES[kind])
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.compensate.sql import has_inbox
 from outbox.database.execute import execute, is_lost
+from outbox.database.failure import CONTENDED, sqlstate
 from outbox.errors import SchemaError
 from outbox.text import summary_of
 
@@ -28,7 +29,6 @@ BUSY = 5.0
 UNREACHABLE = 30.0
 
 _CONNECT_SECONDS = 10
-_LOCKED = frozenset({"55P03", "40P01"})
 
 
 class Waits(Exception):
@@ -61,7 +61,7 @@ class Place:
                 self._connection = self._connect()
             return act(self._connection)
         except (DBAPIError, SchemaError) as error:
-            if getattr(getattr(error, "orig", None), "sqlstate", None) in _LOCKED:
+            if sqlstate(error) in CONTENDED:
                 raise Waits(f"somebody is handling the message in database {self.name} at this moment", BUSY) from error
             self._failed(error)
             raise Waits(str(self._failure), UNREACHABLE) from error

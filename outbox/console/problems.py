@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,31 +16,12 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outbox.errors import (
-    ActRefused,
-    AlreadyDecided,
-    CheckRefused,
-    CompensationRefused,
-    DecisionRefused,
-    HalfNotFound,
-    InvalidRequest,
-    MessageNotFound,
-    NotParked,
-    OperationNotFound,
-    OperationTooLarge,
-    OutboxBusy,
-    OutboxError,
-    RecallRefused,
-    SchemaError,
-    SelectorChanged,
-    UnknownDatabase,
-    VersionMismatch,
-)
+from outbox.database.failure import kind_of
+from outbox.errors import AlreadyDecided, CompensationRefused, ErrorKind, InvalidRequest, OutboxError, SelectorChanged
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -158,74 +138,75 @@ def read_only() -> Problem:
 
 _RETRY = {"Retry-After": "5"}
 
-_SLUGS: Sequence[tuple[tuple[type[OutboxError], ...], str]] = (
-    ((MessageNotFound, OperationNotFound, HalfNotFound), "not-found"),
-    ((AlreadyDecided,), "already-resolved"),
-    ((CompensationRefused,), "compensation-refused"),
-    ((VersionMismatch,), "version-mismatch"),
-    ((SelectorChanged,), "selector-changed"),
-    ((OperationTooLarge,), "too-large"),
-    ((ActRefused, NotParked, RecallRefused, CheckRefused, DecisionRefused), "state-conflict"),
-)
-
-#: Of the classes of SQLSTATE: connection exception, invalid authorization, invalid catalog name; insufficient
-#: resources and operator intervention, but for a statement that was cancelled.
-_UNAVAILABLE = re.compile(r"08|28|3D|53|57P")
+#: The problem of each kind of error. Of the kinds that aren't here only the log says more than "internal".
+_SLUGS = {
+    ErrorKind.USAGE: "invalid",
+    ErrorKind.NOT_FOUND: "not-found",
+    ErrorKind.REFUSED: "state-conflict",
+    ErrorKind.CONFLICT: "state-conflict",
+    ErrorKind.STALE: "version-mismatch",
+    ErrorKind.TOO_LARGE: "too-large",
+    ErrorKind.READ_ONLY: "read-only",
+    ErrorKind.SCHEMA: "unavailable",
+    ErrorKind.BUSY: "unavailable",
+    ErrorKind.UNAVAILABLE: "unavailable",
+    ErrorKind.TIMEOUT: "query-timeout",
+}
+#: Conflicts that a client may want to tell apart.
+_CONFLICTS: Mapping[type[OutboxError], str] = {
+    AlreadyDecided: "already-resolved",
+    CompensationRefused: "compensation-refused",
+    SelectorChanged: "selector-changed",
+}
+#: What the console says of an error of the database, whose own words may show its address.
+_DATABASE_SAYS = {
+    ErrorKind.TIMEOUT: "the database stopped the query, since it took too long; narrow the time range, or filter by "
+    "topic or key",
+    ErrorKind.CONFLICT: "another transaction holds a lock; try again in a while",
+    ErrorKind.USAGE: "the database can't hold one of the values that were sent",
+    ErrorKind.UNAVAILABLE: "a database can't be reached; see the log of the console, and that the server runs and "
+    "lets it in",
+}
+_LATER = frozenset({ErrorKind.BUSY, ErrorKind.SCHEMA, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})
 
 
 def as_problem(error: Exception) -> Problem | None:
-    """Return the problem to tell of; None for an error that nobody expected."""
-    problem: Problem | None = None
+    """Return the problem of an error; None for an unexpected one."""
     match error:
         case Problem():
-            problem = error
+            return error
         case HTTPException():
-            problem = of_status(error.status_code, str(error.detail), error.headers)
+            return of_status(error.status_code, str(error.detail), error.headers)
         case RequestValidationError():
-            problem = Problem("invalid", "some of what was sent isn't valid", errors=_fields(error.errors()))
-        case InvalidRequest():
-            slug = "bad-page-token" if error.field == "page_token" else "invalid"
-            problem = Problem(slug, str(error), errors=[_field(error.field, str(error))] if error.field else [])
-        case UnknownDatabase():
-            problem = Problem("invalid", str(error), errors=[_field("database", str(error))])
-        case SchemaError() | OutboxBusy():
-            problem = Problem("unavailable", str(error), headers=_RETRY)
+            return Problem("invalid", "some of what was sent isn't valid", errors=_fields(error.errors()))
         case OutboxError():
-            slugs = (slug for kinds, slug in _SLUGS if isinstance(error, kinds))
-            problem = next((Problem(slug, str(error)) for slug in slugs), None)
+            return _of_outbox(error)
         case PoolTimeout():
-            problem = Problem("unavailable", "all of the console's connections are busy; try again", headers=_RETRY)
-        case DBAPIError():
-            problem = _of_database(error)
-    return problem
+            return Problem("unavailable", "all of the console's connections are busy; try again", headers=_RETRY)
+    return _of_database(kind_of(error))
 
 
-def _of_database(error: DBAPIError) -> Problem | None:
-    state = getattr(error.orig, "sqlstate", None) or ""
-    if state == "57014":
-        return Problem(
-            "query-timeout",
-            "the database stopped the query, since it took too long; narrow the time range, or filter by topic or key",
-            headers=_RETRY,
-        )
-    if state in {"55P03", "40P01", "40001"}:
-        return Problem("state-conflict", "another transaction is at it; try again in a while", headers=_RETRY)
-    if state == "25006":
+def _of_outbox(error: OutboxError) -> Problem | None:
+    slug = next((slug for each, slug in _CONFLICTS.items() if isinstance(error, each)), _SLUGS.get(error.kind))
+    if slug is None:
+        return None
+    field = error.field if isinstance(error, InvalidRequest) else None
+    if field == "page_token":
+        slug = "bad-page-token"
+    return Problem(
+        slug,
+        str(error),
+        errors=[_field(field, str(error))] if field else [],
+        headers=_RETRY if error.kind in _LATER else {},
+    )
+
+
+def _of_database(kind: ErrorKind | None) -> Problem | None:
+    if kind is ErrorKind.READ_ONLY:
         return read_only()
-    if state.startswith("22"):
-        return Problem("invalid", "the database can't hold one of the values that were sent")
-    # Where a connection can't even be made there is no state; what the driver refuses to send has none either.
-    if error.connection_invalidated or _UNAVAILABLE.match(state) or _is_lost(error, state):
-        return Problem(
-            "unavailable",
-            "a database can't be reached; see the log of the console, and that the server runs and lets it in",
-            headers=_RETRY,
-        )
-    return None
-
-
-def _is_lost(error: DBAPIError, state: str) -> bool:
-    return not state and type(error.orig).__name__ in {"OperationalError", "ConnectionTimeout", "InterfaceError"}
+    if kind is None or kind not in _DATABASE_SAYS:
+        return None
+    return Problem(_SLUGS[kind], _DATABASE_SAYS[kind], headers={} if kind is ErrorKind.USAGE else _RETRY)
 
 
 def _fields(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

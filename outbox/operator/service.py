@@ -182,7 +182,7 @@ class Admin:
         """Return what an operation would do; writes nothing.
 
         Raises:
-            OperationTooLarge: it matches more than 100,000 messages, or names more than 1,000.
+            BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
         """
         return preview.preview(self.databases, action, selector, database=database, options=options or {})
 
@@ -207,7 +207,7 @@ class Admin:
 
         Raises:
             SelectorChanged: the preview showed something else, or the key was used for something else.
-            OperationTooLarge: too many messages.
+            BulkJobTooLarge: too many messages.
             ActRefused: nothing of what was named can be acted on.
             CompensationRefused: (a rollback of one message) it can't be rolled back.
             MessageNotFound: nobody knows the messages.
@@ -235,7 +235,7 @@ class Admin:
         """Return an operation.
 
         Raises:
-            OperationNotFound: there is none of this id.
+            BulkJobNotFound: there is none of this id.
         """
         return show.operation(self.databases, operation_id)
 
@@ -245,7 +245,7 @@ class Admin:
         """Return the items of an operation, in their order.
 
         Raises:
-            OperationNotFound: there is none of this id.
+            BulkJobNotFound: there is none of this id.
         """
         return show.items(self.databases, operation_id, page, state=state)
 
@@ -253,7 +253,7 @@ class Admin:
         """Cancel what is left of an operation; what was done stays done.
 
         Raises:
-            OperationNotFound: there is none of this id.
+            BulkJobNotFound: there is none of this id.
             ActRefused: it has finished already.
         """
         return order.cancel(self.databases, operation_id, actor=actor, reason=reason)

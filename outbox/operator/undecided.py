@@ -24,6 +24,7 @@ from outbox.consumer import sql as consumer_sql
 from outbox.database import sql as database_sql
 from outbox.database.decision import already, decide
 from outbox.database.execute import Row, Statement, execute
+from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.sql import audit, wait_at_most
 from outbox.errors import CheckRefused, DecisionRefused, HalfNotFound, NotParked
 from outbox.message.model import Answer, Decision, Resolution
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 #: How long (seconds) an act waits for a transaction that is deciding the same half.
 PATIENCE = 10.0
-_LOCK_NOT_AVAILABLE = "55P03"
 
 
 def resolve(
@@ -247,7 +247,7 @@ def _lock(connection: Connection, settings: Settings, half_id: UUID) -> tuple[st
     try:
         _, rows = execute(connection, wait_at_most(PATIENCE), check_sql.lock(settings.schema, half_id))
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         raise CheckRefused(
             f"half message {half_id} is being decided by a transaction that has not ended for {PATIENCE:g} s; "

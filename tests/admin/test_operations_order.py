@@ -11,11 +11,11 @@ import pytest
 from outbox.embedded import ServerLike
 from outbox.errors import (
     ActRefused,
+    BulkJobNotFound,
+    BulkJobTooLarge,
     CompensationRefused,
     InvalidRequest,
     MessageNotFound,
-    OperationNotFound,
-    OperationTooLarge,
     SelectorChanged,
 )
 from outbox.message.model import uuid7
@@ -143,12 +143,12 @@ def test_what_is_no_selector(desk: Desk, action: Action, chosen: Selector, field
 
 def test_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """More names than can be named, and more matches than an operation may have, are refused with the mend."""
-    with pytest.raises(OperationTooLarge, match="1001 messages are named; at most 1000 can be, or use a filter"):
+    with pytest.raises(BulkJobTooLarge, match="1001 messages are named; at most 1000 can be, or use a filter"):
         desk.preview(Action.RETRY, [(uuid7(), "bank-b") for _ in range(MAX_IDS + 1)])
     desk.inbox("parked", 6)
     for module in (selection, preview):
         monkeypatch.setattr(module, "MAX_ITEMS", 5)
-    with pytest.raises(OperationTooLarge, match="more than 5 messages are matched; narrow the filter"):
+    with pytest.raises(BulkJobTooLarge, match="more than 5 messages are matched; narrow the filter"):
         desk.preview(Action.RETRY, PARKED)
 
 
@@ -363,5 +363,5 @@ def test_operations_are_listed(desk: Desk) -> None:
                 lambda: show.items(desk.databases, ids[0], PageRequest(), state="lost")):  # fmt: skip
         with pytest.raises(InvalidRequest, match="state 'lost' is unknown"):
             bad()
-    with pytest.raises(OperationNotFound, match=r"no registered database .bank. has operation"):
+    with pytest.raises(BulkJobNotFound, match=r"no registered database .bank. has operation"):
         show.operation(desk.databases, uuid7())

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from sqlalchemy.exc import OperationalError
 
-from outbox import CheckRefused, DecisionRefused, HalfNotFound, Resolution
+from outbox import Resolution
+from outbox.errors import CheckRefused, DecisionRefused, HalfNotFound
 from tests.check.stateful_model import ASKABLE, Half
 from tests.check.stateful_script import COMMIT, PLAIN, ROLLBACK, ROUGH, UNKNOWN, Script
 from tests.check.stateful_world import WHO

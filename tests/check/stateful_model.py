@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from outbox import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, Resolution
+from outbox import Resolution
+from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound
 
 Verdict = Literal["commit", "rollback"]
 MAX_CHECKS = 3

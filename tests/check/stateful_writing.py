@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from outbox import HalfNotFound, Resolution
+from outbox import Resolution
+from outbox.errors import HalfNotFound
 from tests.check.stateful_calls import Call, Death, Refused
 from tests.check.stateful_model import LONE, TOPICS, Change, Decide, Half, Model, Step, Write
 from tests.check.stateful_script import COMMIT, ROLLBACK

@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from outbox import INJECTED, Counts, InvalidHandler, InvalidMessage, Orphan, Outbox, Resolution, Settings
+from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
+from outbox.errors import InvalidHandler, InvalidMessage
 from tests.check.support import OTHERS, Bench, asking_threads
 
 NewBench = Callable[..., Bench]

@@ -18,11 +18,12 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from outbox import INJECTED, AlreadyRolledBack, Counts, Outbox, Resolution
+from outbox import INJECTED, Counts, Outbox, Resolution
 from outbox.check import sql as check_sql
 from outbox.check.once import check_fences
 from outbox.database.decision import decide, fence_key, take_lock
 from outbox.database.execute import execute
+from outbox.errors import AlreadyRolledBack
 from outbox.producer import decorators
 from tests.check.support import Bench
 

@@ -13,23 +13,18 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Connection, text
 
-from outbox import (
-    INJECTED,
-    AlreadyCommitted,
-    AlreadyDecided,
-    AlreadyRolledBack,
-    Answer,
-    CheckRefused,
-    Counts,
-    DecisionRefused,
-    HalfNotFound,
-    Orphan,
-    Outbox,
-    Resolution,
-)
+from outbox import INJECTED, Answer, Counts, Orphan, Outbox, Resolution
 from outbox.check import sql as check_sql
 from outbox.database.decision import decide
 from outbox.database.execute import execute
+from outbox.errors import (
+    AlreadyCommitted,
+    AlreadyDecided,
+    AlreadyRolledBack,
+    CheckRefused,
+    DecisionRefused,
+    HalfNotFound,
+)
 from outbox.message.model import Decision
 from outbox.operator import undecided
 from outbox.settings import Settings

@@ -21,22 +21,12 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from outbox import (
-    INJECTED,
-    AlreadyCommitted,
-    AlreadyRolledBack,
-    Counts,
-    HalfNotFound,
-    InvalidMessage,
-    Orphan,
-    Outbox,
-    Resolution,
-    Settings,
-)
+from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check import asker, once
 from outbox.database.execute import driver_of
 from outbox.database.session import commit
 from outbox.dispatch.once import release_due_once
+from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message.model import uuid7, uuid7_at
 from outbox.prune.once import prune_producer_once
 from tests.check.support import Bench

@@ -15,7 +15,8 @@ from hypothesis.stateful import invariant, precondition, rule, run_state_machine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from outbox import HalfNotFound, NotParked, Park, RecallRefused, Retry
+from outbox import Park, Retry
+from outbox.errors import HalfNotFound, NotParked, RecallRefused
 from tests.check.stateful_calls import Death
 from tests.check.stateful_checking import Checking
 from tests.check.stateful_model import LONE, Half

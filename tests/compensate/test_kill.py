@@ -13,8 +13,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, make_url
 
-from outbox import Message, NotParked
+from outbox import Message
 from outbox.consumer.consumer import Consumer
+from outbox.errors import NotParked
 from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
 from tests.conftest import wait_until

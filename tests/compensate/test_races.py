@@ -13,10 +13,11 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import CompensationRefused, Message
+from outbox import Message
 from outbox.compensate import sql as compensate_sql
 from outbox.compensate.perform import Book, Performance
 from outbox.consumer.consumer import Consumer
+from outbox.errors import CompensationRefused
 from outbox.message.model import Counts
 from tests.compensate.support import Town, give_back, record
 from tests.conftest import wait_until

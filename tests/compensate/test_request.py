@@ -9,8 +9,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox import CompensationRefused, InvalidHandler, InvalidMessage, Outbox
+from outbox import Outbox
 from outbox.compensate.request import refusal, refusals, request
+from outbox.errors import CompensationRefused, InvalidHandler, InvalidMessage
 from tests.compensate.support import Town, give_back
 
 

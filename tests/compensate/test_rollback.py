@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox import Message, NotParked
+from outbox import Message
+from outbox.errors import NotParked
 from outbox.worker.database import Database
 from outbox.worker.lane import AsyncLane
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle

@@ -19,9 +19,9 @@ from outbox.console.opening import Opening, own_engine
 from outbox.console.problems import as_problem
 from outbox.errors import (
     AlreadyCommitted,
+    BulkJobTooLarge,
     CompensationRefused,
     HalfNotFound,
-    OperationTooLarge,
     OutboxBusy,
     OutboxError,
     SchemaMissing,
@@ -66,7 +66,7 @@ def test_errors_of_the_outbox_have_their_kind() -> None:
         HalfNotFound(some): "not-found",
         AlreadyCommitted(some, "check"): "already-resolved",
         CompensationRefused("no"): "compensation-refused",
-        OperationTooLarge("no"): "too-large",
+        BulkJobTooLarge("no"): "too-large",
         OutboxBusy("orders", "halves", 2, 1, "max"): "unavailable",
         SchemaMissing("no tables"): "unavailable",
         OutboxError("?"): None,

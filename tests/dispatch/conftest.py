@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings, embedded
+from outbox.errors import PostgresNotFound
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def spare_server() -> Iterator[embedded.Server]:
     try:
         server = embedded.Server(durable=False, settings={"max_prepared_transactions": "5"})
         server.start()
-    except embedded.PostgresNotFound as error:
+    except PostgresNotFound as error:
         pytest.skip(str(error))
     try:
         yield server

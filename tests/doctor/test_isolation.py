@@ -12,8 +12,9 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox import InvalidSettings, Message, Outbox, Settings
+from outbox import Message, Outbox, Settings
 from outbox.embedded import Server
+from outbox.errors import InvalidSettings
 from outbox.operator.health import doctor
 from outbox.operator.health.doctor import Finding, Limits, Outcome
 from outbox.operator.health.doctor.examine import Look

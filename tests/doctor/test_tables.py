@@ -142,7 +142,7 @@ def test_table_not_permitted(engine: Engine) -> None:
         for name in ("checks", "undecided halves", "parked halves"):
             assert looked(report, name).outcome is Outcome.SKIPPED
             assert looked(report, name).why == (
-                f"the role '{url.username}' may not look at it: permission denied for table half_check"
+                f"the role '{url.username}' may not read it: permission denied for table half_check"
             )
         assert looked(report, "dispatch").outcome is Outcome.OK
 

@@ -23,8 +23,9 @@ import psycopg
 import pytest
 
 from outbox import embedded
-from outbox.embedded import EmbeddedError, PostgresNotFound, Server, binaries
+from outbox.embedded import Server, binaries
 from outbox.embedded import files as config
+from outbox.errors import EmbeddedError, PostgresNotFound
 
 PROJECT = Path(embedded.__file__).parents[2]
 DEADLINE = 60.0
@@ -424,6 +425,7 @@ def test_as_an_ordinary_user(open_folder: Path) -> None:
         pytest.skip("no Python 3.11 or newer that the user nobody can run")
     shutil.copytree(PROJECT / "outbox" / "embedded", open_folder / "outbox" / "embedded")
     (open_folder / "outbox" / "__init__.py").touch()
+    shutil.copy(PROJECT / "outbox" / "errors.py", open_folder / "outbox")
     found = embedded.find_binaries()
     for tree in found.trees:
         shutil.copytree(tree, open_folder / tree.relative_to(found.base or "/"), symlinks=True)

@@ -25,7 +25,8 @@ from examples.bank_transfer.bank_a_tcc import (
     verdict,
 )
 from examples.bank_transfer.orders import Order
-from outbox import AlreadyCommitted, AlreadyRolledBack, Orphan, Resolution
+from outbox import Orphan, Resolution
+from outbox.errors import AlreadyCommitted, AlreadyRolledBack
 from tests.conftest import wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")

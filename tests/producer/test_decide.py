@@ -19,18 +19,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import (
-    AlreadyCommitted,
-    AlreadyDecided,
-    AlreadyRolledBack,
-    Decision,
-    HalfNotFound,
-    Outbox,
-    Resolution,
-    Settings,
-    TransactionRequired,
-)
+from outbox import Decision, Outbox, Resolution, Settings
 from outbox.database.decision import decide, decide_first
+from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, TransactionRequired
 from outbox.message.model import uuid7
 from tests.conftest import wait_until
 from tests.producer.bank import (

@@ -17,19 +17,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from outbox import (
-    INJECTED,
-    AlreadyCommitted,
-    AlreadyRolledBack,
-    InvalidHandler,
-    InvalidMessage,
-    Outbox,
-    Outgoing,
-    Resolution,
-    Settings,
-    TransactionRequired,
-)
+from outbox import INJECTED, Outbox, Outgoing, Resolution, Settings
 from outbox.database.decision import decide, fence_key
+from outbox.errors import AlreadyCommitted, AlreadyRolledBack, InvalidHandler, InvalidMessage, TransactionRequired
 from tests.producer.bank import Account, accounts, change, changes, halves, idle_in_transaction, messages, op_of
 
 

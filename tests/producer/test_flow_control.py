@@ -15,10 +15,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, Orphan, Outbox, OutboxBusy, Resolution, SchemaMissing, Settings
+from outbox import INJECTED, Orphan, Outbox, Resolution, Settings
 from outbox.check.once import check_fences
 from outbox.database.execute import Statement, execute
 from outbox.embedded import ServerLike
+from outbox.errors import OutboxBusy, SchemaMissing
 from outbox.producer import flow_control
 from outbox.testing import check, drain
 from outbox.worker import Worker

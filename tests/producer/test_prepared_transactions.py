@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from outbox import Outbox, Settings, TransactionRequired
+from outbox import Outbox, Settings
+from outbox.errors import TransactionRequired
 from outbox.message.model import uuid7
 from tests.producer.bank import change, changes, idle_in_transaction, messages
 

@@ -12,16 +12,9 @@ from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from outbox import (
-    InvalidMessage,
-    InvalidSettings,
-    Outbox,
-    OutboxError,
-    SchemaMissing,
-    Settings,
-    TransactionRequired,
-)
+from outbox import Outbox, OutboxError, Settings
 from outbox.embedded import ServerLike
+from outbox.errors import InvalidMessage, InvalidSettings, SchemaMissing, TransactionRequired
 from tests.producer.bank import Account, accounts, change, changes, halves, messages
 
 

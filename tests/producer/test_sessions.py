@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session, sessionmaker
 
-from outbox import Outbox, Settings, TransactionRequired
+from outbox import Outbox, Settings
+from outbox.errors import TransactionRequired
 from tests.producer.bank import Account, Base, accounts, change, changes, create_business_tables, halves, messages
 from tests.producer.conftest import SECOND_SCHEMA
 

@@ -23,8 +23,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from outbox import InvalidSettings
-from outbox.errors import SourceError
+from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.archive import ParquetSide, UnionSide, archives_in, files, read_manifest
 from outbox.reconcile.model import CONSUMER, FIRST_ID, PRODUCER, InboxState, Pair, ProducerState, Range, to_uuids
 from tests.reconcile.archiving import (

@@ -9,8 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from outbox import InvalidSettings
-from outbox.errors import SourceError
+from outbox.errors import InvalidSettings, SourceError
 from outbox.message.model import uuid7_at
 from outbox.prune.once import prune_producer_once
 from outbox.reconcile.archive import (

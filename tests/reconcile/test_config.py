@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from outbox import InvalidSettings, Settings
+from outbox import Settings
+from outbox.errors import InvalidSettings
 from outbox.reconcile.config import JobParts, access_of, moment_of, parse, read_job, read_parts, seconds_of
 from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair, Tier, Window

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox.errors import JavaNotFound
 from outbox.reconcile.spark import java as module
-from outbox.reconcile.spark.java import Java, JavaNotFound, find_java, launcher_home
+from outbox.reconcile.spark.java import Java, find_java, launcher_home
 
 
 def program(folder: Path, version: str) -> Path:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from outbox import InvalidSettings
 from outbox.embedded import ServerLike
+from outbox.errors import InvalidSettings
 from outbox.message.model import uuid7, uuid7_at
 from outbox.reconcile.config import access_of
 from outbox.reconcile.job import reconcile

@@ -13,8 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from outbox import InvalidMessage
 from outbox.database.execute import execute
+from outbox.errors import InvalidMessage
 from outbox.message.codec import JSON
 from outbox.message.model import uuid7
 from outbox.reconcile.measure import compute

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from outbox import InvalidSettings
-from outbox.errors import ReconcileError, SourceError
+from outbox.errors import InvalidSettings, ReconcileError, SourceError
 from outbox.reconcile.measure.compute import Compared, check_measures, measure_all
 from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Pair, Window

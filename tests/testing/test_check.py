@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, Counts, InvalidHandler, Orphan, Outbox, Resolution, Settings
+from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
+from outbox.errors import InvalidHandler
 from outbox.testing import check, drain
 
 

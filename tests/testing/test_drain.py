@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox import InvalidHandler, Message, Outbox, Outgoing, Settings
+from outbox import Message, Outbox, Outgoing, Settings
+from outbox.errors import InvalidHandler
 from outbox.message.model import uuid7
 from outbox.testing import drain
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox import InvalidMessage
+from outbox.errors import InvalidMessage
 from outbox.message.codec import BYTES, JSON, TEXT, decode, encode
 
 text = st.text(st.characters(exclude_categories=["Cs"]))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox import InvalidMessage
+from outbox.errors import InvalidMessage
 from outbox.message import limits
 
 NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z")

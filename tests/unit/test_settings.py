@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from outbox import InvalidSettings, Settings
+from outbox import Settings
+from outbox.errors import InvalidSettings
 
 
 def test_defaults_agree() -> None:

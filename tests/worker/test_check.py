@@ -18,8 +18,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, AlreadyRolledBack, Orphan, Outbox, Resolution, Settings, embedded
+from outbox import INJECTED, Orphan, Outbox, Resolution, Settings, embedded
 from outbox.database import migration
+from outbox.errors import AlreadyRolledBack
 from outbox.worker import Worker
 from tests.conftest import wait_until
 from tests.producer.bank import idle_in_transaction

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from outbox import InvalidHandler, Message, Outbox, Settings
+from outbox import Message, Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
-from outbox.errors import SchemaMissing
+from outbox.errors import InvalidHandler, SchemaMissing
 from outbox.operator.model import Action
 from outbox.testing import operate
 from outbox.worker import Worker

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, text
 
-from outbox import InvalidHandler, InvalidMessage, InvalidSettings, Outbox, Settings, embedded
+from outbox import Outbox, Settings, embedded
+from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings
 from outbox.reconcile.config import JobParts
 from outbox.reconcile.model import Pair
 from outbox.reconcile.result import JobResult

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from outbox import InvalidSettings, Message, Outbox, Retry, SchemaMissing, Settings, embedded
+from outbox import Message, Outbox, Retry, Settings, embedded
+from outbox.errors import InvalidSettings, SchemaMissing
 from outbox.worker import Worker
 from tests.conftest import wait_until
 from tests.worker.conftest import Bench

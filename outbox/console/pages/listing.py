@@ -17,7 +17,7 @@ from fastapi.responses import RedirectResponse
 
 from outbox.console.pages import fields
 from outbox.console.pages.fields import SPANS, Fields, fixed
-from outbox.errors import InvalidRequest, OperationNotFound, UnknownDatabase
+from outbox.errors import BulkJobNotFound, InvalidRequest, UnknownDatabase
 from outbox.operator.model import MAX_PAGE, Action, Page, PageRequest
 from outbox.operator.old_halves import HalfStatus
 from outbox.operator.old_messages import MessageStatus
@@ -244,5 +244,5 @@ def add_routes(router: APIRouter, view: View) -> None:
             return RedirectResponse(console.path(request, "messages", key=text), 303)
         try:
             return RedirectResponse(console.path(request, "operations", console.admin.operation(wanted).id), 303)
-        except OperationNotFound:
+        except BulkJobNotFound:
             return RedirectResponse(console.path(request, "messages", wanted), 303)

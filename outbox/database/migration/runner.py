@@ -12,6 +12,7 @@ from alembic import command
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
 from outbox.database.migration.bind import connected, place, set_local
 from outbox.database.migration.state import read, refuse_newer, versions
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from outbox.database.migration.bind import Bind
 
-_LOCK_NOT_AVAILABLE = "55P03"
 _TURN_TIMEOUT = 60.0
 # Alembic keeps what it is doing in module globals.
 _one_at_a_time = threading.Lock()
@@ -126,7 +126,7 @@ def _clear_errors(connection: Connection, schema: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         raise SchemaBusy(
             f"the outbox tables in {place(connection, schema)} can't be changed now: another transaction holds a lock "

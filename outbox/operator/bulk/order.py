@@ -54,7 +54,7 @@ def start(
         SelectorChanged: the preview showed something else, or the key was used for something else.
         ActRefused: nothing of what is selected can be acted on.
         CompensationRefused: (a rollback of one message) it can't be rolled back.
-        OperationTooLarge: too many messages.
+        BulkJobTooLarge: too many messages.
         InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
     """
     deed = deed_of(action, actor, reason, options)
@@ -99,7 +99,7 @@ def cancel(databases: Databases, operation_id: UUID, *, actor: Actor, reason: st
     """Cancel what is left of an operation; what was done stays done. A worker withdraws a rollback that has begun.
 
     Raises:
-        OperationNotFound: no registered database has it.
+        BulkJobNotFound: no registered database has it.
         ActRefused: it has finished, or was cancelled before.
         InvalidRequest: an actor without a name, or a reason that can't be stored.
     """

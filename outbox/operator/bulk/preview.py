@@ -74,7 +74,7 @@ def look(database: Database, asked: Asked, elsewhere: Elsewhere) -> Summary:
     """Return what is matched in one database now.
 
     Raises:
-        OperationTooLarge: too many.
+        BulkJobTooLarge: too many.
         InvalidRequest: a filter that isn't one.
     """
     with database.looking(SECONDS) as connection:
@@ -160,7 +160,7 @@ def preview(
     Raises:
         InvalidRequest: a selector or option that isn't one, or several databases have what it matches.
         MessageNotFound: no database knows any of the messages that are named.
-        OperationTooLarge: it matches more than 100,000 messages, or names more than 1,000.
+        BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
     """
     check_options(action, options)
     asked = Asked(action, selector, options)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Row, execute, is_lost
+from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import wait_at_most
-from outbox.dispatch.once import LOCK_NOT_AVAILABLE
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
 from outbox.operator.acts import Deed, Outcome, do
@@ -44,8 +44,6 @@ MOST = 60
 
 NOTHING = Counts()
 _ACTIONS = frozenset(Action) - {Action.ROLLBACK}
-_DEADLOCK, _SERIALIZATION = "40P01", "40001"
-_LATER = frozenset({LOCK_NOT_AVAILABLE, _DEADLOCK, _SERIALIZATION})
 
 
 def _never() -> bool:
@@ -180,7 +178,7 @@ class _Run:
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""
         original = getattr(error, "orig", None) or error
-        if getattr(original, "sqlstate", None) in _LATER:
+        if sqlstate(original) in CONTENDED:
             settled = _settled(row, Outcome("busy", "somebody is working on it at this moment"))
         elif isinstance(error, OutboxError):
             settled = sql.Settled(row[0], "failed", str(error))

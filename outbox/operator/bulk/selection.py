@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import Row
-from outbox.errors import InvalidRequest, OperationTooLarge
+from outbox.errors import BulkJobTooLarge, InvalidRequest
 from outbox.operator.acts import UNCONSUMED, UNKNOWN, check_group
 from outbox.operator.model import MAX_IDS, MAX_ITEMS, Action, HalfFilter, InboxFilter, MessageFilter, Selector, Target
 
@@ -53,12 +53,12 @@ class Asked:
         """Return what the rows of `choose_sql.summary` say; ``edge``: if it is not for them to say.
 
         Raises:
-            OperationTooLarge: too many are matched.
+            BulkJobTooLarge: too many are matched.
         """
         own = max((row[4 if self.selector.inbox is not None else 3] for row in rows), default=None)
         summary = Summary([Kept.of(row) for row in rows], own if edge is None else edge)
         if summary.matched > MAX_ITEMS:
-            raise OperationTooLarge(f"more than {MAX_ITEMS} messages are matched; narrow the filter, such as by time")
+            raise BulkJobTooLarge(f"more than {MAX_ITEMS} messages are matched; narrow the filter, such as by time")
         return summary
 
     def check(self) -> None:
@@ -66,7 +66,7 @@ class Asked:
 
         Raises:
             InvalidRequest: it doesn't, or isn't exactly one.
-            OperationTooLarge: too many targets.
+            BulkJobTooLarge: too many targets.
         """
         selector = self.selector
         given = [kind for kind in ("targets", "messages", "inbox", "halves") if getattr(selector, kind) is not None]
@@ -88,7 +88,7 @@ class Asked:
         if not targets:
             raise InvalidRequest("no message is named", field="selector")
         if len(targets) > MAX_IDS:
-            raise OperationTooLarge(f"{len(targets)} messages are named; at most {MAX_IDS} can be, or use a filter")
+            raise BulkJobTooLarge(f"{len(targets)} messages are named; at most {MAX_IDS} can be, or use a filter")
         for target in targets:
             check_group(self.action, target)
 

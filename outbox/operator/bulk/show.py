@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.errors import OperationNotFound
+from outbox.errors import BulkJobNotFound
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.selection import Kept
 from outbox.operator.look.messages import check_words
@@ -60,11 +60,11 @@ def operation(databases: Databases, operation_id: UUID) -> OperationRow:
     """Return an operation.
 
     Raises:
-        OperationNotFound: no registered database has it.
+        BulkJobNotFound: no registered database has it.
     """
     found = _first(databases, lambda database: _look(database, operation_id))
     if found is None:
-        raise OperationNotFound(f"no registered database ({', '.join(databases)}) has operation {operation_id}")
+        raise BulkJobNotFound(f"no registered database ({', '.join(databases)}) has operation {operation_id}")
     return found
 
 
@@ -72,7 +72,7 @@ def find(databases: Databases, operation_id: UUID) -> Database:
     """Return the database that has an operation.
 
     Raises:
-        OperationNotFound: none has.
+        BulkJobNotFound: none has.
     """
     return databases[operation(databases, operation_id).database]
 
@@ -81,7 +81,7 @@ def items(databases: Databases, operation_id: UUID, page: PageRequest, *, state:
     """Return a page of the items of an operation, in their order.
 
     Raises:
-        OperationNotFound: no registered database has it.
+        BulkJobNotFound: no registered database has it.
         InvalidRequest: a state or token that isn't one.
     """
     check_words([] if state is None else [state], ITEM_STATES, "state")

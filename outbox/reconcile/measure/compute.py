@@ -22,6 +22,7 @@ from sqlalchemy import DateTime, Uuid, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import execute
+from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
 from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, ReconcileError, SourceError
 from outbox.message import codec
 from outbox.reconcile.measure import sql
@@ -156,7 +157,7 @@ class Bodies:
                 return execute(self.connection, sql.body_sums(halves, self._by, self._values))[0]
         except DBAPIError as error:
             # Data exception, and program limit exceeded: a nesting or a number that is too much for it.
-            if str(getattr(error.orig, "sqlstate", ""))[:2] in {"22", "54"}:
+            if sqlstate(error)[:2] in {"22", "54"}:
                 return None
             raise
 
@@ -283,7 +284,6 @@ _TYPES: dict[str, Any] = {
     "last": Uuid(),
 }
 _EXACT = {"smallint", "integer", "bigint", "numeric"}
-_CANCELED = "57014"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class Select:
                 return rows(self.connection.execute(statement, self._values()))
         except DBAPIError as error:
             told = str(error.orig).strip()
-            if getattr(error.orig, "sqlstate", None) == _CANCELED:
+            if sqlstate(error) == STATEMENT_CANCELLED:
                 told = f"it took longer than {self.seconds:.0f} s; give it an index, or a shorter window ({told})"
             if error.connection_invalidated:
                 raise SourceError(

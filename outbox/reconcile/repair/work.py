@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import Statement, execute
+from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import audit, wait_at_most
 from outbox.dispatch.sql import plan_by_index
 from outbox.message.model import Status
@@ -103,8 +104,6 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
 #: Does something about findings of one kind, in transactions of its own; returns the result of each, by id.
 Act = Callable[[Work, Sequence[Finding]], dict[UUID, str]]
 
-# Lock not available, deadlock detected, serialization failure.
-_BUSY = frozenset({"55P03", "40P01", "40001"})
 # So many messages of one batch that can't be had mean that none can: a table is locked, or all of dispatch.
 _MOST_BUSY = 3
 
@@ -134,10 +133,10 @@ def attempt(act: Act, work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 
 def _refusal(error: DBAPIError) -> str:
-    code = getattr(error.orig, "sqlstate", None)
-    if error.connection_invalidated or code is None:
+    code = sqlstate(error)
+    if error.connection_invalidated or not code:
         raise error
-    return BUSY if code in _BUSY else f"refused: {summary_of(error.orig or error)}"
+    return BUSY if code in CONTENDED else f"refused: {summary_of(error.orig or error)}"
 
 
 _STATE = {

