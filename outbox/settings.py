@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 from outbox.errors import InvalidSettings
+from outbox.reader import Reader, Seconds, environment, option
 
 #: RocketMQ's retry table (retries 1-16), in seconds: 10 s, 30 s, 1 m ... 2 h.
 RETRY_DELAYS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,49}", re.ASCII)
 _HOUR = 3600.0
+_CENTURY = 100 * 366 * 86400 - 1
 
-_POSITIVE = (
-    *("queues", "max_body_bytes", "read_ahead", "read_ahead_bytes", "max_claims", "dispatch_batch", "prune_batch"),
-    *("retention", "inbox_retention", "record_retention"),
-    *("idle_wait", "retry_interval", "release_interval", "prune_interval"),
-    *("reconnect_cap", "check_interval", "max_checks", "check_timeout", "check_time_limit", "checks_in_flight"),
-    "check_batch",
+#: Variables that begin like those of settings, and are something else's.
+_OTHERS = (
+    *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_APP"),
+    *("OUTBOX_PG_BIN", "OUTBOX_JDBC_JAR", "OUTBOX_CONSOLE_*", "OUTBOX_DEMO_*", "OUTBOX_TEST_*", "OUTBOX_BENCH_*"),
+    # Kubernetes gives them to a pod for each service whose name begins so.
+    *("OUTBOX_*SERVICE_HOST", "OUTBOX_*SERVICE_PORT*", "OUTBOX_PORT", "OUTBOX_*_PORT", "OUTBOX_*PORT_*_TCP*"),
 )
-_NOT_NEGATIVE = ("immunity", "drain_timeout", "max_undecided", "max_undispatched")
-#: What the columns hold; threads, connections and locks that no set-up has more of; what the server takes as a time.
-_AT_MOST = {
-    "immunity": 100 * 366 * 86400 - 1,
-    "check_interval": 100 * 366 * 86400 - 1,
-    "check_time_limit": 86400,
-    "queues": 4096,
-    "max_checks": 2**31 - 1,
-    "max_claims": 2**15 - 1,
-    "checks_in_flight": 1000,
-    "check_batch": 1000,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +49,85 @@ class Settings:
         InvalidSettings: a value out of range, or two that contradict each other.
     """
 
-    schema: str = "outbox"
-    queues: int = 8
-    max_body_bytes: int = 4 * 1024 * 1024
-    read_ahead: int = 500
-    read_ahead_bytes: int = 16 * 1024 * 1024
+    # Sending
+    queues: int = option(8, "Queues of a topic that is used for the first time.", least=1, most=4096, page="sending")
+    max_body_bytes: int = option(4 * 1024 * 1024, "The largest body of a message.", above=0, page="sending")
+    max_undecided: int = option(
+        0,
+        "Undecided halves of a topic from which on its producers get OutboxBusy; 0 is no limit.",
+        least=0,
+        page="sending",
+    )
+    max_undispatched: int = option(
+        0, "Undispatched messages of a topic from which on its producers get OutboxBusy.", least=0, page="sending"
+    )
 
-    immunity: float = 6.0
-    check_interval: float = 30.0
-    max_checks: int = 15
-    check_timeout: float = 10.0
-    check_time_limit: float = 60.0
-    checks_in_flight: int = 5
-    check_batch: int = 200
+    # Checking; the bounds are what the columns hold, and what the server takes as a time.
+    immunity: Seconds = option(
+        6.0, "How long a half is left alone before it is an orphan.", least=0, most=_CENTURY, page="checking"
+    )
+    check_interval: Seconds = option(30.0, "The pause between two checks.", above=0, most=_CENTURY, page="checking")
+    max_checks: int = option(
+        15, "How often a checker is asked before the half is parked.", least=1, most=2**31 - 1, page="checking"
+    )
+    check_timeout: Seconds = option(10.0, "How long a checker may take.", above=0, page="checking")
+    check_time_limit: Seconds = option(
+        60.0, "How long a check pass begins new checks.", above=0, most=86400, page="checking"
+    )
+    checks_in_flight: int = option(5, "Checkers that run at once in one worker.", least=1, most=1000, page="checking")
+    check_batch: int = option(200, "Fences that one transaction tries.", least=1, most=1000, page="checking")
 
-    max_undecided: int = 0
-    max_undispatched: int = 0
+    # Consuming
+    read_ahead: int = option(500, "Messages that a consumer reads ahead.", above=0, page="consuming")
+    read_ahead_bytes: int = option(16 * 1024 * 1024, "Bytes that a consumer reads ahead.", above=0, page="consuming")
+    retry_delays: tuple[Seconds, ...] = option(
+        RETRY_DELAYS,
+        "The pauses before the retries of a failed message; their number is that of the retries.",
+        page="consuming",
+    )
+    retry_jitter: float = option(
+        0.1, "The part of a pause that is added at random at most.", least=0, below=1, page="consuming"
+    )
+    max_claims: int = option(
+        10,
+        "How often a message may be started without ever finishing before it is parked.",
+        least=1,
+        most=2**15 - 1,
+        page="consuming",
+    )
 
-    retry_delays: tuple[float, ...] = field(default=RETRY_DELAYS)
-    retry_jitter: float = 0.1
-    max_claims: int = 10
-
-    dispatch_batch: int = 10_000
-    prune_batch: int = 1_000
-    retention: float = 72 * _HOUR
-    inbox_retention: float = 2 * 72 * _HOUR
-    record_retention: float = 90 * 24 * _HOUR
-
-    idle_wait: float = 0.2
-    retry_interval: float = 1.0
-    release_interval: float = 0.5
-    prune_interval: float = 60.0
-    drain_timeout: float = 30.0
-    reconnect_cap: float = 15.0
-    listen: bool = True
+    # Deploying
+    schema: str = option("outbox", "The schema of the tables.", page="deploying")
+    retention: Seconds = option(
+        72 * _HOUR, "How long decided halves, ops and messages are kept.", above=0, page="deploying"
+    )
+    inbox_retention: Seconds = option(
+        2 * 72 * _HOUR,
+        "How long inbox rows are kept; longer than retention and all retries together.",
+        above=0,
+        page="deploying",
+    )
+    record_retention: Seconds = option(
+        90 * 24 * _HOUR, "How long the records of reconciliations are kept.", above=0, page="deploying"
+    )
+    dispatch_batch: int = option(10_000, "Messages of one dispatch transaction.", above=0, page="deploying")
+    prune_batch: int = option(1_000, "Rows of one prune transaction.", above=0, page="deploying")
+    idle_wait: Seconds = option(
+        0.2, "The pause of dispatch and consumers with nothing to do.", above=0, page="deploying"
+    )
+    retry_interval: Seconds = option(1.0, "The pause between two passes for due retries.", above=0, page="deploying")
+    release_interval: Seconds = option(
+        0.5, "The pause between two passes for due scheduled messages.", above=0, page="deploying"
+    )
+    prune_interval: Seconds = option(60.0, "The pause between two prune passes.", above=0, page="deploying")
+    drain_timeout: Seconds = option(30.0, "How long a worker that stops waits for its handlers.", page="deploying")
+    reconnect_cap: Seconds = option(
+        15.0, "The longest pause between two attempts to connect.", above=0, page="deploying"
+    )
+    listen: bool = option(True, "Wake up by LISTEN as well as by the clock.", page="deploying")
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check_ranges()
+        Reader().check(self)
         if self.schema.startswith("pg_"):
             raise InvalidSettings(f"schema {self.schema!r} is reserved: PostgreSQL keeps names that begin with pg_")
         if not _SCHEMA.fullmatch(self.schema):
@@ -118,64 +147,14 @@ class Settings:
                 f"set inbox_retention to at least {self.retention + horizon:.0f}"
             )
 
-    def _check_ranges(self) -> None:
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must be greater than 0")
-        for name in _NOT_NEGATIVE:
-            if getattr(self, name) < 0:
-                raise InvalidSettings(f"{name} = {getattr(self, name)!r} must not be negative")
-        for name, most in _AT_MOST.items():
-            if getattr(self, name) > most:
-                raise InvalidSettings(f"{name} = {getattr(self, name)} is more than {most}")
-        if not 0 <= self.retry_jitter < 1:
-            raise InvalidSettings(f"retry_jitter = {self.retry_jitter!r} must be in [0, 1)")
-        if any(delay < 0 for delay in self.retry_delays):
-            raise InvalidSettings(f"retry_delays has a negative delay: {self.retry_delays!r}")
-
-    def _check_types(self) -> None:
-        if not isinstance(self.retry_delays, list | tuple) or not all(map(_is_number, self.retry_delays)):
-            raise InvalidSettings(f"retry_delays = {self.retry_delays!r} must be a tuple of seconds")
-        # Frozen and hashable also for callers who give a list.
-        object.__setattr__(self, "retry_delays", tuple(self.retry_delays))
-        for f in fields(self):
-            value, kind = getattr(self, f.name), str(f.type)
-            fits = {"int": type(value) is int, "float": _is_number(value), "bool": type(value) is bool}
-            if not fits.get(kind, kind != "str" or isinstance(value, str)):
-                raise InvalidSettings(f"{f.name} = {value!r} must be {'a finite number' if kind == 'float' else kind}")
-
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Settings:
-        """Return settings from variables such as ``OUTBOX_SCHEMA`` or ``OUTBOX_RETENTION`` (seconds).
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Return settings from variables such as ``OUTBOX_SCHEMA``, or ``OUTBOX_RETENTION`` (``259200`` or ``72h``).
 
-        ``OUTBOX_RETRY_DELAYS`` is a comma-separated list of seconds.
+        ``environ`` is that of the process unless given; ``overrides`` go before it. ``OUTBOX_RETRY_DELAYS`` is a
+        comma-separated list.
 
         Raises:
-            InvalidSettings: a variable that can't be read; names it and its value.
+            InvalidSettings: a variable that can't be read, or a misspelt one; names it, its value and the mend.
         """
-        values: dict[str, Any] = {}
-        hints = get_type_hints(cls)
-        for f in fields(cls):
-            text = environ.get(f"OUTBOX_{f.name.upper()}")
-            if text is None:
-                continue
-            try:
-                values[f.name] = _read(text, hints[f.name])
-            except ValueError:
-                kind = getattr(hints[f.name], "__name__", hints[f.name])
-                raise InvalidSettings(f"OUTBOX_{f.name.upper()}={text!r} can't be read as {kind}") from None
-        return cls(**{**values, **overrides})
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _read(text: str, kind: Any) -> Any:
-    if kind is bool:
-        if text.lower() not in {"1", "0", "true", "false", "yes", "no", "on", "off"}:
-            raise ValueError(text)
-        return text.lower() in {"1", "true", "yes", "on"}
-    if kind in {int, float, str}:
-        return kind(text)
-    return tuple(float(part) for part in text.split(",") if part.strip())
+        return cls(**{**environment(cls, "OUTBOX_", environ, _OTHERS), **overrides})

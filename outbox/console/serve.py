@@ -104,7 +104,7 @@ class ConsoleConfig:
         return (ways[0] if len(ways) == 1 else AnyOf(*ways)) if ways else None
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> ConsoleConfig:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> ConsoleConfig:
         """Return the configuration of the environment; ``overrides`` that aren't None go before it.
 
         Lists are separated by commas or white space: ``DATABASES`` of ``name=url`` (default: ``OUTBOX_DATABASE_URL``),
@@ -115,6 +115,7 @@ class ConsoleConfig:
         Raises:
             InvalidSettings: a variable that can't be read, or isn't one; names it, and of a secret not its value.
         """
+        environ = os.environ if environ is None else environ
         given = {name.removeprefix(PREFIX): text for name, text in environ.items() if name.startswith(PREFIX)}
         unknown = {name for name in given if name not in _NAMES and name.removesuffix("_FILE") not in _SECRET}
         if unknown:

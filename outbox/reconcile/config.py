@@ -362,7 +362,7 @@ def read_job(
     path: Path,
     over: JobParts | None = None,
     *,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     clock: Callable[[Access], dt.datetime] | None = None,
 ) -> Job:
     """Return the job of a file; what ``over`` says counts more than the file.
@@ -376,7 +376,7 @@ def read_job(
     return read_parts(path, environ=environ).overridden(over or JobParts()).job(clock)
 
 
-def read_parts(path: Path, *, environ: Mapping[str, str] = os.environ) -> JobParts:
+def read_parts(path: Path, *, environ: Mapping[str, str] | None = None) -> JobParts:
     """Return what a file says.
 
     Raises:
@@ -394,7 +394,7 @@ def read_parts(path: Path, *, environ: Mapping[str, str] = os.environ) -> JobPar
         raise InvalidSettings(f"{path}: {error}") from None
 
 
-def parse(document: Mapping[str, Any], *, folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> JobParts:
+def parse(document: Mapping[str, Any], *, folder: Path = Path(), environ: Mapping[str, str] | None = None) -> JobParts:
     """Return what a document says; paths in it begin in ``folder``.
 
     Raises:
@@ -432,7 +432,7 @@ def parse(document: Mapping[str, Any], *, folder: Path = Path(), environ: Mappin
     return parts
 
 
-def _access(table: Table | None, environ: Mapping[str, str]) -> Access | None:
+def _access(table: Table | None, environ: Mapping[str, str] | None) -> Access | None:
     if table is None:
         return None
     url, variable, schema = table.text("url"), table.text("url_env"), table.text("schema")
@@ -440,7 +440,7 @@ def _access(table: Table | None, environ: Mapping[str, str]) -> Access | None:
     if (url is None) == (variable is None):
         raise InvalidSettings(f"{table.path('url')}: give either url or url_env, the name of an environment variable")
     if variable is not None:
-        url = environ.get(variable)
+        url = (os.environ if environ is None else environ).get(variable)
         if not url:
             raise InvalidSettings(f"{table.path('url_env')}: the environment variable {variable} isn't set")
         return access_of(url, schema, variable)
