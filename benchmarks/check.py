@@ -17,8 +17,7 @@ from benchmarks.pinned import held_open
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
-from outbox.worker.database import Database
-from outbox.worker.lane import Runners
+from outbox.worker.connections import Database, Runners
 
 _TOGETHER = 100_000
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from benchmarks.measure import Figure
 from outbox.database.execute import driver_of
-from outbox.worker.database import Database
+from outbox.worker.connections import Database
 
 
 @dataclass(frozen=True, slots=True)

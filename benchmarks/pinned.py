@@ -13,7 +13,7 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Arm, Figure, Ratio, compared, interleave, per_second, rate
 from benchmarks.reading import TOPIC, Ours
 from outbox import Outbox, Settings
-from outbox.worker.database import Database
+from outbox.worker.connections import Database
 
 _TRANSACTIONS, _TOGETHER = 20, 100
 _MESSAGES = _TRANSACTIONS * _TOGETHER

@@ -73,8 +73,7 @@ def check_by_app(app: str, half_id: UUID, act: Act) -> Answer:
     from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
     from outbox.operator import undecided  # noqa: PLC0415
-    from outbox.worker.database import Database  # noqa: PLC0415
-    from outbox.worker.lane import Runners  # noqa: PLC0415
+    from outbox.worker.connections import Database, Runners  # noqa: PLC0415
 
     # What the application prints must not get among our data.
     with redirect_stdout(sys.stderr):

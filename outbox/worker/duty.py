@@ -1,19 +1,36 @@
-"""A duty: one pass function, run again and again as fast as its work comes in.
+"""A duty is one pass function, run again and again as fast as its work comes in; a lane is the thread that runs duties.
 
-How long to wait before the next try.
+A pass that found more than its limit is repeated at once, after the other duties of the lane. A duty that found work
+looks again by itself for a while. Otherwise it rests until it is woken: by a notification, by another duty, or by the
+clock when its longest wait is over.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from outbox.database.runner import Pass
 from outbox.message.model import Counts
+from outbox.worker.clock import Clock
+from outbox.worker.connections import OwnRunner
+
+logger = logging.getLogger("outbox.worker")
+
+#: How long (seconds) a duty stays hot after its last work: it looks by itself, in waits from _HOT_FIRST to _HOT_CAP.
+QUIET_AFTER = 1.0
+_HOT_FIRST = 0.001
+_HOT_CAP = 0.032
+_FAILURE_FIRST = 0.1
+#: How long (seconds) a long pass keeps a lane that another duty waits for.
+SLICE = 0.1
+_NEVER = math.inf
 
 
 def jittered(wait: float, jitter: float = 0.1) -> float:
@@ -43,18 +60,9 @@ class Backoff:
         self._next = self._first
 
 
-logger = logging.getLogger("outbox.worker")
-
-#: How long (seconds) a duty stays hot after its last work: it looks by itself, in waits from _HOT_FIRST to _HOT_CAP.
-QUIET_AFTER = 1.0
-_HOT_FIRST = 0.001
-_HOT_CAP = 0.032
-_FAILURE_FIRST = 0.1
-
-
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a duty fares. Times are those of this host, for people to read.
+    """How a duty fares. Times are those of this host, for operators to read.
 
     ``failures`` counts the failed passes since the last success; ``last_error`` stays after a recovery.
     """
@@ -65,102 +73,148 @@ class Health:
     failures: int = 0
 
 
-class Duty:
-    """A pass function with the loop around it.
+class Lane:
+    """A thread and a runner that a few duties share: one pass at a time, in the order in which duties became due.
 
-    ``longest_wait`` returns the seconds after which the duty looks for work although nobody woke it. ``after`` is
-    called when a pass brought work, or failed and may have: those who wait for it look then. A duty that is ``eager``
-    goes on looking for a while after its last work; another one only as long as its pass says that there is more.
+    A busy duty would otherwise keep the runner from the others for ever.
+    """
+
+    def __init__(self, runner: OwnRunner, clock: Clock, stopping: threading.Event) -> None:
+        self.runner = runner
+        self.duties: list[Duty] = []
+        self._clock = clock
+        self._stopping = stopping
+        self._changed = threading.Condition()
+        self._running: Duty | None = None
+        self._began = 0.0
+        self._cut_short = False
+        self._thread = threading.Thread(target=self._work, name="outbox-worker", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, and with it all duties."""
+        self._thread.start()
+
+    def wake(self, duty: Duty) -> None:
+        """Have a duty run as soon as the lane is free; cheap, from any thread, as often as one likes."""
+        with self._changed:
+            due_at = max(time.monotonic(), duty.not_before)
+            if due_at < duty.due_at:
+                duty.due_at = due_at
+                self._changed.notify()
+
+    def ending(self) -> bool:
+        """Return whether a running pass is to end after its transaction: the worker stops, or other duties are due."""
+        if self._stopping.is_set():
+            return True
+        now = time.monotonic()
+        if now - self._began > SLICE and any(each.due_at <= now for each in self.duties if each is not self._running):
+            self._cut_short = True
+        return self._cut_short
+
+    def rested(self, timeout: float) -> bool:
+        """Wait until the thread has ended, at most so many seconds; ``stopping`` is set."""
+        with self._changed:
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def running(self) -> str:
+        """The name of the duty whose pass runs, empty if none does."""
+        duty = self._running
+        return duty.name if duty else ""
+
+    @property
+    def stopping(self) -> bool:
+        """Is the worker about to end?"""
+        return self._stopping.is_set()
+
+    def _work(self) -> None:
+        while (duty := self._next()) is not None:
+            again = duty.run()
+            if self._cut_short:
+                again = min(again, time.monotonic())
+            with self._changed:
+                # A wake-up during the pass may be about what the pass did not see; it doesn't shorten a back-off.
+                duty.due_at = max(min(duty.due_at, again), duty.not_before)
+            if again == _NEVER and (wait := duty.longest_wait()) < _NEVER:
+                self._clock.every(duty.name, wait, duty.wake)
+        self._running = None
+
+    def _next(self) -> Duty | None:
+        """Wait for the duty that has been due for the longest time; None when the worker stops."""
+        with self._changed:
+            while not self._stopping.is_set():
+                duty = min(self.duties, key=lambda each: each.due_at)
+                wait = duty.due_at - time.monotonic()
+                if wait <= 0:
+                    duty.due_at = _NEVER
+                    self._running, self._began, self._cut_short = duty, time.monotonic(), False
+                    return duty
+                self._running = None
+                self._changed.wait(None if wait == _NEVER else wait)
+        return None
+
+
+class Duty:
+    """A pass function, how it fares, and when it is due next.
+
+    ``longest_wait`` returns the seconds after which the duty looks for work although nothing woke it. ``after`` is
+    called when a pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is
+    ``eager`` goes on looking for a while after its last work; another one only as long as its pass says that there is
+    more. ``due_at`` and ``not_before`` are monotonic times, and the lane's.
     """
 
     def __init__(
         self,
         name: str,
-        one_pass: Callable[[], Counts],
+        one_pass: Pass,
+        lane: Lane,
         *,
         longest_wait: Callable[[], float],
-        stopping: threading.Event,
         reconnect_cap: float,
         after: Callable[[], None] | None = None,
         eager: bool = True,
     ) -> None:
         self.name = name
         self.health = Health()
-        self.rested = threading.Event()
-        self.rested.set()
-        self.run_now: Callable[[], None] = lambda: None
+        self.longest_wait = longest_wait
+        self.due_at = self.not_before = -_NEVER
         self._pass = one_pass
-        self._longest_wait = longest_wait
-        self._stopping = stopping
+        self._lane = lane
         self._after = after
         self._eager = eager
         self._backoff = Backoff(_FAILURE_FIRST, reconnect_cap)
-        self._woken = threading.Event()
-        self._guard = threading.Lock()
-        self._running = False
-
-    def longest_wait(self) -> float:
-        """Return the longest wait between two looks in seconds, with the jitter that keeps workers apart."""
-        return jittered(self._longest_wait())
+        self._hot = Backoff(_HOT_FIRST, _HOT_CAP, jitter=0.0)
+        self._hot_until = -_NEVER
+        lane.duties.append(self)
 
     def wake(self) -> None:
-        """Have the duty look for work at once; cheap, from any thread, as often as one likes."""
-        if self._woken.is_set():
-            return
-        self._woken.set()
-        with self._guard:
-            if self._running:
-                return
-        self.run_now()
+        """Have the duty look for work at once."""
+        self._lane.wake(self)
 
-    def run(self) -> None:
-        """Run pass after pass until there has been no work for a while; the body of the scheduler's job."""
-        with self._guard:
-            self._running = True
-            self.rested.clear()
-        try:
-            self._run()
-        finally:
-            self.rested.set()
-
-    def settled(self) -> None:
-        """Note that the scheduler has its thread back and would start the job again.
-
-        Between the last look of `run` and this moment the scheduler refuses to start the job: whoever woke the
-        duty meanwhile left it at that, so it is started here.
-        """
-        with self._guard:
-            self._running = False
-        if self._woken.is_set() and not self._stopping.is_set():
-            self.run_now()
-
-    def _run(self) -> None:
-        hot = Backoff(_HOT_FIRST, _HOT_CAP, jitter=0.0)
-        hot_until = 0.0
-        while not self._stopping.is_set():
-            # Before the pass: a wake-up during the pass may be about what the pass did not see.
-            self._woken.clear()
-            counts = self._attempt()
-            if counts is None:
-                self._stopping.wait(self._backoff.next())
-                continue
-            if counts or counts.more:
-                hot.reset()
-                hot_until = time.monotonic() + QUIET_AFTER if self._eager else 0.0
-            if counts.more:
-                continue
-            # A pass without ``more`` took all there was: one that follows at once would only take the processor from
-            # those whose turn it is now.
-            if time.monotonic() < hot_until:
-                self._woken.wait(hot.next())
-            elif not self._woken.is_set():
-                return
+    def run(self) -> float:
+        """Run one pass; return the monotonic time of the next one, infinity for a duty that rests until it is woken."""
+        counts = self._attempt()
+        now = time.monotonic()
+        if counts is None:
+            self.not_before = now + self._backoff.next()
+            return self.not_before
+        if counts or counts.more:
+            self._hot.reset()
+            self._hot_until = now + QUIET_AFTER if self._eager else -_NEVER
+        if counts.more:
+            return now
+        # A pass without ``more`` took all there was: one that follows at once would only take the processor from
+        # the duties whose turn it is now.
+        return now + self._hot.next() if now < self._hot_until else _NEVER
 
     def _attempt(self) -> Counts | None:
         """Run one pass; return None where it failed, which never ends the duty."""
         try:
-            counts = self._pass()
-        except Exception as error:  # whatever it is, the duty goes on
+            counts = self._lane.runner.run(self._pass)
+        except BaseException as error:  # even a handler's SystemExit: the duty goes on
             self._failed(error)
             counts = None
         else:
@@ -169,8 +223,8 @@ class Duty:
             self._after()
         return counts
 
-    def _failed(self, error: Exception) -> None:
-        if self._stopping.is_set():
+    def _failed(self, error: BaseException) -> None:
+        if self._lane.stopping:
             logger.debug("duty %s was cut off", self.name, exc_info=error, extra={"event": "duty.cut_off"})
             return
         before, text = self.health, f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from outbox.database.execute import driver_of
 from outbox.database.sql import PROBE, listen
-from outbox.worker.database import Database, cut, discard
+from outbox.worker.connections import Database, cut, discard
 from outbox.worker.duty import Backoff, jittered
 
 logger = logging.getLogger("outbox.worker")
@@ -31,8 +31,7 @@ class Listener:
 
     ``wake`` is called with a topic that has new messages, with `wakeup.OPS`, or with None when anything may have been
     missed.
-    ``probe`` sends a notification with the payload given, by another connection. What the server processes ``own_pids``
-    sent is known here already.
+    ``probe`` has `PROBE` sent by another connection. What the server processes ``own_pids`` sent is known here already.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Listener:
         schema: str,
         *,
         wake: Callable[[str | None], None],
-        probe: Callable[[str], object],
+        probe: Callable[[], None],
         own_pids: Callable[[], Collection[int | None]],
         stopping: threading.Event,
         reconnect_cap: float,
@@ -97,7 +96,7 @@ class Listener:
         while not self._stopping.is_set():
             now = time.monotonic()
             if now >= probe_at:
-                self._probe(PROBE)
+                self._probe()
                 probe_at, probe_until = now + jittered(PROBE_AFTER), now + PROBE_WITHIN
             elif probe_until and now >= probe_until:
                 self._set_working(False)

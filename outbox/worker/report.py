@@ -27,8 +27,8 @@ from outbox.message.model import Counts, uuid7
 from outbox.operator.health.stats import as_sample, stats
 from outbox.text import storable, summary_of
 from outbox.worker import sql
+from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
-from outbox.worker.lane import SyncLane
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -144,13 +144,14 @@ class Reporter:
         )
         return report_once(connection, self._settings, facts, self._sample)
 
-    def goodbye(self, lane: SyncLane) -> None:
-        """Forget the worker, on a connection that is open anyway; whatever hinders it, the worker ends in time."""
+    def goodbye(self, runner: OwnRunner) -> None:
+        """Forget the worker, on a connection that is open already; whatever hinders it, the worker ends in time."""
 
-        def act(connection: Connection) -> None:
+        def forget(connection: Connection, _: Connection) -> Counts:
             leave(connection, self._settings, self._id)
+            return Counts()
 
-        thread = threading.Thread(target=lane.last, args=(act,), name="outbox-worker-goodbye", daemon=True)
+        thread = threading.Thread(target=runner.last, args=(forget,), name="outbox-worker-goodbye", daemon=True)
         thread.start()
         thread.join(_GOODBYE_SECONDS)
 

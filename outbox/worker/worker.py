@@ -75,7 +75,9 @@ class Worker:
         """
         if self._plan is not None or self._stopping.is_set():
             raise RuntimeError("a Worker is used once; make another one to start again")
-        plan = self._plan = Plan(self._outbox, self._roles, producing=self._produces(), stopping=self._stopping)
+        plan = self._plan = Plan(
+            self._outbox, self._roles, self._clock, producing=self._produces(), stopping=self._stopping
+        )
         try:
             self._require(plan)
             for begin in plan.starts:
@@ -83,8 +85,8 @@ class Worker:
         except BaseException:
             self.stop(0)
             raise
-        for duty in plan.duties:
-            self._clock.add(duty)
+        for lane in plan.lanes:
+            lane.start()
         for listener in plan.listeners.values():
             listener.start()
         self._clock.start()
@@ -127,7 +129,7 @@ class Worker:
             if second is None:
                 return 0
             for lane in self._plan.lanes if self._plan else ():
-                lane.cut()
+                lane.runner.cut()
             return 128 + second
 
     def wake(self) -> None:
@@ -181,7 +183,7 @@ class Worker:
             return True
         logger.info("worker is stopping", extra={"event": "worker.stopping"})
         self._clock.stop()
-        late = [duty.name for duty in plan.duties if not duty.rested.wait(max(deadline - time.monotonic(), 0))]
+        late = [lane.running for lane in plan.lanes if not lane.rested(max(deadline - time.monotonic(), 0))]
         for listener in plan.listeners.values():
             listener.close()
         if late:
@@ -190,7 +192,7 @@ class Worker:
                 ", ".join(late),
                 extra={"event": "worker.cut_off", "duties": late},
             )
-        for end in (*plan.ends, *(lane.end for lane in plan.lanes)):
+        for end in (*plan.ends, *(lane.runner.end for lane in plan.lanes)):
             end()
         logger.info("worker stopped", extra={"event": "worker.stopped", "drained": not late})
         return not late

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,9 +19,7 @@ from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.database.runner import NewRunner
 from outbox.dispatch.once import dispatch_once
-from outbox.worker.database import Database
-from outbox.worker.lane import Runners, SyncLane
-from outbox.worker.plan import on_producer
+from outbox.worker.connections import Database, Runners, SyncRunner
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +43,9 @@ class Bench:
     def __post_init__(self) -> None:
         stopping = threading.Event()
         database = Database(self.engine)
-        self.lane = SyncLane(database, None, stopping)
+        self.runner = SyncRunner(database, None, stopping)
         self.asker = Asker(self.new_runner or Runners(database, stopping), self.settings.checks_in_flight)
-        for end in (_wait_for_askers, self.lane.end, self.asker.end, self.let_go.set):
+        for end in (_wait_for_askers, self.runner.end, self.asker.end, self.let_go.set):
             self.stack.callback(end)
 
     @property
@@ -88,14 +85,14 @@ class Bench:
     def warm_up(self, *, is_async: bool = False, count: int = 1) -> None:
         """Open connections for checkers, where the time that a checker may take is too short for that as well."""
         for _ in range(count):
-            room = self.asker._new_runner(is_async)
-            room.run(lambda *_: Counts())
-            self.asker._idle[is_async].append(room)
+            runner = self.asker._new_runner(is_async)
+            runner.run(lambda *_: Counts())
+            self.asker._idle[is_async].append(runner)
 
     def check(self, *, stopping: Callable[[], bool] = lambda: False) -> Counts:
         """Make one pass."""
-        one_pass = partial(check_once, checkers=self.outbox.checkers, asker=self.asker, stopping=stopping)
-        return self.lane.run(on_producer(one_pass, self.settings))
+        checkers, asker = self.outbox.checkers, self.asker
+        return self.runner.run(lambda c, _: check_once(c, self.settings, checkers, asker, stopping=stopping))
 
     def age_and_check(self, times: int = 1) -> Counts:
         """Make so many passes, before each of which all waits are over."""

@@ -21,8 +21,7 @@ from outbox.check.once import question_of
 from outbox.database.decision import decide
 from outbox.database.execute import driver_of, execute
 from outbox.database.runner import EngineRunner
-from outbox.worker.database import Database
-from outbox.worker.lane import SyncLane
+from outbox.worker.connections import Database, SyncRunner
 from tests.check.support import Bench, asking_threads
 
 NewBench = Callable[..., Bench]
@@ -184,7 +183,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
 # --- connections ---------------------------------------------------------------------------------------------------
 
 
-def test_room_that_opens_too_late(bench: Bench) -> None:
+def test_connection_that_opens_too_late(bench: Bench) -> None:
     """A checker whose connection took longer than its time isn't asked any more, and the counter stays."""
     asked = bench.register(COMMIT, timeout=0.1)
     half_id = bench.prepare()
@@ -196,7 +195,7 @@ def test_room_that_opens_too_late(bench: Bench) -> None:
         return connect()
 
     database.connect = slowly  # type: ignore[method-assign]
-    bench.asker._new_runner = lambda _: SyncLane(database, None, threading.Event())
+    bench.asker._new_runner = lambda _: SyncRunner(database, None, threading.Event())
     assert bench.check() == Counts()
     assert (bench.waits(half_id).check_times, bench.history(half_id)) == (0, [])
     bench.let_go.set()
@@ -206,27 +205,27 @@ def test_room_that_opens_too_late(bench: Bench) -> None:
     assert [each.checks for each in asked] == [1]
 
 
-class NoRoom:
-    """A room that can't be opened."""
+class NoRunner:
+    """A connection that can't be opened."""
 
     opened = 0
 
     def run(self, act: Any) -> Counts:  # noqa: ARG002
-        NoRoom.opened += 1
+        NoRunner.opened += 1
         raise OperationalError("", {}, Exception("too many clients already"))
 
     def end(self) -> None:
         """Do nothing."""
 
 
-def test_rooms_that_cannot_be_opened(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_connections_that_cannot_be_opened(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Without connections for the checkers a pass doesn't run in circles: it says so, and leaves the rest for later."""
-    NoRoom.opened = 0
+    NoRunner.opened = 0
     bench.register(COMMIT)
     ids = [bench.prepare() for _ in range(20)]
-    bench.asker._new_runner = lambda _: NoRoom()
-    assert bench.check(stopping=lambda: NoRoom.opened > 100) == Counts()
-    assert NoRoom.opened <= bench.settings.checks_in_flight
+    bench.asker._new_runner = lambda _: NoRunner()
+    assert bench.check(stopping=lambda: NoRunner.opened > 100) == Counts()
+    assert NoRunner.opened <= bench.settings.checks_in_flight
     assert {bench.waits(each).check_times for each in ids} == {0}
     assert "too many clients already" in caplog.text
 
@@ -247,13 +246,13 @@ def test_thread_that_cannot_be_started(bench: Bench, monkeypatch: pytest.MonkeyP
     assert bench.check().done == 3
 
 
-def test_rooms_are_shared_and_closed(bench: Bench) -> None:
+def test_connections_are_shared_and_closed(bench: Bench) -> None:
     """Asking takes at most as many connections as may be in flight; one is kept for the next pass."""
     opened: list[Any] = []
-    open_room = bench.asker._new_runner
+    new_runner = bench.asker._new_runner
 
     def count(is_async: bool) -> Any:
-        opened.append(open_room(is_async))
+        opened.append(new_runner(is_async))
         return opened[-1]
 
     bench.asker._new_runner = count
@@ -262,13 +261,13 @@ def test_rooms_are_shared_and_closed(bench: Bench) -> None:
         bench.prepare()
     assert bench.check().done == 30
     assert len(opened) == bench.settings.checks_in_flight
-    # That of the pass, which it took out of the application's pool, and that of the one room.
+    # That of the pass, which it took out of the application's pool, and that of the one runner.
     bench.wait_for(lambda: bench.connections() == 2, "all connections but one are closed")
     bench.prepare()
     assert bench.check().done == 1
     assert len(opened) == bench.settings.checks_in_flight
     bench.asker.end()
-    bench.lane.end()
+    bench.runner.end()
     bench.wait_for(lambda: bench.connections() == 1, "all are closed")
 
 
@@ -316,8 +315,8 @@ def test_connection_lost_between_two_passes(bench: Bench, is_async: bool, takes_
     bench.outbox.checker("paid")(checkers[is_async, takes_session])
     bench.prepare()
     assert bench.check().done == 1
-    room: Any = bench.asker._idle[is_async][0]
-    bench.run("SELECT pg_terminate_backend(:pid, 60000)", pid=room._drivers[0].info.backend_pid)
+    runner: Any = bench.asker._idle[is_async][0]
+    bench.run("SELECT pg_terminate_backend(:pid, 60000)", pid=runner._drivers[0].info.backend_pid)
     half_id = bench.prepare()
     assert bench.check() == Counts()
     assert (bench.waits(half_id).check_times, bench.history(half_id), asked) == (0, [], [1])
@@ -335,7 +334,7 @@ def test_connection_of_the_pass_is_lost(new_bench: NewBench) -> None:
 
     def cut() -> None:
         bench.wait_for(lambda: slow and stuck, "both are asked")
-        bench.run("SELECT pg_terminate_backend(:pid, 60000)", pid=bench.lane.backend_pid)
+        bench.run("SELECT pg_terminate_backend(:pid, 60000)", pid=bench.runner.backend_pid)
 
     with ThreadPoolExecutor(1) as pool:
         cutting = pool.submit(cut)
@@ -420,7 +419,7 @@ def test_rival_under_a_half_that_is_given_back(bench: Bench) -> None:
     with bench.engine.connect() as rival:
         rival.begin()
 
-        class Decided(NoRoom):
+        class Decided(NoRunner):
             def run(self, act: Any) -> Counts:
                 decide(rival, "outbox", half_id, COMMIT)
                 return super().run(act)

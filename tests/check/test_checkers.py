@@ -738,14 +738,14 @@ def test_limits_are_of_the_transaction(bench: Bench) -> None:
     bench.prepare("shipped")
     bench.check()
     assert seen == [("7s", "500ms"), ("200ms", "200ms")]
-    (room,) = bench.asker._idle[False]
+    (runner,) = bench.asker._idle[False]
 
     def look(connection: Any, _: Any) -> Counts:
         with connection.begin():
             seen.append(tuple(connection.execute(show).one()))
         return Counts()
 
-    room.run(look)
+    runner.run(look)
     assert seen[-1] == engine_default
 
 

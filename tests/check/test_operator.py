@@ -28,8 +28,7 @@ from outbox.errors import (
 from outbox.message.model import Decision
 from outbox.operator import undecided
 from outbox.settings import Settings
-from outbox.worker.database import Database
-from outbox.worker.lane import Runners
+from outbox.worker.connections import Database, Runners
 from tests.check.support import Bench
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -455,7 +454,7 @@ def test_check_that_takes_too_long_by_hand(bench: Bench) -> None:
     assert bench.answers(half_id) == ["unknown"]
 
 
-def in_rooms(bench: Bench, half_id: UUID) -> Answer:
+def with_runners(bench: Bench, half_id: UUID) -> Answer:
     """Have a half checked here and now, with connections as a worker's."""
     new_runner = Runners(Database(bench.engine), threading.Event())
     return bench.outbox.check_now(half_id, new_runner=new_runner, **WHO)
@@ -476,12 +475,12 @@ def test_async_checker_by_hand(bench: Bench) -> None:
         check_now(bench, half_id)
     assert check_of(bench, half_id) == before
     assert (bench.history(half_id), audit(bench, half_id)) == ([], [])
-    assert in_rooms(bench, half_id).resolution is COMMIT
+    assert with_runners(bench, half_id).resolution is COMMIT
     assert bench.op(half_id) == ("commit", "check")
 
 
-class NoRoom:
-    """A room whose connection can't be opened, or which refuses because everything is to end."""
+class NoRunner:
+    """A runner whose connection can't be opened, or which refuses because everything is to end."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error
@@ -504,7 +503,7 @@ def test_nobody_could_be_asked(bench: Bench, error: Exception | None, why: str) 
     bench.register(COMMIT)
     half_id = bench.prepare()
     with pytest.raises(CheckRefused, match=f"nobody could be asked about .*{why}"):
-        bench.outbox.check_now(half_id, new_runner=lambda _: NoRoom(error), **WHO)
+        bench.outbox.check_now(half_id, new_runner=lambda _: NoRunner(error), **WHO)
     assert (bench.waits(half_id).check_times, bench.history(half_id)) == (0, [])
     assert bench.check() == Counts(taken=1, done=1)
 

@@ -16,8 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message
 from outbox.errors import NotParked
-from outbox.worker.database import Database
-from outbox.worker.lane import AsyncLane
+from outbox.worker.connections import AsyncRunner, Database
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle
 
 
@@ -192,7 +191,7 @@ def test_async_compensation(town: Town) -> None:
     half_id = town.parked()
     operation_id = town.order(half_id)
     database = Database(town.producer)
-    town.work(lambda is_async: AsyncLane(database, None, threading.Event()))
+    town.work(lambda is_async: AsyncRunner(database, None, threading.Event()))
     assert town.item(operation_id)[0] == "done"
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
 

@@ -1,4 +1,4 @@
-"""The loop of a duty and the clock around it, without a database."""
+"""The lanes in which duties run and the clock that wakes them, without a database."""
 
 from __future__ import annotations
 
@@ -6,58 +6,89 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from outbox import Counts
+from outbox.database.runner import Pass
 from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Backoff, Duty, jittered
+from outbox.worker.connections import OwnRunner
+from outbox.worker.duty import Backoff, Duty, Lane, jittered
 from tests.conftest import wait_until
 
 NEVER = 3600.0
 
 
+class NoConnection(OwnRunner):
+    """Runs passes that need no connection."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        nothing: Any = None
+        super().__init__(nothing, None, stopping)
+
+    def close(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+    def _run_open(self, one_pass: Pass) -> Counts:
+        nothing: Any = None
+        return one_pass(nothing, nothing)
+
+
 class Stand:
-    """Duties on a clock that is stopped when the test ends."""
+    """Duties, each in a lane of its own unless told otherwise, and a clock; stopped when the test ends."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self.clock = Clock()
+        self.lanes: list[Lane] = []
+
+    def lane(self) -> Lane:
+        """Make a lane."""
+        self.lanes.append(Lane(NoConnection(self.stopping), self.clock, self.stopping))
+        return self.lanes[-1]
 
     def duty(
         self,
         name: str,
         one_pass: Callable[[], Counts],
         *,
-        wait: float = NEVER,
+        lane: Lane | None = None,
+        wait: Callable[[], float] = lambda: NEVER,
         after: Callable[[], None] | None = None,
         eager: bool = True,
     ) -> Duty:
-        duty = Duty(
+        """Make a duty."""
+        return Duty(
             name,
-            one_pass,
-            longest_wait=lambda: wait,
-            stopping=self.stopping,
+            lambda *_: one_pass(),
+            lane or self.lane(),
+            longest_wait=wait,
             reconnect_cap=0.01,
             after=after,
             eager=eager,
         )
-        self.clock.add(duty)
-        return duty
+
+    def start(self) -> None:
+        """Start all lanes and the clock."""
+        for lane in self.lanes:
+            lane.start()
+        self.clock.start()
 
 
 @pytest.fixture
 def stand() -> Iterator[Stand]:
     """Duties on a clock."""
-    with ExitStack() as stack:
-        stand = Stand()
-        stack.callback(stand.stopping.set)
-        yield stand
-        stand.clock.stop()
+    stand = Stand()
+    yield stand
+    stand.stopping.set()
+    stand.clock.stop()
+    assert all(lane.rested(60) for lane in stand.lanes)
 
 
 def test_no_wake_up_is_lost_while_a_duty_goes_quiet(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +105,7 @@ def test_no_wake_up_is_lost_while_a_duty_goes_quiet(stand: Stand, monkeypatch: p
         return Counts(taken=1, done=1)
 
     duty = stand.duty("take", one_pass)
-    stand.clock.start()
+    stand.start()
     for number in range(3000):
         for _ in range(number * 37 % 2000):
             pass
@@ -84,26 +115,19 @@ def test_no_wake_up_is_lost_while_a_duty_goes_quiet(stand: Stand, monkeypatch: p
         assert done.get(timeout=60) == number
 
 
-def test_a_wake_up_in_the_gap_between_the_last_look_and_the_scheduler(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wake-up when the duty has looked for the last time, but its job can't be started yet, starts it later."""
+def test_a_wake_up_during_the_last_pass_leads_to_another(stand: Stand) -> None:
+    """A wake-up while a pass runs may be about what the pass did not see: the duty looks again."""
     passes = threading.Semaphore(0)
+    late = iter([True])
 
     def one_pass() -> Counts:
+        if next(late, False):
+            duty.wake()
         passes.release()
         return Counts()
 
-    class WokenLate(Duty):
-        def run(self) -> None:
-            super().run()
-            if next(late, False):
-                self.wake()
-
-    late = iter([True])
-    monkeypatch.setattr("tests.worker.test_duty.Duty", WokenLate)
-    stand.duty("look", one_pass)
-    stand.clock.start()
+    duty = stand.duty("look", one_pass)
+    stand.start()
     for _ in range(2):
         assert passes.acquire(timeout=60)
 
@@ -121,7 +145,7 @@ def test_concurrent_wake_ups_are_all_answered(stand: Stand, monkeypatch: pytest.
         return Counts(taken=taken)
 
     duty = stand.duty("take", one_pass)
-    stand.clock.start()
+    stand.start()
     missing: list[int] = []
 
     def ask() -> None:
@@ -143,7 +167,7 @@ def test_concurrent_wake_ups_are_all_answered(stand: Stand, monkeypatch: pytest.
     assert missing == []
 
 
-def test_a_busy_duty_keeps_its_thread_until_it_is_done(stand: Stand) -> None:
+def test_a_busy_duty_is_repeated_until_it_is_done(stand: Stand) -> None:
     """Pass follows pass while there is more, although the next regular look would be an hour away."""
     left = iter([Counts(taken=1)] * 50 + [Counts(more=True)] * 50)
     finished = threading.Event()
@@ -155,23 +179,60 @@ def test_a_busy_duty_keeps_its_thread_until_it_is_done(stand: Stand) -> None:
         return counts
 
     stand.duty("busy", one_pass)
-    stand.clock.start()
+    stand.start()
     assert finished.wait(60)
+
+
+def test_a_busy_duty_leaves_its_lane_to_others_in_between(stand: Stand) -> None:
+    """Two duties that always find more take turns; a long pass is asked to end when another duty of its lane is due."""
+    lane, order = stand.lane(), list[str]()
+    finished = threading.Event()
+
+    def quick() -> Counts:
+        order.append("quick")
+        return Counts(more=True)
+
+    def long() -> Counts:
+        order.append("long")
+        wait_until(lane.ending, "the pass is asked to end")
+        if len(order) > 10:
+            finished.set()
+        return Counts()
+
+    stand.duty("quick", quick, lane=lane)
+    stand.duty("long", long, lane=lane)
+    stand.start()
+    assert finished.wait(60)
+    assert order[:10] == ["quick", "long"] * 5
 
 
 def test_a_duty_that_is_not_eager_looks_once(stand: Stand) -> None:
     """After its work a duty that isn't eager waits for its interval, unless the pass says that there is more."""
     passes = itertools.count(1)
-    count = 0
 
     def one_pass() -> Counts:
-        nonlocal count
-        count = next(passes)
-        return Counts(taken=1, more=count < 3)
+        return Counts(taken=1, more=next(passes) < 3)
 
     duty = stand.duty("prune", one_pass, eager=False)
-    duty.run()
-    assert count == 3
+    assert [duty.run() < time.monotonic() + 1 for _ in range(3)] == [True, True, False]
+
+
+def test_a_wait_that_changes(stand: Stand) -> None:
+    """The longest wait is asked for after each pass: a duty with an hour ahead of it can be called back sooner."""
+    waits = iter([3600.0, 0.01])
+    passes = threading.Semaphore(0)
+
+    def one_pass() -> Counts:
+        passes.release()
+        return Counts()
+
+    duty = stand.duty("poll", one_pass, wait=lambda: next(waits, 0.01), eager=False)
+    stand.start()
+    assert passes.acquire(timeout=60)
+    assert not passes.acquire(timeout=0.1)
+    duty.wake()
+    for _ in range(5):
+        assert passes.acquire(timeout=60)
 
 
 def test_a_duty_looks_by_itself_when_its_wait_is_over(stand: Stand) -> None:
@@ -182,8 +243,8 @@ def test_a_duty_looks_by_itself_when_its_wait_is_over(stand: Stand) -> None:
         passes.release()
         return Counts()
 
-    stand.duty("poll", one_pass, wait=0.01)
-    stand.clock.start()
+    stand.duty("poll", one_pass, wait=lambda: 0.01)
+    stand.start()
     for _ in range(5):
         assert passes.acquire(timeout=60)
 
@@ -200,7 +261,7 @@ def test_a_failing_duty_goes_on_and_stops_no_other(stand: Stand, caplog: pytest.
 
     bad = stand.duty("bad", one_pass)
     good = stand.duty("good", Counts)
-    stand.clock.start()
+    stand.start()
     wait_until(lambda: bad.health.last_success, "the duty recovers")
     wait_until(lambda: good.health.last_success, "the other duty runs")
     assert bad.health.last_error == "OSError: no route to host"
@@ -210,24 +271,46 @@ def test_a_failing_duty_goes_on_and_stops_no_other(stand: Stand, caplog: pytest.
     assert events == ["duty.failed", "duty.recovered"]
 
 
-def test_those_who_wait_for_a_duty_are_told_also_when_it_failed(stand: Stand) -> None:
-    """A pass that brought work, or raised after its commit, wakes those behind it; one without work does not."""
-    answers: Iterator[Counts | Exception] = iter([Counts(), Counts(taken=1), OSError("lost"), Counts()])
-    told: list[None] = []
+def test_the_duties_behind_a_duty_are_woken_also_when_it_failed(stand: Stand) -> None:
+    """A pass that brought work, or raised after its commit, wakes the duties behind it; one without work does not."""
+    answers: Iterator[Counts | BaseException] = iter([Counts(), Counts(taken=1), OSError("lost"), SystemExit(1)])
+    woken: list[None] = []
 
     def one_pass() -> Counts:
-        match next(answers, stop := Counts()):
-            case Exception() as error:
+        match next(answers):
+            case BaseException() as error:
                 raise error
             case counts:
-                if counts is stop:
-                    stand.stopping.set()
                 return counts
 
-    duty = stand.duty("dispatch", one_pass, after=lambda: told.append(None))
-    for _ in range(2):
+    duty = stand.duty("dispatch", one_pass, after=lambda: woken.append(None))
+    for expected in (0, 1, 2, 3):
         duty.run()
-    assert len(told) == 2
+        assert len(woken) == expected
+
+
+def test_a_wake_up_does_not_shorten_a_back_off(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its database is away, a duty that is woken all the time tries again only when its wait is over."""
+    monkeypatch.setattr(duty_module, "_FAILURE_FIRST", NEVER)
+    tries = itertools.count(1)
+    tried = threading.Event()
+
+    def one_pass() -> Counts:
+        assert next(tries) == 1
+        tried.set()
+        raise OSError("no route to host")
+
+    lane = stand.lane()
+    bad = Duty("bad", lambda *_: one_pass(), lane, longest_wait=lambda: NEVER, reconnect_cap=NEVER)
+    good = stand.duty("good", Counts, lane=lane)
+    stand.start()
+    assert tried.wait(60)
+    wait_until(lambda: good.health.last_success, "the other duty runs")
+    bad.wake()
+    before = good.health.last_success
+    good.wake()
+    wait_until(lambda: good.health.last_success != before, "the other duty runs again")
+    assert bad.health.failures == 1
 
 
 def test_duties_go_on_when_the_clock_is_set_back(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +326,7 @@ def test_duties_go_on_when_the_clock_is_set_back(stand: Stand, monkeypatch: pyte
         return Counts()
 
     stand.duty("poll", one_pass)
-    stand.clock.start()
+    stand.start()
     assert passes.acquire(timeout=60)
     offset = -3600.0
     assert passes.acquire(timeout=60)
@@ -263,9 +346,9 @@ def test_the_scheduler_is_silent_about_busy_duties(stand: Stand, caplog: pytest.
         looks.release()
         return Counts()
 
-    stand.duty("busy", busy, wait=0.001)
-    stand.duty("look", look, wait=0.01)
-    stand.clock.start()
+    stand.duty("busy", busy, wait=lambda: 0.001)
+    stand.duty("look", look, wait=lambda: 0.01)
+    stand.start()
     for _ in range(20):
         assert looks.acquire(timeout=60)
     release.set()

@@ -1,82 +1,179 @@
-"""A lane: a connection that a few duties share, one pass at a time.
+"""Connections of the worker's own: made as the application makes them, and taken away when the worker must end.
 
-A lane for asynchronous handlers: an event loop in a thread of its own, for as long as the worker runs.
+A runner holds connections to one database, and to the producer's database if that is another one, and runs passes on
+them. Duties run on them for as long as the worker lives; checkers and compensations get runners of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import driver_of
+from outbox.database.execute import driver_of, is_lost
 from outbox.database.runner import Pass
 from outbox.message.model import Counts
-from outbox.worker.database import Database, cut, discard, keep_alive
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-#: How long (seconds) a long pass keeps a lane that another duty waits for.
-SLICE = 0.1
+# The passes send BEGIN in their first round trip; in the driver's own hands it would be a round trip more.
+_ISOLATION = "AUTOCOMMIT"
+# Seconds until a peer that fell silent is noticed: _KEEP_IDLE + _KEEP_COUNT * _KEEP_INTERVAL.
+_KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 10, 5, 3
+# Seconds in which the connections of an event loop must close.
+_CLOSE_TIMEOUT = 5.0
 
 
-class Lane(ABC):
-    """Runs passes on a connection of its own, which is opened when needed and dropped when a pass fails.
+class Database:
+    """Opens connections to one database.
 
-    ``source`` is the producer's database, None if it is the same one. From the moment ``stopping`` is set, no pass
-    begins.
+    From an `Engine`, they come from its pool and are detached from it: they have its connect arguments and events, and
+    don't count in its size. From an `AsyncEngine` or a URL only the URL is used.
+    """
+
+    def __init__(self, bind: Engine | AsyncEngine | URL | str) -> None:
+        if isinstance(bind, Engine):
+            self.engine, self.url = bind, bind.url
+            return
+        self.url = bind if isinstance(bind, URL) else make_url(bind) if isinstance(bind, str) else bind.url
+        if self.url.drivername == "postgresql":
+            self.url = self.url.set(drivername="postgresql+psycopg")
+        self.engine = create_engine(self.url, poolclass=NullPool)
+
+    @property
+    def name(self) -> str:
+        """Where it is, for logs: no password."""
+        return f"{self.url.host or 'local'}:{self.url.port or 5432}/{self.url.database}"
+
+    @property
+    def address(self) -> str:
+        """What tells two databases apart."""
+        return f"{self.name}?{sorted(self.url.query.items())}"
+
+    def connect(self) -> Connection:
+        """Open a connection; the caller closes it."""
+        try:
+            return self._connect()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        # The pool gave us one that the server had closed, and knows by now that its others are as old.
+        return self._connect()
+
+    def _connect(self) -> Connection:
+        connection = self.engine.connect()
+        try:
+            connection = connection.execution_options(isolation_level=_ISOLATION)
+            with connection.begin():
+                connection.exec_driver_sql("SELECT 1")
+            connection.detach()
+            keep_alive(driver_of(connection))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def async_engine(self) -> AsyncEngine:
+        """Return an engine for one event loop; it keeps no connections."""
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        return create_async_engine(self.url, poolclass=NullPool, isolation_level=_ISOLATION)
+
+
+def discard(connection: Connection) -> None:
+    """Close a connection, broken or not."""
+    with suppress(Exception):  # whatever a broken connection says to its end
+        if is_lost(connection):
+            # Or else the pool would first try to roll it back, and log that it can't.
+            connection.invalidate()
+    with suppress(Exception):
+        connection.close()
+
+
+def keep_alive(driver: Any) -> None:
+    """Have the kernel probe an idle TCP connection, so that a server which vanished is noticed within half a minute."""
+    with suppress(OSError), _socket(driver) as sock:
+        if sock.family == socket.AF_UNIX:
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            ("TCP_KEEPIDLE", _KEEP_IDLE),
+            ("TCP_KEEPINTVL", _KEEP_INTERVAL),
+            ("TCP_KEEPCNT", _KEEP_COUNT),
+        ):
+            if (number := cast("int | None", getattr(socket, option, None))) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def cut(driver: Any) -> None:
+    """End a connection that another thread may be using: both sides see it closed, and the server rolls back.
+
+    The socket is shut down rather than the connection closed, since libpq's is no thread-safe object.
+    """
+    with suppress(OSError, Exception), _socket(driver) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _socket(driver: Any) -> socket.socket:
+    """Return a second handle of the connection's socket."""
+    return socket.socket(fileno=socket.dup(driver.fileno()))
+
+
+class OwnRunner(ABC):
+    """Runs passes, one at a time, on connections that are opened when needed and closed when a pass fails.
+
+    ``source`` is the producer's database, None if it is the same one. Once ``stopping`` is set, no pass begins.
     """
 
     def __init__(self, database: Database, source: Database | None, stopping: threading.Event) -> None:
         self.database = database
         self.source = source
+        self._drivers: tuple[Any, ...] = ()
         self._stopping = stopping
-        self._turn = Turns()
-        self._began = 0.0
-        self._interrupted = False
+        self._guard = threading.Lock()
+        self._busy = False
         self._ended = False
 
-    def run(self, act: Pass) -> Counts:
-        """Run one pass, after those who asked before."""
-        try:
-            with self._turn:
-                return Counts() if self._stopping.is_set() else self._guarded(act)
-        finally:
-            if self._ended:
-                self.end()
+    def run(self, one_pass: Pass) -> Counts:
+        """Run a pass; return empty counts, without running it, when the worker stops."""
+        return Counts() if self._stopping.is_set() else self._occupied(one_pass)
 
-    def _guarded(self, act: Pass) -> Counts:
-        self._began = time.monotonic()
-        self._interrupted = False
-        counts = self._act(act)
-        return counts + Counts(more=True) if self._interrupted else counts
-
-    def ending(self) -> bool:
-        """Tell a running pass whether to end after its transaction: the worker stops, or others need the lane."""
-        if self._stopping.is_set():
-            return True
-        if self._turn.wanted and time.monotonic() - self._began > SLICE:
-            self._interrupted = True
-            return True
-        return False
+    def last(self, one_pass: Pass) -> None:
+        """Run a pass although the worker stops, if the connection is open and free; an error is of no interest."""
+        if self._drivers and not self._busy:
+            with suppress(Exception):
+                self._occupied(one_pass)
 
     def end(self) -> None:
-        """Close the connections, or cut them off under a pass that runs on; none begins any more."""
-        self._ended = True
-        if self._turn.taken:
+        """Close the connections, or cut them off under a pass that runs on; no pass begins any more."""
+        with self._guard:
+            self._ended, busy = True, self._busy
+        if busy:
             self.cut()
         else:
             self.close()
+
+    def _occupied(self, one_pass: Pass) -> Counts:
+        with self._guard:
+            if self._ended:
+                return Counts()
+            self._busy = True
+        try:
+            return self._run_open(one_pass)
+        finally:
+            with self._guard:
+                self._busy, ended = False, self._ended
+            if ended:
+                self.close()
 
     @abstractmethod
     def close(self) -> None:
@@ -87,17 +184,16 @@ class Lane(ABC):
         """Take the connections away from a pass that runs on: what it has not committed is rolled back."""
 
     @abstractmethod
-    def _act(self, act: Pass) -> Counts:
+    def _run_open(self, one_pass: Pass) -> Counts:
         """Run the pass on open connections."""
 
 
-class SyncLane(Lane):
-    """A lane for passes that run in the calling thread."""
+class SyncRunner(OwnRunner):
+    """Runs passes in the calling thread."""
 
     def __init__(self, database: Database, source: Database | None, stopping: threading.Event) -> None:
         super().__init__(database, source, stopping)
         self._connections: tuple[Connection, Connection] | None = None
-        self._drivers: tuple[Any, ...] = ()
 
     @property
     def backend_pid(self) -> int | None:
@@ -114,25 +210,16 @@ class SyncLane(Lane):
             # SQLAlchemy drops an invalidated connection without closing it.
             driver.close()
 
-    def last(self, act: Callable[[Connection], None]) -> None:
-        """Do something on the connection although no pass begins any more; nothing if it isn't open and free."""
-        if self._turn.taken:
-            return
-        with self._turn, suppress(Exception):  # nobody waits for it, and nothing depends on it
-            if self._connections is not None and not self._ended:
-                act(self._connections[0])
-        if self._ended:
-            self.end()
-
     def cut(self) -> None:
         """Take the connections away from a pass that runs on."""
         for driver in self._drivers:
             cut(driver)
 
-    def _act(self, act: Pass) -> Counts:
+    def _run_open(self, one_pass: Pass) -> Counts:
         try:
             connection, source = self._open()
-            counts = act(connection, source)
+            # To connect may have taken longer than the worker had left.
+            counts = Counts() if self._ended else one_pass(connection, source)
             for each in {connection, source}:
                 if each.in_transaction():
                     each.rollback()
@@ -151,49 +238,7 @@ class SyncLane(Lane):
         return self._connections
 
 
-class Turns:
-    """A lock that is given to those who wait in the order in which they came.
-
-    A busy duty releases its lane and takes it again at once: with an ordinary lock the others would never get it.
-    """
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._taken = False
-        self._waiting: deque[threading.Lock] = deque()
-
-    @property
-    def taken(self) -> bool:
-        """Has anybody got it?"""
-        return self._taken
-
-    @property
-    def wanted(self) -> bool:
-        """Is anybody waiting?"""
-        return bool(self._waiting)
-
-    def __enter__(self) -> None:
-        with self._guard:
-            if not self._taken:
-                self._taken = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with self._guard:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._taken = False
-
-
-_CLOSE_TIMEOUT = 5.0
-
-
-class AsyncLane(Lane):
+class AsyncRunner(OwnRunner):
     """Runs passes in the event loop, by ``run_sync``: the same code, with connections that belong to the loop.
 
     The loop goes on between passes, so tasks and clients that a handler leaves behind live on.
@@ -205,7 +250,6 @@ class AsyncLane(Lane):
         self._thread: threading.Thread | None = None
         self._engines: list[AsyncEngine] = []
         self._connections: tuple[AsyncConnection, AsyncConnection] | None = None
-        self._drivers: tuple[Any, ...] = ()
         self._task: asyncio.Task[Any] | None = None
 
     def close(self) -> None:
@@ -226,8 +270,8 @@ class AsyncLane(Lane):
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _act(self, act: Pass) -> Counts:
-        outcome = asyncio.run_coroutine_threadsafe(self._run(act), self._loop or self._start()).result()
+    def _run_open(self, one_pass: Pass) -> Counts:
+        outcome = asyncio.run_coroutine_threadsafe(self._run(one_pass), self._loop or self._start()).result()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -247,13 +291,15 @@ class AsyncLane(Lane):
         self._loop = started.result()
         return self._loop
 
-    async def _run(self, act: Pass) -> Counts | BaseException:
+    async def _run(self, one_pass: Pass) -> Counts | BaseException:
         self._task = asyncio.current_task()
         try:
             connection, source = await self._open()
             raw_source = source.sync_connection
             assert raw_source is not None  # noqa: S101 - it is open
-            counts = await connection.run_sync(lambda raw: act(raw, raw if source is connection else raw_source))
+            if self._ended:  # as in `SyncRunner`
+                return Counts()
+            counts = await connection.run_sync(lambda raw: one_pass(raw, raw if source is connection else raw_source))
             for each in {connection, source}:
                 if each.in_transaction():
                     await each.rollback()
@@ -304,15 +350,15 @@ class Runners:
     def __init__(self, database: Database, stopping: threading.Event) -> None:
         self._database = database
         self._stopping = stopping
-        self._open: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._open: weakref.WeakSet[OwnRunner] = weakref.WeakSet()
 
-    def __call__(self, is_async: bool) -> Lane:
+    def __call__(self, is_async: bool) -> OwnRunner:
         """Make one, for async functions or plain ones."""
-        lane = (AsyncLane if is_async else SyncLane)(self._database, None, self._stopping)
-        self._open.add(lane)
-        return lane
+        runner = (AsyncRunner if is_async else SyncRunner)(self._database, None, self._stopping)
+        self._open.add(runner)
+        return runner
 
     def end(self) -> None:
         """End those that are open: what runs on is cut off, and rolled back."""
-        for lane in list(self._open):
-            lane.end()
+        for runner in list(self._open):
+            runner.end()
