@@ -15,6 +15,7 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, Ratio, interleave
 from benchmarks.reconcile_arms import Arm, Make, Place, opened
 from benchmarks.reconcile_fill import Books
+from outbox.errors import pip_install
 
 DIFFERENCES = 500
 JDBC, BY_HAND = "Spark JDBC join", "Spark JDBC join, queries cut by hand"
@@ -100,7 +101,7 @@ def _arms(place: Place) -> tuple[dict[str, Make], list[Figure]]:
         ("Polars over Arrow", rivals.polars, "polars"),
     ):
         if importlib.util.find_spec(library) is None:
-            missing.append(Figure(name, f"not measured: pip install 'outbox[bench]' for {library}"))
+            missing.append(Figure(name, f"not measured: {pip_install('bench')} for {library}"))
         elif name in {JDBC, BY_HAND} and place.jar is None:
             missing.append(Figure(name, "not measured: no driver; name its jar in OUTBOX_JDBC_JAR"))
         else:

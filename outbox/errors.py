@@ -48,6 +48,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 from uuid import UUID
 
+#: The name of this package in the index. ``outbox``, the name that is imported, is another project there.
+DISTRIBUTION = "outbox-postgres"
+
+
+def pip_install(*extras: str) -> str:
+    """Return the command that installs this package with some of its extras, for a message that needs them."""
+    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'" if extras else f"pip install --upgrade {DISTRIBUTION}"
+
 
 class ErrorKind(enum.StrEnum):
     """What an error means to a caller who doesn't know its class."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from outbox.errors import pip_install
 from outbox.reconcile.measure.declaration import Measure
 from outbox.reconcile.model import Access, Effect, EngineName, Pair, Window
 from outbox.reconcile.options import Job
@@ -83,3 +84,10 @@ def engine_of(options: DemoOptions) -> EngineName:
     if options.engine is not EngineName.AUTO:
         return options.engine
     return EngineName.SPARK if find_spec("pyspark") else EngineName.LOCAL
+
+
+def engine_in_words(options: DemoOptions) -> str:
+    """Return what compares, for the screen; without Spark, how to have it do so."""
+    if engine_of(options) is EngineName.SPARK:
+        return "Spark"
+    return "this process" if find_spec("pyspark") else f"this process; for Spark: {pip_install('demo-spark')}"

@@ -113,7 +113,7 @@ def run(banks: Banks, options: DemoOptions, told: Console) -> Reconciliation:
     begun = time.monotonic()
     planted = faults.plant(banks, options.seed) if options.faults else {}
     hit = f"; {counted(sum(map(len, planted.values())), 'fault')} planted" if planted else ""
-    told.print(f"The day's work is done{hit}. The banks are reconciled (engine: {books.engine_of(options)}).")
+    told.print(f"The day's work is done{hit}. The banks are reconciled by {books.engine_in_words(options)}.")
     with _one_session(options), told.status("") as status:
         show = Shown(status)
         found = after = reconcile(books.job(banks, options), show)

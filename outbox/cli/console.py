@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.cli.database import DatabaseOption, SchemaOption, UrlOption, engine_of, find_databases, find_settings, where
 from outbox.cli.exits import Code, Failure, as_failure
 from outbox.cli.output import Output, OutputOption, print_json, say
-from outbox.errors import SchemaError
+from outbox.errors import SchemaError, pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -216,7 +216,7 @@ def _extra() -> Iterator[None]:
     except ImportError as error:
         if error.name and error.name.startswith("outbox"):
             raise
-        raise Failure(f"outbox console can't start: {error}; pip install 'outbox[console]'", Code.CONFIG) from error
+        raise Failure(f"outbox console can't start: {error}; {pip_install('console')}", Code.CONFIG) from error
 
 
 def _interrupt(*_: object) -> NoReturn:

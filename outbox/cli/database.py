@@ -13,6 +13,7 @@ import typer
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 
 from outbox.cli.exits import Code, Failure
+from outbox.errors import pip_install
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
             url, connect_args=limit, **({"pool_size": 2, "pool_pre_ping": True} if keep else {"poolclass": NullPool})
         )
     except ImportError as error:
-        raise Failure(f"the driver can't be loaded: {error}; pip install 'outbox[binary]'", Code.CONFIG) from error
+        raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
 
 
 def where(url: URL, schema: str) -> str:

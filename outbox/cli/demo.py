@@ -13,6 +13,7 @@ import typer
 import outbox
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption
+from outbox.errors import pip_install
 from outbox.reconcile.model import EngineName
 
 
@@ -63,8 +64,8 @@ def demo(  # noqa: PLR0917 - options of the command line
     """Transfer money between two banks, reconcile them, audit every cent.
 
     Each bank has a database. They run on a PostgreSQL of their own that is gone afterwards, or on the server in
-    OUTBOX_DATABASE_URL. Needs the extra: pip install 'outbox[demo]'. The exit code is 1 if anything is missing,
-    doubled, or undecided.
+    OUTBOX_DATABASE_URL. The exit code is 1 if anything is missing, doubled, or undecided. Needs the extra "demo"; with
+    "demo-spark" installed, the reconciliation runs on Spark.
 
     At the end the message tables and ledgers of the two banks are reconciled. With --faults they are damaged before:
     the report says what was found, what was repaired, and what a human had to mend.
@@ -125,4 +126,4 @@ def _load() -> Any:
             "outbox.examples.bank_transfer.demo" if inside else "examples.bank_transfer.demo"
         )
     except ImportError as error:
-        raise Failure(f"the demo can't be loaded: {error}; pip install 'outbox[demo]'", Code.CONFIG) from error
+        raise Failure(f"the demo can't be loaded: {error}; {pip_install('demo')}", Code.CONFIG) from error

@@ -19,7 +19,7 @@ from outbox.cli.database import URL_VARIABLE, find_settings, find_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import say
 from outbox.cli.run import load
-from outbox.errors import InvalidSettings
+from outbox.errors import InvalidSettings, pip_install
 from outbox.reconcile.config import JobParts, clock_of
 from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair
 
@@ -231,7 +231,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("outbox"):
             raise
-        raise Failure(f"{what} needs {error.name}; pip install 'outbox[{extra}]'", Code.CONFIG) from error
+        raise Failure(f"{what} needs {error.name}; {pip_install(extra)}", Code.CONFIG) from error
 
 
 def check_engine(engine: EngineName | None) -> None:
@@ -241,7 +241,7 @@ def check_engine(engine: EngineName | None) -> None:
         Failure: it isn't.
     """
     if engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
-        raise Failure("the engine spark needs pyspark; pip install 'outbox[spark]'", Code.CONFIG)
+        raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
 
 
 def _known(said: JobParts, outbox: Outbox | None) -> list[Pair]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from outbox.errors import pip_install
+
 try:
     import fastapi  # noqa: F401
 except ImportError as error:
-    raise ImportError("the console needs FastAPI: pip install 'outbox[console]'") from error
+    raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from error
 
 from outbox.console.auth import (
     AllowAll,

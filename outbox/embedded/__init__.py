@@ -6,8 +6,7 @@
         engine = create_engine(postgres.url("bank"))
 
 It takes the server in ``OUTBOX_DATABASE_URL`` if there is one. Otherwise it starts one of its own from the
-PostgreSQL binaries of the machine or of a wheel (``pip install 'outbox[embedded]'``), and stops it again
-however this process ends.
+PostgreSQL binaries of the machine or of a wheel (the extra ``embedded``), and stops it again however this process ends.
 """
 
 from outbox.embedded.binaries import Binaries, find_binaries

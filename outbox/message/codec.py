@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from outbox.errors import InvalidHandler, InvalidMessage
+from outbox.errors import InvalidHandler, InvalidMessage, pip_install
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -108,5 +108,5 @@ def _adapter(model: Any) -> Any:
     try:
         from pydantic import TypeAdapter  # noqa: PLC0415 - optional dependency
     except ImportError:
-        raise InvalidHandler(f"reading bodies as {model!r} needs pydantic: pip install 'outbox[pydantic]'") from None
+        raise InvalidHandler(f"reading bodies as {model!r} needs pydantic: {pip_install('pydantic')}") from None
     return TypeAdapter(model)

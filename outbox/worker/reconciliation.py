@@ -21,7 +21,7 @@ from apscheduler.triggers.cron import CronTrigger
 from outbox.database.decision import try_lock
 from outbox.database.execute import execute, lock_key
 from outbox.dispatch.sql import plan_by_index
-from outbox.errors import InvalidSettings
+from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
 from outbox.reconcile.config import JobParts, parts_of, read_parts
 from outbox.reconcile.engine import Interrupted
@@ -119,7 +119,7 @@ def _parts(declared: Reconciliation, outbox: Outbox) -> list[JobParts]:
     try:
         importlib.import_module("outbox.reconcile.job")  # an extra
     except ModuleNotFoundError as error:
-        raise declared.refused(f"it needs {error.name}; pip install 'outbox[reconcile]'") from error
+        raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
     if not isinstance(declared.job, JobParts | None):
         raise declared.refused(f"job = {declared.job!r} must be a JobParts")
     said = read_parts(declared.config) if declared.config else JobParts()

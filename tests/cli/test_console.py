@@ -177,7 +177,7 @@ def test_without_the_extra(url: str) -> None:
     assert lines[4:] == ["fastapi messages list 0"]
     for line in lines[0:4:2]:
         assert line.startswith("error: outbox console can't start: ")
-        assert line.endswith("pip install 'outbox[console]'")
+        assert line.endswith("pip install 'outbox-postgres[console]'")
 
 
 def test_hash_password(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

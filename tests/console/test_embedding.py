@@ -191,6 +191,6 @@ def test_without_the_extra_the_error_names_it() -> None:
     code = "import sys; sys.modules['fastapi'] = None\nimport outbox\nimport outbox.console"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 1
-    assert "pip install 'outbox[console]'" in ran.stderr
+    assert "pip install 'outbox-postgres[console]'" in ran.stderr
     code = "import sys, outbox\nassert not {'fastapi', 'outbox.console', 'outbox.operator'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).returncode == 0

@@ -75,7 +75,7 @@ def test_newer(engine: Engine) -> None:
     sql(engine, "UPDATE outbox.outbox_version SET version_num = 'producer_0099' WHERE version_num LIKE 'producer%'")
     report = examine(engine)
     assert codes(report) == ["tables.newer"]
-    assert the(report, "tables.newer").mend == "pip install --upgrade outbox"
+    assert the(report, "tables.newer").mend == "pip install --upgrade outbox-postgres"
     assert looked(report, "dispatch").outcome is Outcome.SKIPPED
 
 

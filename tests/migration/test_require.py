@@ -90,7 +90,7 @@ def test_database_newer_than_code(url: str, engine: Engine, branch: str) -> None
     with engine.connect() as connection:
         message = say(connection, "producer", "consumer")
     assert f"are at {branch}_0042, newer than this code ({HEADS[branch]})" in message
-    assert "pip install --upgrade outbox" in message
+    assert "pip install --upgrade outbox-postgres" in message
     for act in (migration.upgrade, migration.downgrade):
         with pytest.raises(SchemaOutdated, match=f"{branch}_0042"):
             act(url)

@@ -492,7 +492,7 @@ def test_an_extra_that_is_not_installed(sides: Town, monkeypatch: pytest.MonkeyP
     )
     assert (done.returncode, done.stdout) == (Code.CONFIG, ""), done.stderr
     assert done.stderr.count("\n") == 1
-    assert f"{missing}; pip install 'outbox[{extra}]'" in done.stderr
+    assert f"{missing}; pip install 'outbox-postgres[{extra}]'" in done.stderr
 
 
 def test_the_command_line_costs_no_extra() -> None:

@@ -64,7 +64,7 @@ def test_what_was_passed_over_is_told(tmp_path: Path, no_wheel: None) -> None:
         find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": str(tmp_path / "path")})
     assert f"JAVA_HOME: {tmp_path}/nowhere/bin/java doesn't run" in str(caught.value)
     assert f"Java 11.0.2 (PATH: {tmp_path}/path/java)" in str(caught.value)
-    assert "pip install 'outbox[spark]'" in str(caught.value)
+    assert "pip install 'outbox-postgres[spark]'" in str(caught.value)
 
 
 def test_the_wheel_is_the_last_resort() -> None:

@@ -1,6 +1,6 @@
 """Every public call of the producer's side as a user writes it; type-checked, never run.
 
-``assert_type`` says what comes out; a ``type: ignore`` with a code is a mistake that mypy must find.
+``assert_type`` says what comes out; a ``type: ignore`` with a code is a mistake that mypy and pyright must find.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def decorate(outbox: Outbox) -> None:
     awaitable: Awaitable[int] = place_later(1)  # type: ignore[assignment]
     del coroutine, awaitable
 
-    @outbox.two_phase(topic="t", body=lambda order: {"id": order}, rollback_on=(ValueError,))
+    def body(order: int) -> dict[str, int]:
+        return {"id": order}
+
+    @outbox.two_phase(topic="t", body=body, rollback_on=(ValueError,))
     def pay(order: int, session: Session = INJECTED) -> bool:
         return True
 

@@ -22,6 +22,7 @@ from outbox.console.console import Console
 from outbox.console.problems import Problem, log
 from outbox.console.routing import console_router, for_probes
 from outbox.database.execute import execute
+from outbox.errors import pip_install
 from outbox.operator.health.stats_sql import now
 from outbox.operator.model import Overview
 
@@ -94,7 +95,7 @@ class _Readiness:
 try:
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 except ImportError as error:
-    raise ImportError("the console's metrics need prometheus-client: pip install prometheus-client") from error
+    raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from error
 
 #: That of the text format, version 0.0.4.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from outbox.database.migration import chain
 from outbox.database.migration.bind import command, connected, place
-from outbox.errors import SchemaMissing, SchemaOutdated
+from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 
 if TYPE_CHECKING:
     from outbox.database.migration.bind import Bind
@@ -102,6 +102,6 @@ def _newer(connection: Connection, branch: str, revision: str, schema: str) -> S
     parts = (branch,) if branch in chain.PARTS else ()
     return SchemaOutdated(
         f"the {branch} tables of the outbox in {place(connection, schema)} are at {revision}, newer than this code "
-        f"({chain.head(branch)}); run: pip install --upgrade outbox (or, with the newer version installed: "
+        f"({chain.head(branch)}); run: {pip_install()} (or, with the newer version installed: "
         f"{command(connection, 'downgrade', parts, schema)})"
     )

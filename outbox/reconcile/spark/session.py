@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outbox.errors import InvalidSettings, ReconcileError
+from outbox.errors import InvalidSettings, ReconcileError, pip_install
 from outbox.reconcile.options import Spark
 from outbox.reconcile.spark.java import cause
 from outbox.reconcile.spark.launch import restore, session_settings, started, submitted
@@ -61,7 +61,7 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
     try:
         import pyspark  # noqa: F401, PLC0415
     except ImportError:
-        raise ReconcileError("Spark isn't installed; mend: pip install 'outbox[spark]'") from None
+        raise ReconcileError(f"Spark isn't installed; mend: {pip_install('spark')}") from None
     with (
         _ONE_AT_A_TIME,
         tempfile.TemporaryDirectory(prefix="outbox-spark-") as folder,

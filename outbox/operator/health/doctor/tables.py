@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.failure import sqlstate
+from outbox.errors import pip_install
 from outbox.operator.health.doctor import sql
 from outbox.operator.health.doctor.activity import parameters, set_to
 from outbox.operator.health.doctor.patient import Patient, Unseen
@@ -70,7 +71,7 @@ def migrations(patient: Patient) -> Iterator[Finding]:
         yield problem(
             "tables.older" if older else "tables.newer",
             f"The {branch} tables are at {revision}, {'older' if older else 'newer'} than this code ({wanted}).",
-            patient.command(f"db upgrade{part}") if older else "pip install --upgrade outbox",
+            patient.command(f"db upgrade{part}") if older else pip_install(),
             part=branch, database=revision, expected=wanted,
         )  # fmt: skip
 
