@@ -10,51 +10,62 @@ import base64
 import binascii
 import hashlib
 import hmac
+import inspect
 import re
 import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 
-from outbox.console.console import SCOPE_KEY, Facts
-from outbox.console.login import (
-    COOKIE,
-    Sessions,
-    Throttle,
-    Tokens,
-    check_hash,
-    hash_of_nobody,
-    hash_password,
-    hash_token,
-    verify_password,
-)
+from outbox.console.context import Authorizer, Context, context_of
+from outbox.console.guard import SAFE_METHODS
+from outbox.console.login import COOKIE, PasswordHash, Sessions, Throttle, Tokens
 from outbox.console.permissions import Permission, Principal, Role
+from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 
-__all__ = [
-    "AllowAll",
-    "AnyOf",
-    "Authorizer",
-    "Basic",
-    "Bearer",
-    "Permission",
-    "Principal",
-    "Role",
-    "TrustedHeader",
-    "hash_password",
-    "hash_token",
-]
-
-#: ``(request) -> Principal | None``, or any FastAPI dependency that returns that; sync or async.
-Authorizer = Callable[..., Any]
+E = TypeVar("E", bound=Callable[..., Any])
 
 _REALM = 'Basic realm="outbox console", charset="UTF-8"'
 _REMEMBERED = 256
 #: How many passwords are tried at once: each takes 16 MB and a processor.
 _TRIES = 2
+
+
+def authentication(authorizer: Authorizer, *, read_only: bool) -> Callable[..., None]:
+    """Return a dependency that lets in a sender whom the authorizer knows, to act only unless the console only reads.
+
+    An endpoint that changes nothing although its method is POST is marked by `only_reads`.
+
+    Raises (the dependency):
+        Problem: (401) an unknown sender; (403) no permission to see anything, or an act in read-only mode.
+        TypeError: the authorizer returned something else.
+    """
+    is_plain = inspect.isroutine(authorizer) or inspect.isclass(authorizer)
+    # FastAPI reads the annotations of a method, but can't resolve those of an object that is called.
+    dependency = authorizer if is_plain else authorizer.__call__  # type: ignore[operator]
+
+    def authenticate(request: Request, context: Context, found: Any = Depends(dependency)) -> None:  # noqa: B008
+        if found is None:
+            raise Problem.unauthenticated(context.console.challenges)
+        if not isinstance(found, Principal):
+            raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
+        context.identity = found
+        context.demand(Permission.VIEW)
+        reads = request.method in SAFE_METHODS or getattr(request.scope["endpoint"], "only_reads", False)
+        if read_only and not reads:
+            raise Problem.read_only()
+
+    return authenticate
+
+
+def only_reads(endpoint: E) -> E:
+    """Mark an endpoint that changes nothing, although its method is POST: it works in a console that only reads."""
+    endpoint.only_reads = True  # type: ignore[attr-defined]
+    return endpoint
 
 
 class AllowAll:
@@ -63,7 +74,7 @@ class AllowAll:
     def __init__(self, role: Role | str = Role.ADMIN) -> None:
         self._principal = Principal.of("anonymous", role)
 
-    def __call__(self, request: Request) -> Principal:  # noqa: ARG002 - as all of them are called
+    def __call__(self, request: Request) -> Principal:  # noqa: ARG002 - as all authorizers are called
         """Return the same principal for every request."""
         return self._principal
 
@@ -82,9 +93,11 @@ class Basic:
     challenges = (_REALM,)
 
     def __init__(self, users: Mapping[str, tuple[str, Role | str]], *, throttle: Throttle | None = None) -> None:
-        self._users = {name: (check_hash(hashed), Principal.of(name, role)) for name, (hashed, role) in users.items()}
+        self._users = {
+            name: (PasswordHash.read(hashed), Principal.of(name, role)) for name, (hashed, role) in users.items()
+        }
         self._throttle = throttle or Throttle()
-        self._nobody = hash_of_nobody([hashed for hashed, _ in users.values()])
+        self._decoy = PasswordHash.decoy(next((hashed for hashed, _ in self._users.values()), None))
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
@@ -101,18 +114,18 @@ class Basic:
             name, colon, password = base64.b64decode(sent, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return None
-        return self._find(name, password, _facts(request).client) if colon else None
+        return self._find(name, password, context_of(request).client) if colon else None
 
     def _find(self, name: str, password: str, client: str) -> Principal | None:
         who = (name[:100], client)
         self._throttle.check(who)
-        hashed, principal = self._users.get(name, (self._nobody, None))
+        hashed, principal = self._users.get(name, (self._decoy, None))
         digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
         with self._lock:
             known = digest in self._right
         if not known:
             with self._tries:
-                known = verify_password(password, hashed)
+                known = hashed.matches(password)
         if not known or principal is None:
             self._throttle.failed(who)
             return None
@@ -149,7 +162,7 @@ class Bearer:
         """
         if (token := _credentials(request, "bearer")) is None:
             return self.sessions.principal(request.cookies.get(COOKIE))
-        client = _facts(request).client
+        client = context_of(request).client
         self._throttle.check(client)
         found = self._tokens.find(token)
         if found is None:
@@ -185,7 +198,7 @@ class TrustedHeader:
     def __call__(self, request: Request) -> Principal | None:
         """Return whom the proxy names."""
         sent = request.headers.getlist(self._header)
-        if not _facts(request).by_proxy or len(sent) != 1 or not (name := sent[0].strip()):
+        if not context_of(request).by_proxy or len(sent) != 1 or not (name := sent[0].strip()):
             return None
         among = re.split(r"\s*,\s*", request.headers.get(self._groups, "").strip()) if self._groups else [name]
         roles = [self._roles[one] for one in among if one in self._roles]
@@ -213,12 +226,7 @@ class AnyOf:
         return next((principal for one in self._authorizers if (principal := one(request)) is not None), None)
 
 
-def _facts(request: Request) -> Facts:
-    facts: Facts = request.scope[SCOPE_KEY]
-    return facts
-
-
 def _credentials(request: Request, scheme: str) -> str | None:
     """Return what a header ``Authorization`` of this scheme has."""
-    given, _, sent = request.headers.get("authorization", "").partition(" ")
-    return sent.strip() if given.lower() == scheme and sent.strip() else None
+    scheme_name, _, sent = request.headers.get("authorization", "").partition(" ")
+    return sent.strip() if scheme_name.lower() == scheme and sent.strip() else None

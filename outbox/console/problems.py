@@ -1,8 +1,6 @@
 """Errors as problem details (RFC 9457): every one names what failed and, where there is one, the mend.
 
-Which error becomes which problem.
-
-Log lines of the console: a constant word, and facts as JSON, so that nothing a caller sends can forge a line.
+Log lines of the console have a constant word, and fields as JSON, so that nothing a client sends can forge a line.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import json
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -64,76 +61,61 @@ _OF_STATUS = {
 }
 
 
-@dataclass
-class Problem(Exception):
+class Problem(HTTPException):
     """A request that is refused or has failed; ``slug`` is one of `KINDS`, ``errors`` name fields.
 
-    ``headers`` go with the answer. ``status`` and ``title`` are those of the slug where they aren't given.
+    ``headers`` go with the answer. ``status`` and ``title`` default to those of the slug.
     """
 
-    slug: str
-    detail: str
-    errors: Sequence[Mapping[str, str]] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    status: int = 0
-    title: str = ""
+    def __init__(
+        self,
+        slug: str,
+        detail: str,
+        *,
+        errors: Sequence[Mapping[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+        status: int = 0,
+        title: str = "",
+    ) -> None:
+        usual_status, usual_title = KINDS[slug]
+        super().__init__(status or usual_status, detail, dict(headers or {}))
+        self.slug, self.errors, self.title = slug, errors, title or usual_title
 
-    def __post_init__(self) -> None:
-        status, title = KINDS[self.slug]
-        self.status = self.status or status
-        self.title = self.title or title
-        super().__init__(self.detail)
+    @classmethod
+    def unauthenticated(cls, challenges: Sequence[str], detail: str = "") -> Problem:
+        """Return the problem of a request by a stranger; ``challenges`` say how to log in."""
+        # One of them: where there are several in a header, Chromium understands none, and shows no password dialog.
+        chosen = next((each for each in challenges if each.startswith("Basic")), next(iter(challenges), None))
+        headers = {"WWW-Authenticate": chosen} if chosen else {}
+        return cls("unauthenticated", detail or "log in, or send credentials", headers=headers)
 
-    def __str__(self) -> str:
-        return f"{self.status} {self.slug}: {self.detail}"
+    @classmethod
+    def forbidden(cls, principal: str, permission: str) -> Problem:
+        """Return the problem of a request by a principal without a permission."""
+        return cls(
+            "forbidden", f"{principal!r} doesn't have the permission {str(permission)!r}; ask an admin of the console"
+        )
 
-    def as_dict(self, *, instance: str, request_id: str) -> dict[str, Any]:
-        """Return the members of the problem document."""
+    @classmethod
+    def read_only(cls) -> Problem:
+        """Return the problem of an act in a console that only reads."""
+        return cls(
+            "read-only",
+            "this console only reads (read_only, OUTBOX_CONSOLE_READ_ONLY); use one that doesn't, or the command line",
+        )
+
+    def as_json(self, *, instance: str, request_id: str) -> Response:
+        """Return the problem as ``application/problem+json``."""
         document: dict[str, Any] = {
             "type": f"urn:outbox:problem:{self.slug}",
             "title": self.title,
-            "status": self.status,
+            "status": self.status_code,
             "detail": self.detail,
             "instance": instance,
             "request_id": request_id,
         }
-        return document | ({"errors": [dict(error) for error in self.errors]} if self.errors else {})
-
-
-def as_json(problem: Problem, *, instance: str, request_id: str) -> Response:
-    """Return a problem as ``application/problem+json``."""
-    content = json.dumps(problem.as_dict(instance=instance, request_id=request_id))
-    return Response(content, problem.status, headers=dict(problem.headers), media_type=MEDIA_TYPE)
-
-
-def of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Problem:
-    """Return the problem of an HTTP status that somebody's dependency answered with."""
-    slug = _OF_STATUS.get(status, "internal" if status >= 500 else "invalid")
-    title = HTTPStatus(status).phrase if status in {s.value for s in HTTPStatus} else ""
-    return Problem(slug, detail, headers=headers or {}, status=status, title="" if status in _OF_STATUS else title)
-
-
-def unauthenticated(challenges: Sequence[str], detail: str = "") -> Problem:
-    """Return the problem of a request by nobody that is known; ``challenges`` say how to log in."""
-    # One of them: where there are several in a header, Chromium understands none, and asks nobody for a password.
-    told = next((each for each in challenges if each.startswith("Basic")), next(iter(challenges), None))
-    headers = {"WWW-Authenticate": told} if told else {}
-    return Problem("unauthenticated", detail or "log in, or send credentials", headers=headers)
-
-
-def forbidden(principal: str, permission: str) -> Problem:
-    """Return the problem of a request by somebody who may not do it."""
-    return Problem(
-        "forbidden", f"{principal!r} doesn't have the permission {str(permission)!r}; ask whoever runs the console"
-    )
-
-
-def read_only() -> Problem:
-    """Return the problem of an act in a console that only reads."""
-    return Problem(
-        "read-only",
-        "this console only reads (read_only, OUTBOX_CONSOLE_READ_ONLY); use one that doesn't, or the command line",
-    )
+        document |= {"errors": [dict(error) for error in self.errors]} if self.errors else {}
+        return Response(json.dumps(document), self.status_code, headers=dict(self.headers or {}), media_type=MEDIA_TYPE)
 
 
 _RETRY = {"Retry-After": "5"}
@@ -176,7 +158,7 @@ def as_problem(error: Exception) -> Problem | None:
         case Problem():
             return error
         case HTTPException():
-            return of_status(error.status_code, str(error.detail), error.headers)
+            return _of_status(error)
         case RequestValidationError():
             return Problem("invalid", "some of what was sent isn't valid", errors=_fields(error.errors()))
         case OutboxError():
@@ -184,6 +166,17 @@ def as_problem(error: Exception) -> Problem | None:
         case PoolTimeout():
             return Problem("unavailable", "all of the console's connections are busy; try again", headers=_RETRY)
     return _of_database(kind_of(error))
+
+
+def _of_status(error: HTTPException) -> Problem:
+    """Return the problem of an HTTP status: by FastAPI, or by a dependency of the application's."""
+    status, headers, detail = error.status_code, error.headers, str(error.detail)
+    slug = _OF_STATUS.get(status, "internal" if status >= 500 else "invalid")
+    known = status in {each.value for each in HTTPStatus}
+    if status == 405:
+        detail = f"this method can't be used here, only {(headers or {}).get('Allow', 'others')}"
+    title = HTTPStatus(status).phrase if known and status not in _OF_STATUS else ""
+    return Problem(slug, detail, headers=headers, status=status, title=title)
 
 
 def _of_outbox(error: OutboxError) -> Problem | None:
@@ -203,14 +196,14 @@ def _of_outbox(error: OutboxError) -> Problem | None:
 
 def _of_database(kind: ErrorKind | None) -> Problem | None:
     if kind is ErrorKind.READ_ONLY:
-        return read_only()
+        return Problem.read_only()
     if kind is None or kind not in _DATABASE_SAYS:
         return None
     return Problem(_SLUGS[kind], _DATABASE_SAYS[kind], headers={} if kind is ErrorKind.USAGE else _RETRY)
 
 
 def _fields(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return where what is wrong; without the values, which may be secret."""
+    """Return the invalid fields and what is wrong with each; without the values, which may be secret."""
     return [_field(".".join(map(str, error["loc"])), str(error["msg"])) for error in errors]
 
 
@@ -222,14 +215,14 @@ logger = logging.getLogger("outbox.console")
 logger.addHandler(logging.NullHandler())
 
 
-def log(level: int, event: str, **facts: object) -> None:
-    """Log an event with its facts: escaped to ASCII, and long texts cut."""
+def log(level: int, event: str, **fields: object) -> None:
+    """Log an event with its fields: escaped to ASCII, and long texts cut."""
     if logger.isEnabledFor(level):
-        cut = {name: value[:4000] if isinstance(value, str) else value for name, value in facts.items()}
+        cut = {name: value[:4000] if isinstance(value, str) else value for name, value in fields.items()}
         logger.log(level, "%s %s", event, json.dumps(cut, default=str), extra={"event": event})
 
 
-def log_failure(error: BaseException, **facts: object) -> None:
-    """Log an error that nobody expected; its traceback is one escaped text, the end of it if it is long."""
+def log_failure(error: BaseException, **fields: object) -> None:
+    """Log an unexpected error; its traceback is one escaped text, the end of it if it is long."""
     text = "".join(traceback.format_exception(error))
-    log(logging.ERROR, "console.failed", traceback=text[-4000:], **facts)
+    log(logging.ERROR, "console.failed", traceback=text[-4000:], **fields)

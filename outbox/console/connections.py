@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.console.console import Opener
+    from outbox.console.context import AdminSource
     from outbox.operator.look.redact import Redactor
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ POOL = 3
 #: How long (seconds) a request waits for one of the connections, and a connection for its server.
 POOL_WAIT = 5.0
 _CONNECT_WAIT = 5
-#: How long (seconds) one statement of an act may run, its waiting for locks included; looking is limited to less.
+#: How long (seconds) one statement of an act may run, its waiting for locks included; queries have a shorter limit.
 ACT_SECONDS = 15.0
 #: How long (seconds) a database that couldn't be reached is left alone.
 _AGAIN = 10.0
@@ -44,30 +44,30 @@ _NAME = "outbox console"
 _BEGIN = "SELECT set_config('application_name', %s, true), set_config('statement_timeout', %s, true)"
 
 
-def opener(
+def admin_source(
     source: Source,
     databases: Mapping[str, Bind],
     settings: Settings | None,
     redactor: Redactor | None,
     *,
     read_only: bool,
-) -> Opener:
-    """Return what opens the service layer over ``source`` and further databases.
+) -> AdminSource:
+    """Return what gives the service layer over ``source`` and further databases.
 
     Raises:
         InvalidSettings: two databases of one name, or further ones beside an `Admin`.
     """
     if isinstance(source, Admin):
         if databases or redactor or settings:
-            raise InvalidSettings("an Admin has its databases, settings and redactor already; give them to it")
-        return Opened(source, read_only=read_only)
+            raise InvalidSettings("an Admin has its databases, settings and redactor already; pass them to it")
+        return SharedAdmin(source, read_only=read_only)
     if isinstance(source, Outbox):
         settings, source = settings or source.settings, source.engine
     binds = dict(source) if isinstance(source, Mapping) else {_name_of(source): source}
-    if twice := sorted(binds.keys() & databases.keys()):
-        raise InvalidSettings(f"two databases are named {twice[0]!r}; give each a name of its own")
+    if duplicates := sorted(binds.keys() & databases.keys()):
+        raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
     engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | dict(databases)).items()}
-    return Opening(engines, settings or Settings.from_env(), redactor)
+    return ConnectingAdmin(engines, settings or Settings.from_env(), redactor)
 
 
 def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = False) -> Engine:
@@ -85,7 +85,7 @@ def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = Fa
         "poolclass": QueuePool,
     }
     if isinstance(source, Engine) and not source.dialect.is_async:
-        engine = create_engine(source.url, creator=lambda: _taken_from(source), **options)
+        engine = create_engine(source.url, creator=lambda: _driver_connection(source), **options)
     else:
         url = _url_of(source)
         engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=_connect_args(url), **options)
@@ -98,7 +98,7 @@ def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = Fa
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
 
-class Opening:
+class ConnectingAdmin:
     """Opens the service layer at the first request, over those of the databases that can be reached.
 
     The others are tried again from time to time: an operator needs the console most when one of them is down.
@@ -110,7 +110,7 @@ class Opening:
         self._engines, self._settings, self._redactor = dict(engines), settings, redactor
         self._opened: dict[str, Database] = {}
         self._admin: Admin | None = None
-        self._tried_at = -_AGAIN
+        self._last_try = -_AGAIN
         self._lock = threading.Lock()
 
     @property
@@ -126,7 +126,7 @@ class Opening:
             sqlalchemy.exc.DBAPIError: none could be reached.
         """
         with self._lock:
-            due = time.monotonic() - self._tried_at >= _AGAIN
+            due = time.monotonic() - self._last_try >= _AGAIN
             if self._admin is None or (self.missing and due):
                 self._admin = self._open()
             return self._admin
@@ -144,14 +144,14 @@ class Opening:
             except (DBAPIError, SchemaError) as error:
                 log(logging.WARNING, "console.database_missing", database=name, reason=str(error))
                 errors.append(error)
-        self._tried_at = time.monotonic()
+        self._last_try = time.monotonic()
         if not self._opened:
             raise errors[0]
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
         return Admin(Databases(in_order), redactor=self._redactor)
 
 
-class Opened:
+class SharedAdmin:
     """A service layer that the application has opened; its connections are the application's."""
 
     missing: tuple[str, ...] = ()
@@ -175,11 +175,11 @@ def _name_of(bind: Bind) -> str:
     return _url_of(bind).database or "outbox"
 
 
-def _taken_from(source: Engine) -> Any:
+def _driver_connection(source: Engine) -> Any:
     """Return a connection of the driver, made as the application makes its own, and no more in its pool."""
-    taken = source.raw_connection()
-    taken.detach()
-    driver: Any = taken.dbapi_connection
+    connection = source.raw_connection()
+    connection.detach()
+    driver: Any = connection.dbapi_connection
     driver.autocommit = False
     return driver
 

@@ -1,0 +1,261 @@
+"""`create_console_app`: the console as an application, and `create_console_router`: the same as a part of another one.
+
+The console is an ordinary FastAPI application: its middlewares, dependencies and handlers of errors are its own. The
+router has one route, which passes every request below its prefix on to that application.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Match
+
+import outbox
+from outbox.console import api, pages
+from outbox.console.api import probes
+from outbox.console.auth import authentication
+from outbox.console.connections import admin_source
+from outbox.console.context import Authorizer, Console, RequestContext, Trust, context_of
+from outbox.console.guard import ContextAndHeaders, ErrorAnswers, Guard, Slots
+from outbox.console.problems import Problem, as_problem, log, log_failure
+from outbox.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from outbox.console.connections import Bind, Source
+    from outbox.operator.look.redact import Redactor
+    from outbox.settings import Settings
+
+#: Who may read the metrics: nobody (there are none), whoever has the permission to view, or everybody.
+Metrics = Literal["off", "authenticated", "open"]
+
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+#: What of a scope isn't the work of the application around the console.
+_OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",
+              "extensions"}  # fmt: skip
+_DENIED = {401, 403, 429}
+_DESCRIPTION = (
+    "Lists return a `next_page_token` for the page after, and refuse one of another filter. Acts take `If-Match`, bulk "
+    "jobs `Idempotency-Key`. Errors are problem details (RFC 9457). Requests that change something have the content "
+    "type `application/json`."
+)
+
+
+def create_console_router(
+    source: Source,
+    *,
+    authorizer: Authorizer,
+    databases: Mapping[str, Bind] | None = None,
+    settings: Settings | None = None,
+    read_only: bool = False,
+    allowed_hosts: Iterable[str] | None = None,
+    trusted_origins: Iterable[str] = (),
+    trusted_proxies: Iterable[str] = (),
+    environment: str | None = None,
+    redactor: Redactor | None = None,
+    metrics: Metrics = "off",
+) -> APIRouter:
+    """Return the console as a router: ``app.include_router(create_console_router(…), prefix="/outbox")``.
+
+    ``source`` is the database: an `Outbox`, an engine (sync or async), a URL, several of them by name, or an `Admin`,
+    which is used as it is. ``databases`` are further ones by name: those of the consumers. The console connects at
+    the first request, with a pool of its own of three connections for each database.
+
+    ``authorizer`` has no default: see `outbox.console.auth`; any FastAPI dependency that returns a `Principal` does.
+    The console protects itself: it needs nothing of the application around it (middleware, dependencies, handlers of
+    errors) and changes nothing there.
+
+    ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are the names under
+    which the console is reached beside localhost (``*.example.com``, ``*`` for any). ``trusted_origins`` are
+    other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*`` is believed.
+    ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``metrics`` turns ``/metrics`` on.
+
+    Raises:
+        InvalidSettings: an option that isn't one.
+    """
+    console = build_console(
+        source,
+        authorizer=authorizer,
+        databases=databases,
+        settings=settings,
+        read_only=read_only,
+        allowed_hosts=allowed_hosts,
+        trusted_origins=trusted_origins,
+        trusted_proxies=trusted_proxies,
+        environment=environment,
+        redactor=redactor,
+    )
+    app = app_of(console, metrics)
+    router = APIRouter(route_class=_BelowPrefix, lifespan=app.router.lifespan_context)
+
+    @router.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
+    async def console_below() -> Response:
+        return _PassedOn(app)
+
+    return router
+
+
+def create_console_app(
+    source: Source, *, authorizer: Authorizer, root_path: str = "", metrics: Metrics = "off", **options: Any
+) -> FastAPI:
+    """Return the console as an application of its own, for any ASGI server.
+
+    ``root_path`` is the prefix that a proxy takes off the path; the other options are those of
+    `create_console_router`.
+
+    Raises:
+        InvalidSettings: an option that isn't one.
+    """
+    return app_of(build_console(source, authorizer=authorizer, **options), metrics, root_path)
+
+
+def build_console(
+    source: Source,
+    *,
+    authorizer: Authorizer,
+    databases: Mapping[str, Bind] | None = None,
+    settings: Settings | None = None,
+    read_only: bool = False,
+    allowed_hosts: Iterable[str] | None = None,
+    trusted_origins: Iterable[str] = (),
+    trusted_proxies: Iterable[str] = (),
+    environment: str | None = None,
+    redactor: Redactor | None = None,
+) -> Console:
+    """Return what a console is made of; options and errors as of `create_console_router`."""
+    trust = Trust.of(allowed_hosts, trusted_origins, trusted_proxies)
+    if getattr(authorizer, "needs_proxies", False) and not trust.proxies:
+        raise InvalidSettings(
+            "TrustedHeader believes trusted_proxies only, and there are none: name the proxy's address"
+        )
+    admin = admin_source(source, databases or {}, settings, redactor, read_only=read_only)
+    return Console(admin, authorizer, trust, read_only=read_only, environment=environment)
+
+
+def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> FastAPI:
+    """Return the application of a console; it closes the console's connections when it ends."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        console.source.close()
+
+    app = FastAPI(
+        title="outbox console",
+        version=outbox.__version__,
+        description=_DESCRIPTION,
+        root_path=root_path,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        middleware=[
+            Middleware(ContextAndHeaders, console),
+            Middleware(ErrorAnswers, answer),
+            Middleware(Guard, console.trust),
+            Middleware(Slots, console.slots),
+        ],
+        exception_handlers={HTTPException: answer, RequestValidationError: answer},
+    )
+    app.state.badges, app.state.readiness = pages.Badges(), probes.Readiness(console)
+    known = [Depends(authentication(console.authorizer, read_only=console.read_only))]
+    for router in _public(console, metrics):
+        app.include_router(router)
+    for router in _protected(metrics):
+        app.include_router(router, dependencies=known)
+    return app
+
+
+def _public(console: Console, metrics: Metrics) -> list[APIRouter]:
+    """Return the routers that answer to everybody."""
+    routers = [probes.router, pages.static]
+    routers += [pages.login] if console.sessions else []
+    return routers + ([probes.metrics] if metrics == "open" else [])
+
+
+def _protected(metrics: Metrics) -> list[APIRouter]:
+    """Return the routers that answer to senders whom the authorizer knows; the last two take what no other has."""
+    measured = [probes.metrics] if metrics == "authenticated" else []
+    return [*measured, *api.ROUTERS, *pages.ROUTERS, api.unknown, pages.unknown]
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """Return what the sender of a request is shown of an error, and log it if an operator should know."""
+    context, problem = context_of(request), as_problem(error)
+    if problem is None or problem.status_code == 500:
+        log_failure(error, **context.log_fields)
+        text = f"an unexpected error; the console's log has it under request id {context.request_id}"
+        problem = Problem("internal", text)
+    elif problem.slug == "unavailable":
+        log(logging.WARNING, "console.unavailable", reason=str(error), **context.log_fields)
+    elif problem.status_code in _DENIED:
+        log(logging.WARNING, "authz.denied", problem=problem.slug, detail=problem.detail, **context.log_fields)
+    if problem.status_code < 400:
+        return Response(status_code=problem.status_code, headers=problem.headers)
+    if not context.path.startswith(("/api/", "/static/", *probes.PATHS)):
+        if problem.slug == "unauthenticated" and context.console.sessions and "Basic" not in str(problem.headers):
+            return _to_login(request, context, problem)
+        try:
+            return pages.problem_page(request, problem)
+        except Exception as fault:
+            log_failure(fault, **context.log_fields)
+    return problem.as_json(instance=context.base + context.path, request_id=context.request_id)
+
+
+def _to_login(request: Request, context: RequestContext, problem: Problem) -> Response:
+    if "hx-request" in request.headers:
+        # A part of a page must not be replaced by the whole page for the login.
+        return Response(status_code=problem.status_code, headers={"HX-Redirect": context.url("login")})
+    onward = context.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(context.url("login", next=onward if request.method == "GET" else None), 303)
+
+
+class _PassedOn(Response):
+    """Passes a request on to the console, whose root is the prefix under which the router was included."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__()
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prefix, below = _cut(scope, scope["path_params"]["path"])
+        root = scope.get("root_path", "").rstrip("/") + prefix
+        passed_on = {name: value for name, value in scope.items() if name in _OF_SERVER}
+        await self.app(passed_on | {"root_path": root, "path": root + below}, receive, send)
+
+
+class _BelowPrefix(APIRoute):
+    """Matches everything below the prefix; where there is none, only what the console has a route for."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a request is for the console."""
+        match, child = super().matches(scope)
+        if match is Match.FULL:
+            prefix, below = _cut(scope, child["path_params"]["path"])
+            if not prefix and not _has(below):
+                # The rest is the application's.
+                return Match.NONE, {}
+        return match, child
+
+
+def _cut(scope: Scope, rest: str) -> tuple[str, str]:
+    """Return the prefix under which the console was included, and the path below it."""
+    path, root = scope["path"], scope.get("root_path", "").rstrip("/")
+    if root and path.startswith(root + "/"):
+        path = path[len(root) :]
+    return path[: len(path) - len(rest) - 1], f"/{rest}"
+
+
+def _has(path: str) -> bool:
+    scope = {"type": "http", "method": "GET", "path": path}
+    routers = [probes.router, probes.metrics, pages.static, pages.login, *api.ROUTERS, *pages.ROUTERS]
+    return any(route.matches(scope)[0] is not Match.NONE for router in routers for route in router.routes)

@@ -1,0 +1,227 @@
+"""The ASGI middlewares of a console: what a request must show before anything is done, and what every answer has.
+
+They hold for every path of a console: known
+paths, unknown ones, and those that FastAPI itself refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+
+from outbox.console.context import SCOPE_KEY, RequestContext
+from outbox.console.problems import Problem, log
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from outbox.console.context import Console, Trust
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: The most bytes of a request's body.
+MAX_BODY = 64 * 1024
+#: They tell so little that they answer under any host.
+PROBES = frozenset({"/healthz", "/readyz"})
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
+)
+#: `Referrer-Policy` isn't `no-referrer`: with it browsers send `Origin: null` with forms, which the guard refuses.
+FIXED_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class ContextAndHeaders:
+    """The outermost middleware: it works out the `RequestContext`, and every answer gets the fixed headers.
+
+    Only the route of static files sets its own ``Cache-Control``.
+    """
+
+    def __init__(self, app: ASGIApp, console: Console) -> None:
+        self.app, self.console = app, console
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its context."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = scope[SCOPE_KEY] = RequestContext.of(self.console, scope)
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers.update(FIXED_HEADERS | {"X-Request-ID": context.request_id})
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, sending)
+        if context.method not in SAFE_METHODS and context.identity and status < 400:
+            log(logging.INFO, "console.done", status=status, **context.log_fields)
+
+
+class ErrorAnswers:
+    """Answers for every error that no handler of FastAPI's took, before the application around the console sees it."""
+
+    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
+        self.app, self.answer = app, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and answer if it fails."""
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await self.answer(Request(scope, receive), error)(scope, receive, send)
+
+
+class Guard:
+    """Refuses requests under another host, from another site, with a wrong type of body, or with a body too big."""
+
+    def __init__(self, app: ASGIApp, trust: Trust) -> None:
+        self.app, self.trust = app, trust
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if it may be answered.
+
+        Raises:
+            Problem: (403, 413, 415) it may not.
+        """
+        if scope["type"] == "http":
+            context, headers = scope[SCOPE_KEY], Headers(scope=scope)
+            if context.path not in PROBES:
+                check_host(self.trust, context)
+            if context.method not in SAFE_METHODS:
+                check_origin(self.trust, headers, context)
+                if context.path.startswith("/api/"):
+                    check_json(headers)
+            receive = await buffered(receive, headers)
+        await self.app(scope, receive, send)
+
+
+class Slots:
+    """Works on so many requests at once; the others wait without holding a thread."""
+
+    def __init__(self, app: ASGIApp, slots: int) -> None:
+        self.app, self.slots = app, slots
+        # A semaphore belongs to the event loop in which a request first waits for it.
+        self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on when a slot is free."""
+        loop = asyncio.get_running_loop()
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        async with self._semaphores.setdefault(loop, asyncio.Semaphore(self.slots)):
+            await self.app(scope, receive, send)
+
+
+def check_host(trust: Trust, context: RequestContext) -> None:
+    """Refuse a name that isn't the console's: a page of an attacker whose name was bound to our address.
+
+    Raises:
+        Problem: (403) the host isn't allowed.
+    """
+    if not trust.allows_host(context.host):
+        raise Problem(
+            "host-not-allowed",
+            f"the header Host names {context.host[:200]!r}, under which this console isn't served; if it should be, "
+            "add it to allowed_hosts (OUTBOX_CONSOLE_ALLOWED_HOSTS)",
+        )
+
+
+def check_origin(trust: Trust, headers: Headers, context: RequestContext) -> None:
+    """Refuse an unsafe request that another site made a browser send.
+
+    An origin in ``trusted_origins`` may send. Else ``Sec-Fetch-Site`` decides where the browser sends it (over TLS, and
+    to localhost), else ``Origin``. Where both are missing it is no browser, which can't be misused like that.
+
+    Raises:
+        Problem: (403) it comes from another site; names the header and the mend.
+    """
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() in trust.origins:
+        return
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        if site not in {"same-origin", "none"}:
+            raise Problem(
+                "cross-origin",
+                f"the header Sec-Fetch-Site says {site[:40]!r}: another site sent this; use the console's own pages, "
+                "or a program that isn't a browser",
+            )
+        return
+    if origin is not None and origin.lower() not in {f"http://{context.host}", f"https://{context.host}"}:
+        raise Problem(
+            "cross-origin",
+            f"the header Origin says {origin[:200]!r}, but the header Host {context.host[:200]!r}; if a proxy changes "
+            "Host, let it keep it, or name it in trusted_proxies and let it send X-Forwarded-Host; if that site may "
+            "send, add it to trusted_origins (OUTBOX_CONSOLE_TRUSTED_ORIGINS)",
+        )
+
+
+def check_json(headers: Headers) -> None:
+    """Refuse what a form of another site could send as well.
+
+    Raises:
+        Problem: (415) the body isn't declared as JSON.
+    """
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise Problem(
+            "unsupported-media-type",
+            f"the header Content-Type says {content_type[:100]!r}; send application/json, also where the body is empty",
+        )
+
+
+async def buffered(receive: Receive, headers: Headers) -> Receive:
+    """Read the body before the request takes a slot, and return a ``receive`` that gives it once more.
+
+    Raises:
+        Problem: (413) it is bigger than `MAX_BODY`.
+    """
+    too_large = Problem("too-large", f"the body has more than {MAX_BODY} bytes; name fewer messages, or use a filter")
+    with contextlib.suppress(ValueError):
+        if int(headers.get("content-length", "0")) > MAX_BODY:
+            raise too_large
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return receive
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MAX_BODY:
+            raise too_large
+    messages = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+
+    async def replay() -> Message:
+        return next(messages, None) or await receive()
+
+    return replay
