@@ -1,4 +1,4 @@
-"""The admin console: HTTP endpoints and pages over `outbox.operator`, as a FastAPI router or an application of its own."""
+"""The admin console: HTTP endpoints and pages over `outbox.operator`, as a router or an application."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ try:
 except ImportError as error:
     raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from error
 
-from outbox.console.auth import (
-    AllowAll,
-    AnyOf,
-    Authorizer,
-    Basic,
-    Bearer,
-    Permission,
-    Principal,
-    Role,
-    TrustedHeader,
-    hash_password,
-    hash_token,
-)
-from outbox.console.router import create_console_app, create_console_router
+from outbox.console.app import create_console_app, create_console_router
+from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader
+from outbox.console.context import Authorizer
+from outbox.console.login import hash_password, hash_token
+from outbox.console.permissions import Permission, Principal, Role
 
 __all__ = [
     "AllowAll",

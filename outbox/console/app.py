@@ -154,7 +154,6 @@ def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> F
         title="outbox console",
         version=outbox.__version__,
         description=_DESCRIPTION,
-        root_path=root_path,
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
@@ -166,7 +165,8 @@ def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> F
         ],
         exception_handlers={HTTPException: answer, RequestValidationError: answer},
     )
-    app.state.badges, app.state.readiness = pages.Badges(), probes.Readiness(console)
+    app.root_path = root_path
+    app.state.console, app.state.badges, app.state.readiness = console, pages.Badges(), probes.Readiness(console)
     known = [Depends(authentication(console.authorizer, read_only=console.read_only))]
     for router in _public(console, metrics):
         app.include_router(router)

@@ -20,7 +20,6 @@ from outbox.operator.model import Action, Actor
 
 if TYPE_CHECKING:
     from fastapi.params import Depends as Dependency
-
     from starlette.types import Scope
 
     from outbox.console.login import Sessions
@@ -81,7 +80,7 @@ class Trust:
         return address if _address(address) or not self.is_proxy(peer(scope)) else "unknown"
 
     def forwarded(self, scope: Scope, headers: Headers, name: str) -> str | None:
-        """Return a ``X-Forwarded-*`` header if a trusted proxy set it: the last value, since any client can set others."""
+        """Return a ``X-Forwarded-*`` header of a trusted proxy: its last value, since any client can set others."""
         value = headers.get(f"x-forwarded-{name}") if self.is_proxy(peer(scope)) else None
         return value.rpartition(",")[2].strip() if value else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -80,7 +80,7 @@ class ContextAndHeaders:
 class ErrorAnswers:
     """Answers for every error that no handler of FastAPI's took, before the application around the console sees it."""
 
-    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
+    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Awaitable[Response]]) -> None:
         self.app, self.answer = app, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,8 @@ class ErrorAnswers:
         except Exception as error:
             if started or scope["type"] != "http":
                 raise
-            await self.answer(Request(scope, receive), error)(scope, receive, send)
+            response = await self.answer(Request(scope, receive), error)
+            await response(scope, receive, send)
 
 
 class Guard:
@@ -118,7 +119,8 @@ class Guard:
                 check_host(self.trust, context)
             if context.method not in SAFE_METHODS:
                 check_origin(self.trust, headers, context)
-                if context.path.startswith("/api/"):
+                # Of these methods the form of another site can send POST only.
+                if context.method == "POST" and context.path.startswith("/api/"):
                     check_json(headers)
             receive = await buffered(receive, headers)
         await self.app(scope, receive, send)

@@ -49,7 +49,8 @@ class PasswordHash:
         """
         match = re.fullmatch(r"scrypt\$(\d{1,2})\$(\d{1,2})\$(\d{1,2})\$([\w-]+)\$([\w-]+)", text, re.ASCII)
         try:
-            found = cls(*(int(match[n]) for n in (1, 2, 3)), _bytes(match[4]), _bytes(match[5])) if match else None
+            costs = [int(each) for each in match.groups()[:3]] if match else []
+            found = cls(costs[0], costs[1], costs[2], _bytes(match[4]), _bytes(match[5])) if match else None
         except binascii.Error:
             found = None
         if not found or not (
@@ -118,7 +119,7 @@ class Tokens:
         for hashed in principals:
             if not re.fullmatch(r"[0-9a-f]{64}", hashed):
                 raise InvalidSettings(
-                    f"a token is configured by its SHA-256 (64 hexadecimal digits, in lower case), not by {len(hashed)} "
+                    f"a token is configured by its SHA-256 (64 lower-case hexadecimal digits), not by {len(hashed)} "
                     "characters; outbox.console.hash_token makes it"
                 )
         self._principals = dict(principals)

@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from outbox.console.auth import AnyOf, Authorizer, Basic, Bearer, TrustedHeader, hash_token
+from outbox.console.app import app_of, build_console
+from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader
+from outbox.console.context import Authorizer, Console
+from outbox.console.login import hash_token
 from outbox.console.permissions import Principal, Role
-from outbox.console.router import app_of, build_console
 from outbox.errors import InvalidSettings
 from outbox.operator.look.redact import Redactor
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox.console.console import Console
-    from outbox.console.router import Metrics
+    from outbox.console.app import Metrics
+    from outbox.console.context import Console
 
 PREFIX = "OUTBOX_CONSOLE_"
 #: What is read from a file where the variable with ``_FILE`` at its end names one.
@@ -248,11 +250,11 @@ def serve(config: ConsoleConfig, *, tell: Callable[[str], None] | None = None) -
     authorizer, token = authorizer_of(config)
     console = console_of(config, authorizer)
     # What is wrong with the databases is told now, and not to the first visitor.
-    _ = console.admin
+    _ = console.source()
     with _listening(config) as listener:
         host, port = listener.getsockname()[:2]
         tell(f"outbox console: http://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}/")
-        for name in console.missing:
+        for name in console.source.missing:
             tell(f"database {name!r} can't be reached yet; it is tried again")
         if token:
             tell(f"Log in with this token, which is good until the console stops:\n\n    {token}\n")

@@ -10,7 +10,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from sqlalchemy import Engine, create_engine
 
-from outbox.console import opening
+from outbox.console import connections
 from outbox.embedded import ServerLike
 from tests.console.web import Asker, Http, Shop, asker, console_of
 
@@ -19,14 +19,14 @@ from tests.console.web import Asker, Http, Shop, asker, console_of
 def opened() -> Iterator[list[Engine]]:
     """The engines that consoles have made."""
     engines: list[Engine] = []
-    original = opening.own_engine
+    original = connections.own_engine
 
     def remembered(*given: Any, **options: Any) -> Engine:
         engines.append(original(*given, **options))
         return engines[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "own_engine", remembered)
+        patch.setattr(connections, "own_engine", remembered)
         yield engines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from outbox.console.security import CONTENT_SECURITY_POLICY
+from outbox.console.guard import CONTENT_SECURITY_POLICY
 from outbox.operator.model import Action
 from tests.console.web import API, GROUP, Http, Shop
 

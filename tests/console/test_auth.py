@@ -7,18 +7,15 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import Depends, Header, HTTPException
 
 from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
-from outbox.console.api import looking
-from outbox.console.auth import Authorizer
+from outbox.console.context import Authorizer
 from outbox.console.login import Throttle, verify_password
 from outbox.console.permissions import ROLES, Permission
 from outbox.console.problems import Problem
-from outbox.console.router import build_console
-from outbox.console.routing import console_router
 from outbox.errors import InvalidSettings
-from tests.console.web import API, Asker, Http, Shop, authorizer, bearer, token_of
+from tests.console.web import API, Asker, Http, Shop, authorizer, bearer, console_of, token_of
 
 META = f"{API}/meta"
 #: Cheap, for many of them.
@@ -27,13 +24,10 @@ HASH = hash_password("open sesame", cost=4)
 
 @pytest.fixture
 def door(museum: Shop, ask: Asker) -> Callable[..., Http]:
-    """A function that makes an asker of the console's smallest endpoints with this authorizer, as nobody."""
+    """A function that makes an asker of a console with this authorizer, as nobody."""
 
     def make(authorizer: Authorizer, client: str = "127.0.0.1", **options: Any) -> Http:
-        console = build_console(museum.outbox, authorizer=authorizer, **options)
-        router = console_router(console, prefix=API)
-        looking.add_routes(router, console)
-        return ask(FastAPI(routes=router.routes), client=client)
+        return ask(console_of(museum.outbox, authorizer=authorizer, **options), client=client)
 
     return make
 
@@ -112,6 +106,7 @@ def test_the_throttle_forgets_and_is_bounded() -> None:
         try:
             throttle.check("otto")
         except Problem as problem:
+            assert problem.headers
             waits.append(int(problem.headers["Retry-After"]))
     assert waits == [1, 2, 4, 4, 4]
     now[0] += 101

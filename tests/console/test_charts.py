@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from outbox.console.charts import Chart, draw, nice
+from outbox.console.pages.overview import Chart, draw, nice
 from outbox.operator.model import Series
 
 NOON = dt.datetime(2026, 5, 24, 12, tzinfo=dt.UTC)

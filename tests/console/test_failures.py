@@ -14,8 +14,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Settings
-from outbox.console import opening
-from outbox.console.opening import Opening, own_engine
+from outbox.console import connections
+from outbox.console.connections import ConnectingAdmin, own_engine
 from outbox.console.problems import as_problem
 from outbox.errors import (
     AlreadyCommitted,
@@ -50,7 +50,7 @@ def test_errors_of_the_database_say_how_to_go_on(museum: Shop) -> None:
     """A query that took too long, a lock, a value that can't be held, a write where only reading is allowed."""
     slow = as_problem(failing(museum.engine, "SET LOCAL statement_timeout = 10", "SELECT pg_sleep(10)"))
     assert slow is not None
-    assert (slow.status, slow.slug) == (503, "query-timeout")
+    assert (slow.status_code, slow.slug) == (503, "query-timeout")
     assert "narrow" in slow.detail
     assert slug(failing(museum.engine, "SELECT '9'::int8 * 9223372036854775807")) == "invalid"
     assert slug(failing(museum.engine, "SET TRANSACTION READ ONLY", "DELETE FROM outbox.audit")) == "read-only"
@@ -98,11 +98,11 @@ def test_one_database_that_is_down_hides_no_other(museum: Shop, make_console: Ca
 
 def test_a_database_that_comes_back_is_found(museum: Shop, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that couldn't be reached, or wasn't migrated, is tried again."""
-    monkeypatch.setattr(opening, "_AGAIN", 0.0)
+    monkeypatch.setattr(connections, "_AGAIN", 0.0)
     engines = {"a": own_engine(museum.engine), "b": own_engine(url)}
     with engines["b"].begin() as connection:
         connection.execute(text("ALTER SCHEMA outbox RENAME TO hidden"))
-    opened = Opening(engines, Settings())
+    opened = ConnectingAdmin(engines, Settings())
     assert list(opened().databases) == ["a"]
     assert list(opened.missing) == ["b"]
     with engines["b"].begin() as connection:

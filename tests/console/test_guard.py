@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 
-from outbox.console.trust import Trust
+from outbox.console.context import Trust
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, console_of
 

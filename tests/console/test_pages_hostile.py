@@ -51,7 +51,7 @@ def visitor(hostile: Shop, ask: Asker) -> Iterator[Visitor]:
     """The admin of that shop."""
     app = console_of(hostile.outbox, environment=SCRIPT)
     yield Visitor(ask(app, "admin"))
-    app.state.console.open_admin.close()
+    app.state.console.source.close()
 
 
 @pytest.mark.parametrize(

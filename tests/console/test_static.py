@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.console.pages import routes
+from outbox.console.pages.view import static_files
 from tests.console.web import Http
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_they_are_small() -> None:
 @pytest.mark.parametrize("file", ["console.css", "console.js", "htmx.min.js", "icon.svg"])
 def test_they_are_kept_for_ever(looking: Http, file: str) -> None:
     """The name has the digest of the content, so the answer may be kept; nobody has to be logged in for it."""
-    static = routes.by_file()[file]
+    static = static_files()[file]
     assert hashlib.sha256(static.content).hexdigest().startswith(static.name.split(".")[-2])
     response = looking.as_role(None).ask("GET", f"/static/{static.name}")
     assert response.status_code == 200

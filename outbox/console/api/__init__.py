@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 
-from outbox.console.api import acts, export, inbox, looking, operations, probes
-from outbox.console.api import export as payload
-from outbox.console.api import looking as messages
-from outbox.console.console import Console
-from outbox.console.routing import console_router
+from outbox.console.api import acts, bulk_jobs, export, lists, probes
+from outbox.console.problems import Problem
 
-PREFIX = "/api/v1"
+#: Fixed paths come before those that have an id at the same level.
+ROUTERS = (lists.router, export.router, acts.router, bulk_jobs.router, probes.document)
+
+#: Everything else under ``/api``.
+unknown = APIRouter(include_in_schema=False)
 
 
-def api_routes(console: Console) -> APIRouter:
-    """Return the endpoints of a console, under ``/api/v1``."""
-    router = console_router(console, prefix=PREFIX, json_only=True)
-    # Those with a fixed path come before those with an id at the same place.
-    for part in (looking, messages, payload, acts, inbox, operations, export, probes):
-        part.add_routes(router, console)
-    return router
+@unknown.get("/api/{rest:path}")
+def not_found(rest: str) -> Any:
+    """Say that there is no such endpoint."""
+    raise Problem("not-found", f"there is nothing called {rest[:100]!r} here")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
-from outbox.console.api import answers
 from outbox.console.api.answers import Acted, problems
 from outbox.console.api.fields import (
+    PREFIX,
     Halves,
     IfMatch,
     Inbox,
@@ -26,9 +26,13 @@ from outbox.console.api.fields import (
     etag,
     expected_version,
 )
-from outbox.console.console import Console
+from outbox.console.context import Context, RequestContext, requires
 from outbox.errors import InvalidRequest
 from outbox.operator.model import MAX_IDS, Action, Selector, Target
+
+Group = Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")]
+
+router = APIRouter(prefix=PREFIX, responses=problems())
 
 
 class Act(Strict):
@@ -154,51 +158,52 @@ _SUMMARIES = {
     Action.RESET: "Give a parked half all of its checks again",
     Action.COMMIT: "Decide an undecided half: commit",
     Action.ABORT: "Decide an undecided half: roll back",
+    Action.RETRY: "Handle a parked or failed message again, now",
+    Action.PARK: "Set a failed message aside",
+    Action.DISCARD: "Put a parked message away; it can be restored until it is pruned",
+    Action.RESTORE: "Take a discarded message back among the parked ones",
 }
 
 
-def add_routes(router: APIRouter, console: Console) -> None:
-    """Add the endpoints."""
-    for action, summary in _SUMMARIES.items():
-        router.add_api_route(
-            f"/messages/{{message_id}}/{action}",
-            _on_message(console, action),
-            methods=["POST"],
-            name=f"{action}_message",
-            summary=summary,
-            dependencies=[console.requires(action)],
-            response_model=answers.ActedOn,
-            responses=problems(404, 409, 412, 415),
-            tags=["acts"],
-        )
+def _act(action: Action) -> Callable[..., Acted]:
+    def act(context: Context, message_id: UUID, body: Act, response: Response, if_match: IfMatch = None) -> Acted:
+        return _do(context, action, Target(message_id), body, response, if_match)
+
+    def act_in_group(
+        context: Context, group: Group, message_id: UUID, body: Act, response: Response, if_match: IfMatch = None
+    ) -> Acted:
+        return _do(context, action, Target(message_id, group), body, response, if_match)
+
+    return act_in_group if action.part == "consumer" else act
 
 
-def _on_message(console: Console, action: Action) -> Callable[..., Any]:
-    def act(message_id: UUID, body: Act, request: Request, response: Response, if_match: IfMatch = None) -> Acted:
-        return do(console, action, Target(message_id), body, request, response, if_match)
-
-    return act
-
-
-def do(
-    console: Console,
-    action: Action,
-    target: Target,
-    body: Act,
-    request: Request,
-    response: Response,
-    if_match: str | None,
+def _do(
+    context: RequestContext, action: Action, target: Target, body: Act, response: Response, if_match: str | None
 ) -> Acted:
     """Do one thing to one message, and return what came of it with the message as it is now."""
-    outcome = console.admin.act(
+    outcome = context.admin.act(
         action,
         target,
-        actor=console.actor_of(request),
+        actor=context.actor,
         reason=body.reason,
         options=body.options(),
         version=expected_version(if_match),
         database=body.database,
     )
-    view = console.admin.message(target.message_id)
+    view = context.admin.message(target.message_id)
     response.headers["ETag"] = etag(view.version)
     return Acted(outcome, view)
+
+
+for _action, _summary in _SUMMARIES.items():
+    _of_group = _action.part == "consumer"
+    router.add_api_route(
+        f"/inbox/{{group}}/{{message_id}}/{_action}" if _of_group else f"/messages/{{message_id}}/{_action}",
+        _act(_action),
+        methods=["POST"],
+        name=f"{_action}_message",
+        summary=_summary,
+        dependencies=[requires(_action)],
+        responses=problems(404, 409, 412, 415),
+        tags=["inbox" if _of_group else "acts"],
+    )

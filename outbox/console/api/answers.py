@@ -1,15 +1,9 @@
-"""What the endpoints answer: the views of `outbox.operator.model`, a few of their own, and problems.
-
-Each view is the root of a model here, since pydantic keeps what it knows of a model, and of a dataclass it does not:
-the router is built in a fraction of the time.
-"""
+"""What the endpoints answer: the views of `outbox.operator.model`, a few of their own, and problems."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
-from pydantic import RootModel
 
 from outbox.console.problems import KINDS, MEDIA_TYPE
 from outbox.operator import model
@@ -44,82 +38,6 @@ class Meta:
     role: str
     permissions: list[str]
     databases: list[Database]
-
-
-class ActedOn(RootModel[Acted]):
-    """What came of an act."""
-
-
-class About(RootModel[Meta]):
-    """What this console is."""
-
-
-class MessagePage(RootModel[model.Page[model.MessageRow]]):
-    """A page of messages."""
-
-
-class Message(RootModel[model.MessageView]):
-    """A message with its whole way."""
-
-
-class Body(RootModel[model.Body]):
-    """The body of a message."""
-
-
-class InboxPage(RootModel[model.Page[model.InboxRow]]):
-    """A page of an inbox."""
-
-
-class DeadGroups(RootModel[list[model.DeadGroup]]):
-    """Groups of dead letters."""
-
-
-class HalfPage(RootModel[model.Page[model.HalfRow]]):
-    """A page of undecided halves."""
-
-
-class ScheduledPage(RootModel[model.Page[model.ScheduledRow]]):
-    """A page of scheduled messages."""
-
-
-class AuditPage(RootModel[model.Page[model.AuditRow]]):
-    """A page of audited acts."""
-
-
-class Overview(RootModel[model.Overview]):
-    """How things stand."""
-
-
-class Topics(RootModel[list[model.TopicLag]]):
-    """Topics with backlog and lag."""
-
-
-class Handlers(RootModel[list[model.HandlerRow]]):
-    """What is registered on workers."""
-
-
-class Workers(RootModel[list[model.WorkerRow]]):
-    """Workers."""
-
-
-class System(RootModel[model.System]):
-    """What all of it runs on."""
-
-
-class Preview(RootModel[model.Preview]):
-    """What an operation would do."""
-
-
-class Operation(RootModel[model.OperationRow]):
-    """An operation."""
-
-
-class OperationPage(RootModel[model.Page[model.OperationRow]]):
-    """A page of operations."""
-
-
-class ItemPage(RootModel[model.Page[model.OperationItem]]):
-    """A page of the items of an operation."""
 
 
 _PROBLEM = {

@@ -1,7 +1,4 @@
-"""Endpoints that give all that fits as one file, page by page: as JSON lines, or as CSV that a spreadsheet may open.
-
-Endpoints that give the body of a message: masked, or as it is to those who may, which the audit records.
-"""
+"""Endpoints that return files: everything that matches a filter, page by page, and the body of one message."""
 
 from __future__ import annotations
 
@@ -18,10 +15,11 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from outbox.console import security
-from outbox.console.api import answers, fields
+from outbox.console.api import fields
 from outbox.console.api.answers import problems
-from outbox.console.console import Console
+from outbox.console.api.fields import PREFIX
+from outbox.console.context import Context, RequestContext
+from outbox.console.guard import check_origin
 from outbox.console.permissions import Permission
 from outbox.errors import MessageNotFound
 from outbox.operator.model import MAX_PAGE, AuditRow, Body, MessageRow, Page, PageRequest
@@ -32,28 +30,65 @@ T = TypeVar("T")
 _NDJSON, _CSV = "application/x-ndjson", "text/csv; charset=utf-8"
 
 
-def add_routes(router: APIRouter, console: Console) -> None:
-    """Add the endpoints."""
+router = APIRouter(prefix=PREFIX, responses=problems())
 
-    @router.get(
-        "/export/messages.ndjson", response_class=StreamingResponse, responses=_content(_NDJSON), tags=["export"]
-    )
-    def messages_ndjson(wanted: Annotated[fields.MessagesExported, Query()]) -> StreamingResponse:
-        """Return the messages that fit, without their bodies, the newest first: one JSON object a line."""
-        rows = _all(lambda page: console.admin.messages(wanted.filter(), page), wanted.limit)
-        return _file(map(_json_line, rows), _NDJSON, "messages.ndjson")
 
-    @router.get("/export/messages.csv", response_class=StreamingResponse, responses=_content(_CSV), tags=["export"])
-    def messages_csv(wanted: Annotated[fields.MessagesExported, Query()]) -> StreamingResponse:
-        """Return the messages that fit, without their bodies, the newest first, as CSV."""
-        rows = _all(lambda page: console.admin.messages(wanted.filter(), page), wanted.limit)
-        return _file(_csv_lines(MessageRow, rows), _CSV, "messages.csv")
+def _content(media_type: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
 
-    @router.get("/export/audit.csv", response_class=StreamingResponse, responses=_content(_CSV), tags=["export"])
-    def audit_csv(wanted: Annotated[fields.AuditExported, Query()]) -> StreamingResponse:
-        """Return what operators did, the newest first, as CSV."""
-        rows = _all(lambda page: console.admin.audit(wanted.filter(), page), wanted.limit)
-        return _file(_csv_lines(AuditRow, rows), _CSV, "audit.csv")
+
+@router.get("/export/messages.ndjson", response_class=StreamingResponse, responses=_content(_NDJSON), tags=["export"])
+def messages_ndjson(context: Context, query: Annotated[fields.MessagesExported, Query()]) -> StreamingResponse:
+    """Return the messages that match, without their bodies, the newest first: one JSON object a line."""
+    rows = _all(lambda page: context.admin.messages(query.filter(), page), query.limit)
+    return _file(map(_json_line, rows), _NDJSON, "messages.ndjson")
+
+
+@router.get("/export/messages.csv", response_class=StreamingResponse, responses=_content(_CSV), tags=["export"])
+def messages_csv(context: Context, query: Annotated[fields.MessagesExported, Query()]) -> StreamingResponse:
+    """Return the messages that match, without their bodies, the newest first, as CSV."""
+    rows = _all(lambda page: context.admin.messages(query.filter(), page), query.limit)
+    return _file(_csv_lines(MessageRow, rows), _CSV, "messages.csv")
+
+
+@router.get("/export/audit.csv", response_class=StreamingResponse, responses=_content(_CSV), tags=["export"])
+def audit_csv(context: Context, query: Annotated[fields.AuditExported, Query()]) -> StreamingResponse:
+    """Return what operators did, the newest first, as CSV."""
+    rows = _all(lambda page: context.admin.audit(query.filter(), page), query.limit)
+    return _file(_csv_lines(AuditRow, rows), _CSV, "audit.csv")
+
+
+@router.get("/messages/{message_id}/payload", responses=problems(404), tags=["messages"])
+def payload(context: Context, message_id: UUID, request: Request, reveal: bool = False) -> Body:
+    """Return the body of a message, masked; with ``reveal`` as it is, which is audited."""
+    if reveal:
+        _demand_reveal(context, request)
+    body = context.admin.message(message_id, reveal=context.actor if reveal else None).body
+    if body is None:
+        raise MessageNotFound(f"no registered database has the body of message {message_id}; was it pruned?")
+    return body
+
+
+@router.get(
+    "/messages/{message_id}/payload/raw",
+    response_class=Response,
+    responses=problems(404) | {200: {"content": {"application/octet-stream": {}}}},
+    tags=["messages"],
+)
+def raw(context: Context, message_id: UUID, request: Request) -> Response:
+    """Return the bytes of the body as a file, which is audited."""
+    _demand_reveal(context, request)
+    context.admin.message(message_id, reveal=context.actor)
+    _, content = context.admin.body(message_id)
+    # Never with a type that a browser would show.
+    headers = {"Content-Disposition": f'attachment; filename="{message_id}.bin"'}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+def _demand_reveal(context: RequestContext, request: Request) -> None:
+    context.demand(Permission.REVEAL)
+    # A reveal is recorded, so no other site may make a browser request one.
+    check_origin(context.console.trust, request.headers, context)
 
 
 def _all(get: Callable[[PageRequest], Page[T]], limit: int) -> Iterator[T]:
@@ -96,48 +131,3 @@ def _file(lines: Iterator[str], media_type: str, name: str) -> StreamingResponse
     parts = iter(lambda: "".join(itertools.islice(lines, MAX_PAGE)), "")
     disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(parts, media_type=media_type, headers=disposition)
-
-
-def _content(media_type: str) -> dict[int | str, dict[str, Any]]:
-    file: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
-    return problems() | file
-
-
-_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
-
-
-def add_payload_routes(router: APIRouter, console: Console) -> None:
-    """Add the endpoints."""
-
-    @router.get(
-        "/messages/{message_id}/payload", response_model=answers.Body, responses=problems(404), tags=["messages"]
-    )
-    def payload(message_id: UUID, request: Request, reveal: bool = False) -> Body:
-        """Return the body of a message, masked; with ``reveal`` as it is, which is audited."""
-        if reveal:
-            _may_reveal(request)
-        actor = console.actor_of(request) if reveal else None
-        body = console.admin.message(message_id, reveal=actor).body
-        if body is None:
-            raise MessageNotFound(f"no registered database has the body of message {message_id}; was it pruned?")
-        return body
-
-    @router.get(
-        "/messages/{message_id}/payload/raw",
-        response_class=Response,
-        responses=problems(404) | _BYTES,
-        tags=["messages"],
-    )
-    def raw(message_id: UUID, request: Request) -> Response:
-        """Return the bytes of the body as a file, which is audited."""
-        _may_reveal(request)
-        console.admin.message(message_id, reveal=console.actor_of(request))
-        _, content = console.admin.body(message_id)
-        # Never with a type that a browser would show.
-        headers = {"Content-Disposition": f'attachment; filename="{message_id}.bin"'}
-        return Response(content, media_type="application/octet-stream", headers=headers)
-
-    def _may_reveal(request: Request) -> None:
-        console.demand(request, Permission.REVEAL)
-        # It is recorded, so no other site may make a browser ask for it.
-        security.check_origin(console.trust, request.headers, console.facts(request))

@@ -27,6 +27,8 @@ from outbox.operator.model import (
 from outbox.operator.old_halves import HalfStatus
 from outbox.operator.old_messages import MessageStatus
 
+PREFIX = "/api/v1"
+
 #: What PostgreSQL can store and nobody needs more of.
 Text = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00]*$")]
 Reason = Annotated[str, StringConstraints(max_length=2000, pattern=r"^[^\x00]*$")]

@@ -1,9 +1,4 @@
-"""Endpoints for machines beside the API: is it alive, is it ready, and (where it is turned on) metrics.
-
-How things stand, as Prometheus reads it: what only a look at the tables can tell, never per message.
-
-The OpenAPI document of the endpoints, for who is logged in.
-"""
+"""Endpoints for machines: is the console alive and ready, metrics for Prometheus, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,94 +6,88 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 
-import outbox
-from outbox.console.console import Console
+from outbox.console.api.fields import PREFIX
+from outbox.console.context import Console, Context
 from outbox.console.problems import Problem, log
-from outbox.console.routing import console_router, for_probes
 from outbox.database.execute import execute
 from outbox.errors import pip_install
 from outbox.operator.health.stats_sql import now
 from outbox.operator.model import Overview
-
-if TYPE_CHECKING:
-    from outbox.console.router import Metrics
-
-#: How long (seconds) an answer is good: anybody may ask.
-_GOOD_FOR = 2.0
-
-
-def probe_routes(console: Console) -> APIRouter:
-    """Return ``/healthz`` and ``/readyz``, which everybody may ask, and which tell no detail."""
-    router = console_router(console, public=True)
-    readiness = _Readiness(console)
-
-    @router.get("/healthz", include_in_schema=False)
-    @for_probes
-    def healthz() -> JSONResponse:
-        """Tell that the process answers."""
-        return JSONResponse({"status": "ok"})
-
-    @router.get("/readyz", include_in_schema=False)
-    @for_probes
-    def readyz() -> JSONResponse:
-        """Tell whether every database answers."""
-        if not readiness.now():
-            raise Problem("unavailable", "not ready", headers={"Retry-After": "5"})
-        return JSONResponse({"status": "ok"})
-
-    return router
-
-
-def metrics_routes(console: Console, metrics: Metrics) -> APIRouter:
-    """Return ``/metrics``, or nothing where they are off."""
-    router = console_router(console, public=metrics == "open")
-    if metrics == "off":
-        return router
-
-    @router.get("/metrics", include_in_schema=False)
-    def numbers() -> Response:
-        """Return how things stand, as Prometheus reads it."""
-        return Response(exposition(console.admin.overview("1h")), media_type=CONTENT_TYPE)
-
-    return router
-
-
-class _Readiness:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._lock = threading.Lock()
-        self._ready, self._at = False, float("-inf")
-
-    def now(self) -> bool:
-        with self._lock:
-            if time.monotonic() - self._at > _GOOD_FOR:
-                self._ready, self._at = self._look(), time.monotonic()
-            return self._ready
-
-    def _look(self) -> bool:
-        try:
-            for database in self._console.admin.databases.values():
-                with database.looking(1.0) as connection:
-                    execute(connection, now())
-        except Exception as error:
-            log(logging.WARNING, "console.not_ready", reason=str(error))
-            return False
-        return not self._console.missing
-
 
 try:
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 except ImportError as error:
     raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from error
 
+#: Errors at these paths are answered as JSON.
+PATHS = ("/healthz", "/readyz", "/metrics")
 #: That of the text format, version 0.0.4.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: How long (seconds) an answer about readiness is reused: anybody may ask.
+_REUSED_FOR = 2.0
+
+#: Everybody may call these; they tell no detail.
+router = APIRouter(include_in_schema=False)
+#: Public or not, as the console's ``metrics`` has it.
+metrics = APIRouter(include_in_schema=False)
+document = APIRouter(prefix=PREFIX, include_in_schema=False)
+
+
+class Readiness:
+    """Finds out whether every database of a console answers, at most once in two seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._ready, self._at = False, float("-inf")
+
+    def now(self) -> bool:
+        """Return whether every database answers."""
+        with self._lock:
+            if time.monotonic() - self._at > _REUSED_FOR:
+                self._ready, self._at = self._ask(), time.monotonic()
+            return self._ready
+
+    def _ask(self) -> bool:
+        try:
+            for database in self._console.source().databases.values():
+                with database.looking(1.0) as connection:
+                    execute(connection, now())
+        except Exception as error:
+            log(logging.WARNING, "console.not_ready", reason=str(error))
+            return False
+        return not self._console.source.missing
+
+
+@router.get("/healthz")
+def healthz() -> JSONResponse:
+    """Answer: the process is alive."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz")
+def readyz(request: Request) -> JSONResponse:
+    """Answer whether every database answers."""
+    if not request.app.state.readiness.now():
+        raise Problem("unavailable", "not ready", headers={"Retry-After": "5"})
+    return JSONResponse({"status": "ok"})
+
+
+@metrics.get("/metrics")
+def numbers(context: Context) -> Response:
+    """Return the gauges in the text format of Prometheus."""
+    return Response(exposition(context.admin.overview("1h")), media_type=CONTENT_TYPE)
+
+
+@document.get("/openapi.json")
+def openapi(request: Request, context: Context) -> JSONResponse:
+    """Return the OpenAPI document."""
+    return JSONResponse(request.app.openapi() | {"servers": [{"url": context.base or "/"}]})
+
 
 _TOPIC = ("database", "topic")
 _GROUP = ("database", "group", "topic")
@@ -138,29 +127,3 @@ def exposition(overview: Overview) -> bytes:
     gauge("outbox_workers_alive", "Workers that reported lately", (), [((), alive)])
     gauge("outbox_databases_unreachable", "Databases that didn't answer", (), [((), len(overview.unseen))])
     return generate_latest(registry)
-
-
-_DESCRIPTION = (
-    "Lists give a `next_page_token` for the page after, and refuse one of another filter. Acts take `If-Match`, orders "
-    "`Idempotency-Key`. Errors are problem details (RFC 9457). Requests that change something have the content type "
-    "`application/json`."
-)
-
-
-def add_routes(router: APIRouter, console: Console) -> None:
-    """Add the endpoint."""
-    documents: dict[str, dict[str, Any]] = {}
-
-    @router.get("/openapi.json", include_in_schema=False)
-    def openapi(request: Request) -> JSONResponse:
-        """Return the OpenAPI document."""
-        base = console.facts(request).base
-        if not documents:
-            documents["it"] = get_openapi(
-                title="outbox console",
-                version=outbox.__version__,
-                openapi_version="3.1.0",
-                description=_DESCRIPTION,
-                routes=router.routes,
-            )
-        return JSONResponse(documents["it"] | {"servers": [{"url": base or "/"}]})

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from outbox.console.pages.routes import page_routes
+from fastapi import APIRouter
 
-if TYPE_CHECKING:
-    from outbox.console.pages.view import View
+from outbox.console.pages import bulk_jobs, lists, message, overview
+from outbox.console.pages.login import login, static
+from outbox.console.pages.view import Badges, problem_page
+from outbox.console.problems import Problem
 
-__all__ = ["View", "page_routes"]
+__all__ = ["ROUTERS", "Badges", "login", "problem_page", "static", "unknown"]
+
+ROUTERS = (overview.router, lists.router, message.router, bulk_jobs.router)
+
+#: Everything else below the console.
+unknown = APIRouter(include_in_schema=False)
+
+
+@unknown.get("/{rest:path}")
+def not_found(rest: str) -> Any:
+    """Say that there is no such page."""
+    raise Problem("not-found", f"there is nothing called {rest[:100]!r} here")

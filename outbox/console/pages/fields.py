@@ -14,7 +14,7 @@ from outbox.errors import InvalidRequest
 from outbox.operator.model import AuditFilter, HalfFilter, InboxFilter, MessageFilter, ScheduledFilter
 
 #: Spans that can be picked instead of a moment.
-SPANS = MappingProxyType(
+PERIODS = MappingProxyType(
     {
         "15m": ("last 15 minutes", dt.timedelta(minutes=15)),
         "1h": ("last hour", dt.timedelta(hours=1)),
@@ -82,12 +82,12 @@ class Fields:
 
     def since(self) -> dt.datetime | None:
         """Return the moment from which on to look: ``since``, or the begin of the span ``within``."""
-        span = self.text("within")
-        if span is None:
+        period = self.text("within")
+        if period is None:
             return self.moment("since")
-        if span not in SPANS:
-            raise InvalidRequest(f"within {span!r} must be one of: {', '.join(SPANS)}", "within")
-        return (dt.datetime.now(dt.UTC) - SPANS[span][1]).replace(microsecond=0)
+        if period not in PERIODS:
+            raise InvalidRequest(f"within {period!r} must be one of: {', '.join(PERIODS)}", "within")
+        return (dt.datetime.now(dt.UTC) - PERIODS[period][1]).replace(microsecond=0)
 
     def uuid(self, name: str) -> UUID | None:
         """Return an id."""

@@ -1,98 +1,175 @@
-"""One message with its whole way.
-
-Operations: what was ordered for many messages at once, how far it is, and what became of each.
-"""
+"""The page of one message with its whole way, and the page (or dialog) that asks before an act on it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
+from dataclasses import dataclass
+from typing import Annotated, Any
+from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Form, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi import APIRouter, Form, Response
+from pydantic import BaseModel, StringConstraints
 
-from outbox.console.pages.fields import Fields
-from outbox.console.pages.listing import listing
+from outbox.console.context import requires
+from outbox.console.pages.view import PageView, View
+from outbox.console.pages.words import ACTS
 from outbox.console.permissions import Permission
-from outbox.operator.model import Action, Actor, MessageView, OperationRow, Page, PageRequest
+from outbox.errors import VersionMismatch
+from outbox.operator.model import Action, Actor, HandlerRow, MessageView, Selector, Target
 
-if TYPE_CHECKING:
-    from outbox.console.pages.view import View
+router = APIRouter(include_in_schema=False)
 
-
-def add_routes(router: APIRouter, view: View) -> None:
-    """Add the page of a message, and the one with its body unmasked."""
-    console = view.console
-
-    @router.get("/messages/{message_id}")
-    def message(request: Request, message_id: UUID) -> Response:
-        return _page(view, request, message_id)
-
-    # Not a link: to see it is recorded, and nothing that follows links by itself may do it.
-    @router.post("/messages/{message_id}/reveal", dependencies=[console.requires(Permission.REVEAL)])
-    def reveal(request: Request, message_id: UUID) -> Response:
-        return _page(view, request, message_id, reveal=console.actor_of(request))
+_Text = Annotated[str, StringConstraints(max_length=4000)]
 
 
-def _page(view: View, request: Request, message_id: UUID, reveal: Actor | None = None) -> Response:
-    shown = view.console.admin.message(message_id, reveal=reveal)
-    return view.page(request, "message.html", view=shown, acts=possible(shown), revealed=reveal is not None)
+class ActForm(BaseModel):
+    """What the form before an action sends; what a checkbox sends is text as well."""
+
+    reason: _Text = ""
+    version: _Text = ""
+    group: _Text = ""
+    database: _Text = ""
+    force: _Text = ""
+    typed: _Text = ""
+    acknowledged: _Text = ""
+    key: _Text = ""
 
 
-def possible(shown: MessageView) -> list[tuple[Action, str | None, str | None]]:
+@dataclass(frozen=True, slots=True)
+class ActRequest:
+    """An action, and in an inbox for which group of which database."""
+
+    action: Action
+    group: str | None = None
+    database: str | None = None
+
+
+@router.get("/messages/{message_id}")
+def message(view: View, message_id: UUID) -> Response:
+    """Show a message."""
+    return _message_page(view, message_id)
+
+
+# Not a link: a reveal is recorded, and nothing that follows links by itself may do it.
+@router.post("/messages/{message_id}/reveal", dependencies=[requires(Permission.REVEAL)])
+def reveal(view: View, message_id: UUID) -> Response:
+    """Show a message with its body unmrequest."""
+    return _message_page(view, message_id, reveal=view.context.actor)
+
+
+@router.get("/messages/{message_id}/do/{action}")
+def confirm(
+    view: View, message_id: UUID, action: Action, group: str | None = None, database: str | None = None
+) -> Response:
+    """Show what an act would do, with the form that does it."""
+    view.context.demand(action)
+    return _ask(view, view.admin.message(message_id), ActRequest(action, group, database))
+
+
+@router.post("/messages/{message_id}/do/{action}")
+def act(view: View, message_id: UUID, action: Action, form: Annotated[ActForm, Form()]) -> Response:
+    """Do it."""
+    view.context.demand(action)
+    request = ActRequest(action, form.group or None, form.database or None)
+    if action is Action.ROLLBACK:
+        return _roll_back(view, message_id, request, form)
+    view.admin.act(
+        action,
+        Target(message_id, request.group),
+        actor=view.context.actor,
+        reason=form.reason,
+        options={"force": True} if form.force else {},
+        version=form.version or None,
+        database=request.database,
+    )
+    return view.done(action, "messages", message_id)
+
+
+def _message_page(view: PageView, message_id: UUID, reveal: Actor | None = None) -> Response:
+    found = view.admin.message(message_id, reveal=reveal)
+    return view.page("message.html", view=found, acts=possible(found), revealed=reveal is not None)
+
+
+def possible(message: MessageView) -> list[tuple[Action, str | None, str | None]]:
     """Return what can be done now: the action, and for those in an inbox the group and its database."""
     acts: list[tuple[Action, str | None, str | None]] = []
-    for name, groups in shown.actions.items():
+    for name, groups in message.actions.items():
         if name not in set(Action):
             continue
         if not groups:
             acts.append((Action(name), None, None))
         for group in groups:
-            acts += [(Action(name), group, row.database) for row in shown.inbox if row.group == group]
-    if against_fence(shown):
+            acts += [(Action(name), group, row.database) for row in message.inbox if row.group == group]
+    if against_fence(message):
         acts.append((Action.COMMIT, None, None))
     return acts
 
 
-def against_fence(shown: MessageView) -> bool:
-    """Tell whether the half could be committed against its fence, by who says so knowingly."""
-    return bool(shown.check and shown.check["fenced"]) and shown.op is None and Action.COMMIT not in shown.actions
+def against_fence(message: MessageView) -> bool:
+    """Tell whether the half could be committed against its fence, by an operator who confirms it."""
+    return (
+        bool(message.check and message.check["fenced"]) and message.op is None and Action.COMMIT not in message.actions
+    )
 
 
-STATES = ("waiting", "running", "done", "partly", "cancelled")
-ITEM_STATES = ("pending", "done", "skipped", "failed", "cancelled")
+def _roll_back(view: PageView, message_id: UUID, request: ActRequest, form: ActForm) -> Response:
+    shown = view.admin.message(message_id)
+    if form.version and form.version != shown.version:
+        raise VersionMismatch(f"message {message_id} has changed since you looked at it; look again, then decide again")
+    expected = to_type(shown)
+    if form.typed.strip() != expected.strip():
+        fault = f"Nothing was done: to go on, type {expected!r}."
+        return _ask(view, shown, request, fault=fault, reason=form.reason)
+    job = view.admin.start(
+        Action.ROLLBACK,
+        Selector(targets=(Target(message_id),)),
+        actor=view.context.actor,
+        reason=form.reason,
+        database=shown.database,
+        options={"acknowledge_delivered": True} if form.acknowledged else {},
+        idempotency_key=form.key or None,
+    )
+    return view.done(request.action, "operations", job.id)
 
 
-def add_operation_routes(router: APIRouter, view: View) -> None:
-    """Add the list of operations, one operation, and the way to cancel it."""
-    console = view.console
+def to_type(shown: MessageView) -> str:
+    """Return what has to be typed before a rollback: the message's key, or its topic where it has none."""
+    half: dict[str, Any] = shown.half or {}
+    return str(half.get("key") or half.get("topic") or shown.id)
 
-    @router.get("/operations")
-    def operations(request: Request) -> Response:
-        def fetch(asked: Fields, page: PageRequest) -> Page[OperationRow]:
-            return console.admin.operations(page, state=asked.text("state"), database=asked.text("database"))
 
-        found = listing(console, request, "operations", {"state": "state", "database": "database"}, fetch)
-        return view.page(request, "operations.html", found.status, list=found, states=STATES)
+def _ask(
+    view: PageView, shown: MessageView, request: ActRequest, fault: str | None = None, reason: str = ""
+) -> Response:
+    rollback = request.action is Action.ROLLBACK
+    return view.page(
+        "ask.html",
+        422 if fault else 200,
+        view=shown,
+        asked=request,
+        act=ACTS[request.action],
+        refused=_refused(shown, request),
+        against_fence=request.action is Action.COMMIT and against_fence(shown),
+        expected=to_type(shown) if rollback else None,
+        delivered=[row for row in shown.inbox if row.status == "consumed"],
+        compensations=_compensations(view, shown) if rollback else [],
+        fault=fault,
+        reason=reason,
+        key=uuid4().hex,
+    )
 
-    @router.get("/operations/{operation_id}")
-    def operation(request: Request, operation_id: UUID) -> Response:
-        shown = console.admin.operation(operation_id)
-        items = listing(
-            console, request, "items", {"state": "state"},
-            lambda asked, page: console.admin.operation_items(operation_id, page, state=asked.text("state")),
-        )  # fmt: skip
-        may_cancel = shown.finished_at is None and console.may(request, Permission.CANCEL)
-        return view.page(
-            request, "operation.html", operation=shown, list=items, states=ITEM_STATES, may_cancel=may_cancel
-        )
 
-    @router.get("/operations/{operation_id}/cancel", dependencies=[console.requires(Permission.CANCEL)])
-    def ask(request: Request, operation_id: UUID) -> Response:
-        return view.page(request, "cancel.html", operation=console.admin.operation(operation_id))
+def _refused(shown: MessageView, request: ActRequest) -> str | None:
+    """Return why it can't be done; None if it can."""
+    if request.action is Action.COMMIT and against_fence(shown):
+        return None
+    groups = shown.actions.get(request.action)
+    if groups is None:
+        return shown.refused.get(request.action) or "nothing that is known of this message allows it"
+    if request.group is not None and groups and request.group not in groups:
+        return f"it can be done for {', '.join(groups)}, but not for group {request.group!r}"
+    return None
 
-    @router.post("/operations/{operation_id}/cancel", dependencies=[console.requires(Permission.CANCEL)])
-    def cancel(request: Request, operation_id: UUID, reason: Annotated[str, Form(max_length=1000)] = "") -> Response:
-        console.admin.cancel(operation_id, actor=console.actor_of(request), reason=reason)
-        view.badges.forget()
-        return RedirectResponse(console.path(request, "operations", operation_id, did="cancel"), 303)
+
+def _compensations(view: PageView, shown: MessageView) -> list[HandlerRow]:
+    topic = (shown.half or {}).get("topic")
+    return [row for row in view.admin.handlers() if row.kind == "compensation" and row.topic == topic]

@@ -1,27 +1,26 @@
-"""The overview: what needs a human, how things stand, and how they went.
+"""The overview: what needs an operator, how things are, and how they went, as charts without style or script.
 
-The numbers in the navigation: what waits for a human; counted every few seconds, however many pages are read.
+The shapes of a chart lie in a box of 100 by 100 that is stretched over the plot. Colours are the style sheet's: a shape
+only has the number of one.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
+import datetime as dt
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request, Response
-from sqlalchemy.exc import SQLAlchemyError
+from fastapi import APIRouter, Response
 
-from outbox.console.charts import COLOURS, Chart, draw
-from outbox.errors import OutboxError
-from outbox.operator.model import HalfFilter, PageRequest, Series, Total
+from outbox.console.pages.view import View
+from outbox.operator.model import Series
 
-if TYPE_CHECKING:
-    from outbox.console.console import Console
-    from outbox.console.pages.view import View
+#: So many series have a colour of their own; the rest share the last.
+COLOURS = 6
+_LABELS = 4
+_ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+
 
 WINDOWS = ("1h", "6h", "24h", "7d")
 
@@ -50,21 +49,16 @@ TILES = (
 )
 
 
-def add_routes(router: APIRouter, view: View) -> None:
-    """Add the overview."""
+router = APIRouter(include_in_schema=False)
 
-    @router.get("/")
-    def overview(request: Request, window: str = "1h") -> Response:
-        shown = view.console.admin.overview(window)
-        return view.page(
-            request,
-            "overview.html",
-            overview=shown,
-            charts=charts(shown.series),
-            window=window,
-            windows=WINDOWS,
-            tiles=TILES,
-        )
+
+@router.get("/")
+def overview(view: View, window: str = "1h") -> Response:
+    """Show the overview."""
+    found = view.admin.overview(window)
+    return view.page(
+        "overview.html", overview=found, charts=charts(found.series), window=window, windows=WINDOWS, tiles=TILES
+    )
 
 
 def charts(series: Sequence[Series]) -> list[Chart]:
@@ -97,44 +91,136 @@ def _lag(series: Series) -> Series:
     return Series(f"{group} of {topic}", series.unit, series.times, series.values)
 
 
-_log = logging.getLogger("outbox.console")
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One series, drawn: ``line`` and ``area`` are paths, ``last`` is its newest value."""
 
-#: How long (seconds) the numbers are good.
-GOOD_FOR = 10.0
-_LIMIT = 500
-
-
-class Badges:
-    """Keeps the numbers for one console."""
-
-    def __init__(self, good_for: float = GOOD_FOR) -> None:
-        self._good_for = good_for
-        self._numbers: dict[str, Total] = {}
-        self._until = 0.0
-        self._lock = threading.Lock()
-
-    def now(self, console: Console) -> dict[str, Total]:
-        """Return the numbers by the names of pages; a page must not fail because they can't be had."""
-        with self._lock:
-            if time.monotonic() < self._until:
-                return self._numbers
-            self._until = time.monotonic() + self._good_for
-        try:
-            self._numbers = _count(console)
-        except (OutboxError, SQLAlchemyError) as error:
-            _log.warning("the numbers in the navigation can't be counted: %s", type(error).__name__)
-            self._numbers = {}
-        return self._numbers
-
-    def forget(self) -> None:
-        """Count anew at the next page, after somebody has acted."""
-        self._until = 0.0
+    name: str
+    colour: int
+    line: str
+    area: str
+    last: float | None
 
 
-def _count(console: Console) -> dict[str, Total]:
-    groups = console.admin.dead_groups(limit=_LIMIT)
-    dead = sum(group.count.value for group in groups)
-    more = len(groups) == _LIMIT or any(group.count.relation == "gte" for group in groups)
-    parked = console.admin.halves(HalfFilter(status="parked"), PageRequest(size=1)).total
-    numbers = {"dead": Total(dead, "gte" if more else "eq")}
-    return numbers | ({"halves": parked} if parked is not None else {})
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A column that tells the values at its time when it is pointed at."""
+
+    x: float
+    width: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart; ``peak`` is the value at its upper edge, ``labels`` are times under it, ``rows`` its twin as a table."""
+
+    name: str
+    title: str
+    unit: str
+    shapes: tuple[Shape, ...]
+    hits: tuple[Hit, ...]
+    labels: tuple[str, ...]
+    peak: float
+    head: tuple[str, ...]
+    rows: tuple[tuple[dt.datetime, tuple[float | None, ...]], ...]
+
+    @property
+    def known(self) -> bool:
+        """Is there any value?"""
+        return any(value is not None for _, values in self.rows for value in values)
+
+
+def draw(
+    name: str, title: str, series: Sequence[Series], *, colours: Sequence[int] = range(1, COLOURS + 1)
+) -> Chart | None:
+    """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times."""
+    if not series or not series[0].times:
+        return None
+    times = series[0].times
+    values = [[_finite(value) for value in one.values] for one in series]
+    columns = list(zip(*values, strict=True))
+    peak = nice(max((value for column in columns for value in column if value is not None), default=0))
+    shapes = tuple(
+        Shape(one.name, colours[min(place, len(colours) - 1)], *_line(known, peak), _last(known))
+        for place, (one, known) in enumerate(zip(series, values, strict=True))
+    )
+    return Chart(
+        name,
+        title,
+        series[0].unit,
+        shapes,
+        _hits(times, series, columns),
+        _labels(times),
+        peak,
+        tuple(one.name for one in series),
+        tuple(zip(reversed(times), reversed(columns), strict=True)),
+    )
+
+
+def nice(value: float) -> float:
+    """Return the least round number that isn't under the value."""
+    if value <= 0:
+        return 1.0
+    power = float(10 ** math.floor(math.log10(value)))
+    return next((step * power for step in _ROUND if value <= step * power * (1 + 1e-9)), 10 * power)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else max(0.0, float(value))
+
+
+def _last(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
+    """Return a line through the values and the area under it, with a gap where nothing is known."""
+    step = 100 / max(1, len(values) - 1)
+    lines: list[str] = []
+    areas: list[str] = []
+    run: list[tuple[float, float]] = []
+    for place, value in enumerate([*values, None]):
+        if value is not None:
+            run.append((place * step, 100 - 100 * value / peak))
+        elif run:
+            if len(run) == 1:
+                # A point alone would be nothing to see.
+                run.append((min(100.0, run[0][0] + step / 2), run[0][1]))
+            points = "L".join(f"{x:.2f} {y:.2f}" for x, y in run)
+            lines.append(f"M{points}")
+            areas.append(f"M{run[0][0]:.2f} 100L{points}L{run[-1][0]:.2f} 100Z")
+            run = []
+    return "".join(lines), "".join(areas)
+
+
+def _hits(
+    times: Sequence[dt.datetime], series: Sequence[Series], columns: Sequence[Sequence[float | None]]
+) -> tuple[Hit, ...]:
+    step = 100 / len(times)
+    return tuple(
+        Hit(
+            round(step * place, 3),
+            round(step, 3),
+            "\n".join(
+                [moment(time, long=True)]
+                + [
+                    f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
+                    for one, value in zip(series, column, strict=True)
+                ]
+            ),
+        )
+        for place, (time, column) in enumerate(zip(times, columns, strict=True))
+    )
+
+
+def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:
+    count = min(_LABELS, len(times))
+    places = sorted({round(place * (len(times) - 1) / max(1, count - 1)) for place in range(count)})
+    long = (times[-1] - times[0]) > dt.timedelta(hours=36)
+    return tuple(moment(times[place], long=long) for place in places)
+
+
+def moment(time: dt.datetime, *, long: bool) -> str:
+    """Return a time for an axis, in UTC."""
+    return time.astimezone(dt.UTC).strftime("%d %b %H:%M" if long else "%H:%M")

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
+import logging
 import math
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import Annotated, Any
 
-from fastapi.responses import HTMLResponse
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.console.pages import routes, words
+from outbox.console.context import RequestContext, context_of
+from outbox.console.pages import words
 from outbox.console.permissions import Permission
-from outbox.operator.model import Action, Total
+from outbox.console.problems import Problem, log
+from outbox.errors import OutboxError
+from outbox.operator.model import Action, HalfFilter, PageRequest, Total
+from outbox.operator.service import Admin
 from outbox.text import duration, plain
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from outbox.console.console import Console
-    from outbox.console.pages.overview import Badges
-    from outbox.console.problems import Problem
 
 #: The pages in the order of the navigation: name, title, icon, the key after ``g``.
 NAVIGATION = (
@@ -40,74 +44,159 @@ NAVIGATION = (
 )
 
 
-# What may be better the next time.
-_AGAIN = frozenset({409, 412, 422, 500, 503})
+_RETRYABLE = frozenset({409, 412, 422, 500, 503})
+#: How long (seconds) the numbers in the navigation are reused.
+GOOD_FOR = 10.0
+_MOST_GROUPS = 500
+
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml; charset=utf-8",
+}
+
+
+class Badges:
+    """The numbers in the navigation: what waits for an operator, counted every few seconds at most."""
+
+    def __init__(self, good_for: float = GOOD_FOR) -> None:
+        self._good_for = good_for
+        self._numbers: dict[str, Total] = {}
+        self._until = 0.0
+        self._lock = threading.Lock()
+
+    def now(self, admin: Admin) -> dict[str, Total]:
+        """Return the numbers by the names of pages; a page must not fail because they can't be counted."""
+        with self._lock:
+            if time.monotonic() < self._until:
+                return self._numbers
+            self._until = time.monotonic() + self._good_for
+        try:
+            self._numbers = _count(admin)
+        except (OutboxError, SQLAlchemyError) as error:
+            log(logging.WARNING, "console.badges_missing", error=type(error).__name__)
+            self._numbers = {}
+        return self._numbers
+
+    def forget(self) -> None:
+        """Count again at the next page, after an act."""
+        self._until = 0.0
+
+
+def _count(admin: Admin) -> dict[str, Total]:
+    groups = admin.dead_groups(limit=_MOST_GROUPS)
+    dead = sum(group.count.value for group in groups)
+    more = len(groups) == _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
+    parked = admin.halves(HalfFilter(status="parked"), PageRequest(size=1)).total
+    numbers = {"dead": Total(dead, "gte" if more else "eq")}
+    return numbers | ({"halves": parked} if parked is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """Renders the pages of one console. ``badges`` are the numbers in the navigation."""
+class PageView:
+    """What an endpoint of a page works with: the request, its context, and how to answer with a page."""
 
-    console: Console
-    badges: Badges = field(repr=False)
+    request: Request
+    context: RequestContext
 
-    def page(self, request: Request, template: str, status: int = 200, **data: Any) -> HTMLResponse:
-        """Return a page; its template gets ``data`` and the rest of the shell."""
-        names = [(name, name) for name in self.console.admin.databases]
-        common = {"badges": self.badges.now(self.console), "databases": names, "several": len(names) > 1}
-        context = self._shell(request) | common | data
-        return HTMLResponse(_environment().get_template(template).render(context), status)
+    @property
+    def admin(self) -> Admin:
+        """The service layer."""
+        return self.context.admin
 
-    def problem(self, request: Request, problem: Problem, **data: Any) -> HTMLResponse:
-        """Return an error as a page that says what failed and how to go on."""
-        nothing: dict[str, Any] = {"badges": {}, "databases": [], "several": False}
-        context = self._shell(request) | nothing | {"problem": problem, "again": self._again(request, problem)} | data
-        page = HTMLResponse(_environment().get_template("problem.html").render(context), problem.status)
-        page.headers.update(problem.headers)
-        return page
+    def page(self, template: str, status: int = 200, **data: Any) -> HTMLResponse:
+        """Return a page; its template gets ``data``, and what every page shows."""
+        names = [(name, name) for name in self.admin.databases]
+        badges: Badges = self.request.app.state.badges
+        shared = {"badges": badges.now(self.admin), "databases": names, "several": len(names) > 1}
+        return self.render(template, status, **(shared | data))
 
-    def _again(self, request: Request, problem: Problem) -> str | None:
-        """Return where to look again after something went wrong: at the message or operation that it was about."""
-        section, _, rest = self.console.facts(request).path.strip("/").partition("/")
-        about = rest.partition("/")[0]
-        found = section in {"messages", "operations"} and about and problem.status in _AGAIN
-        return self.console.path(request, section, about) if found else None
+    def done(self, code: str, *segments: object) -> Response:
+        """Return the redirect after an act to the page that shows its result; ``code`` names what was done."""
+        self.request.app.state.badges.forget()
+        return RedirectResponse(self.context.url(*segments, did=code), 303)
 
-    def _shell(self, request: Request) -> dict[str, Any]:
-        console = self.console
-        facts = console.facts(request)
+    def render(self, template: str, status: int, **data: Any) -> HTMLResponse:
+        """Return a page without what only the service layer knows."""
+        context = self.context
 
-        def url(*segments: object, **query: Any) -> str:
-            return console.path(request, *segments, **query)
+        def may(needed: Permission | Action | str) -> bool:
+            return context.identity is not None and context.may(needed)
 
-        def static(file: str) -> str:
-            return console.path(request, "static", routes.by_file()[file].name)
-
-        def can(wanted: Permission | Action | str) -> bool:
-            return facts.principal is not None and console.may(request, wanted)
-
-        return {
-            "url": url,
-            "static": static,
-            "can": can,
-            "can_any": lambda actions: any(map(can, actions)),
-            "console": console,
-            "principal": facts.principal,
-            "request_id": facts.request_id,
-            "section": facts.path.strip("/").partition("/")[0],
-            "here": console.path(request, *facts.path.strip("/").split("/")),
-            "query": request.url.query,
-            "did": _did(request),
+        shared = {
+            "url": context.url,
+            "static": lambda file: context.url("static", static_files()[file].name),
+            "can": may,
+            "can_any": lambda actions: any(map(may, actions)),
+            "console": context.console,
+            "principal": context.identity,
+            "request_id": context.request_id,
+            "section": context.path.strip("/").partition("/")[0],
+            "here": context.url(*context.path.strip("/").split("/")),
+            "query": self.request.url.query,
+            "did": _done_text(self.request.query_params.get("did", "")),
             "now": dt.datetime.now(dt.UTC),
         }
+        return HTMLResponse(_environment().get_template(template).render(shared | data), status)
 
 
-def _did(request: Request) -> str | None:
-    """Return what was done last, to be told; a link can only name an action, never bring its own text."""
-    done = request.query_params.get("did")
-    if done in set(Action):
-        return words.ACTS[Action(done)].told
-    return {"start": "Ordered. Workers carry it out.", "cancel": "Cancelled: what is left is not done."}.get(done or "")
+def view_of(request: Request) -> PageView:
+    """Return the view of a request."""
+    return PageView(request, context_of(request))
+
+
+#: The parameter by which an endpoint gets its view.
+View = Annotated[PageView, Depends(view_of)]
+
+
+def problem_page(request: Request, problem: Problem) -> HTMLResponse:
+    """Return an error as a page that says what failed and how to go on."""
+    view = view_of(request)
+    section, _, rest = view.context.path.strip("/").partition("/")
+    about = rest.partition("/")[0]
+    # After some errors another try may succeed: the page links to the message or bulk job that the request was about.
+    found = section in {"messages", "operations"} and about and problem.status_code in _RETRYABLE
+    page = view.render(
+        "login.html" if section in {"login", "logout"} else "problem.html",
+        problem.status_code,
+        problem=problem,
+        again=view.context.url(section, about) if found else None,
+        onward="/",
+        badges={},
+        databases=[],
+        several=False,
+    )
+    page.headers.update(problem.headers or {})
+    return page
+
+
+def _done_text(code: str) -> str | None:
+    """Return the sentence about what was done last; a link can only name an act, never bring its own text."""
+    if code in set(Action):
+        return words.ACTS[Action(code)].told
+    return {"start": "Ordered. Workers carry it out.", "cancel": "Cancelled: what is left is not done."}.get(code)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file that pages load; ``name`` has the digest of its content, so that browsers may keep it for ever."""
+
+    name: str
+    content_type: str
+    content: bytes
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """Return the static files by the names that templates know them by."""
+    files = {}
+    for file in resources.files("outbox.console").joinpath("static").iterdir():
+        stem, _, kind = file.name.rpartition(".")
+        if kind in _TYPES:
+            content = file.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:12]
+            files[file.name] = StaticFile(f"{stem}.{digest}.{kind}", _TYPES[kind], content)
+    return files
 
 
 @cache

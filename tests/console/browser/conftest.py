@@ -13,8 +13,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, create_engine
 
-from outbox.console import create_console_router
-from outbox.console.auth import Basic, hash_password
+from outbox.console import Basic, create_console_router, hash_password
 from outbox.embedded import ServerLike
 from tests.console.browser.live import serving
 from tests.console.browser.museum import Museum, furnish

@@ -11,9 +11,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
 
-from outbox.console import create_console_router
-from outbox.console.auth import AnyOf, Basic, Bearer, hash_token
-from outbox.console.permissions import Principal
+from outbox.console import AnyOf, Basic, Bearer, Principal, create_console_router, hash_token
 from tests.conftest import wait_until
 from tests.console.browser.conftest import PREFIX, Visit
 from tests.console.browser.live import attacker, serving

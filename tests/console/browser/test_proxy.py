@@ -10,9 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from outbox.console import create_console_app
-from outbox.console.auth import Bearer, hash_token
-from outbox.console.permissions import Principal
+from outbox.console import Bearer, Principal, create_console_app, hash_token
 from tests.console.browser.live import serving, stripping_proxy
 from tests.console.browser.steps import carried_out, dialog, order_rollback
 

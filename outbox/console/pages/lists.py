@@ -1,30 +1,24 @@
-"""A list on a page: its filter, which is in the URL, and how one turns its pages.
-
-The pages with lists: messages, dead letters, halves, schedule, inboxes, audit; and what all of it runs on.
-"""
+"""The pages with lists: their filter, which is in the URL, and the links to their other pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from outbox.console.pages import fields
-from outbox.console.pages.fields import SPANS, Fields, fixed
+from outbox.console.pages.fields import PERIODS, Fields, fixed
+from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, InvalidRequest, UnknownDatabase
 from outbox.operator.model import MAX_PAGE, Action, Page, PageRequest
 from outbox.operator.old_halves import HalfStatus
 from outbox.operator.old_messages import MessageStatus
-
-if TYPE_CHECKING:
-    from outbox.console.console import Console
-    from outbox.console.pages.view import View
 
 T = TypeVar("T")
 
@@ -61,22 +55,21 @@ class Listing(Generic[T]):
 
 
 def listing(
-    console: Console,
-    request: Request,
+    view: PageView,
     of: str,
     labels: Mapping[str, str],
     fetch: Callable[[Fields, PageRequest], Page[T]],
     *,
-    given: Mapping[str, str] | None = None,
+    fixed_fields: Mapping[str, str] | None = None,
 ) -> Listing[T]:
     """Return the page of a list that the URL asks for.
 
-    ``labels`` names the fields of its filter, those without a text are no part of what can be cleared. ``given`` are
-    fields that the page sets itself.
+    ``labels`` names the fields of its filter, those without a text are no part of what can be cleared. The page itself
+    sets ``fixed_fields``.
     """
-    everything = Fields.of_query(request.url.query)
+    everything = Fields.of_query(view.request.url.query)
     asked = everything.only(list(labels))
-    wanted = Fields([*asked.pairs(), *(given or {}).items()])
+    wanted = Fields([*asked.pairs(), *(fixed_fields or {}).items()])
     fault = None
     try:
         size = everything.count("size", least=1, most=MAX_PAGE) or ROWS
@@ -84,7 +77,7 @@ def listing(
         selector = fixed(wanted).query()
     except (InvalidRequest, UnknownDatabase) as error:
         fault, page, size, selector = str(error), Page([]), ROWS, ""
-    here = console.path(request, *console.facts(request).path.strip("/").split("/"))
+    here = view.context.url(*view.context.path.strip("/").split("/"))
     turn = _Turn(here, asked, {"size": str(size)} if size != ROWS else {}, everything.texts("trail")[-_TRAIL:])
     return Listing(
         of,
@@ -142,7 +135,7 @@ def _values(fields: Fields) -> dict[str, Any]:
 
 
 def _text(name: str, value: str) -> str:
-    return SPANS[value][0] if name == "within" and value in SPANS else value
+    return PERIODS[value][0] if name == "within" and value in PERIODS else value
 
 
 _TIMES = {"within": "within", "since": "since", "until": "until"}
@@ -166,83 +159,86 @@ _AUDIT = MappingProxyType(
 _GROUPS = 200
 
 
-def add_routes(router: APIRouter, view: View) -> None:
-    """Add the pages with lists."""
-    console = view.console
+router = APIRouter(include_in_schema=False)
 
-    @router.get("/messages")
-    def messages(request: Request) -> Response:
+
+@router.get("/messages")
+def messages(view: View) -> Response:
+    """Show the messages of the producers."""
+    found = listing(view, "messages", _MESSAGES, lambda f, page: view.admin.messages(fields.message_filter(f), page))
+    return view.page("messages.html", found.status, list=found, statuses=list(MessageStatus), spans=PERIODS)
+
+
+@router.get("/dead")
+def dead(view: View, tab: str = "open") -> Response:
+    """Show the dead letters in groups, or the discarded ones as a list."""
+    if tab == "discarded":
         found = listing(
-            console,
-            request,
-            "messages",
-            _MESSAGES,
-            lambda f, page: console.admin.messages(fields.message_filter(f), page),
-        )  # fmt: skip
-        return view.page(
-            request, "messages.html", found.status, list=found, statuses=list(MessageStatus), spans=fields.SPANS
+            view,
+            "inbox",
+            _DISCARDED,
+            lambda f, page: view.admin.inbox(fields.inbox_filter(f), page),
+            fixed_fields={"status": "parked", "discarded": "yes"},
         )
+        return view.page("discarded.html", found.status, list=found)
+    query = Fields.of_query(view.request.url.query)
+    where = {name: query.text(name) for name in ("database", "group", "topic")}
+    groups = view.admin.dead_groups(**where, limit=_GROUPS)
+    return view.page("dead.html", groups=groups, where=where, limit=_GROUPS)
 
-    @router.get("/dead")
-    def dead(request: Request, tab: str = "open") -> Response:
-        if tab == "discarded":
-            found = listing(
-                console, request, "inbox", _DISCARDED,
-                lambda f, page: console.admin.inbox(fields.inbox_filter(f), page),
-                given={"status": "parked", "discarded": "yes"},
-            )  # fmt: skip
-            return view.page(request, "discarded.html", found.status, list=found)
-        asked = Fields.of_query(request.url.query)
-        where = {name: asked.text(name) for name in ("database", "group", "topic")}
-        groups = console.admin.dead_groups(**where, limit=_GROUPS)
-        return view.page(request, "dead.html", groups=groups, where=where, limit=_GROUPS)
 
-    @router.get("/halves")
-    def halves(request: Request) -> Response:
-        found = listing(
-            console, request, "halves", _HALVES, lambda f, page: console.admin.halves(fields.half_filter(f), page)
-        )
-        return view.page(request, "halves.html", found.status, list=found, statuses=list(HalfStatus))
+@router.get("/halves")
+def halves(view: View) -> Response:
+    """Show the undecided halves."""
+    found = listing(view, "halves", _HALVES, lambda f, page: view.admin.halves(fields.half_filter(f), page))
+    return view.page("halves.html", found.status, list=found, statuses=list(HalfStatus))
 
-    @router.get("/scheduled")
-    def scheduled(request: Request) -> Response:
-        found = listing(
-            console, request, "messages", _SCHEDULED,
-            lambda f, page: console.admin.scheduled(fields.scheduled_filter(f), page),
-        )  # fmt: skip
-        return view.page(request, "scheduled.html", found.status, list=found)
 
-    @router.get("/inbox")
-    def inbox(request: Request) -> Response:
-        found = listing(
-            console, request, "inbox", _INBOX, lambda f, page: console.admin.inbox(fields.inbox_filter(f), page)
-        )
-        statuses = ("consumed", "failed", "parked", "rolled_back")
-        return view.page(request, "inbox.html", found.status, list=found, statuses=statuses, spans=fields.SPANS)
+@router.get("/scheduled")
+def scheduled(view: View) -> Response:
+    """Show the scheduled messages, or the recalled ones."""
+    found = listing(
+        view, "messages", _SCHEDULED, lambda f, page: view.admin.scheduled(fields.scheduled_filter(f), page)
+    )
+    return view.page("scheduled.html", found.status, list=found)
 
-    @router.get("/handlers")
-    def handlers(request: Request) -> Response:
-        return view.page(request, "handlers.html", handlers=console.admin.handlers(), workers=console.admin.workers())
 
-    @router.get("/audit")
-    def audit(request: Request) -> Response:
-        found = listing(
-            console, request, "audit", _AUDIT, lambda f, page: console.admin.audit(fields.audit_filter(f), page)
-        )
-        return view.page(request, "audit.html", found.status, list=found, actions=list(Action), spans=fields.SPANS)
+@router.get("/inbox")
+def inbox(view: View) -> Response:
+    """Show the rows of the inboxes."""
+    found = listing(view, "inbox", _INBOX, lambda f, page: view.admin.inbox(fields.inbox_filter(f), page))
+    statuses = ("consumed", "failed", "parked", "rolled_back")
+    return view.page("inbox.html", found.status, list=found, statuses=statuses, spans=PERIODS)
 
-    @router.get("/system")
-    def system(request: Request) -> Response:
-        return view.page(request, "system.html", system=console.admin.system())
 
-    @router.get("/jump")
-    def jump(request: Request, q: str = "") -> Response:
-        text = q.strip()
-        try:
-            wanted = UUID(text)
-        except ValueError:
-            return RedirectResponse(console.path(request, "messages", key=text), 303)
-        try:
-            return RedirectResponse(console.path(request, "operations", console.admin.operation(wanted).id), 303)
-        except BulkJobNotFound:
-            return RedirectResponse(console.path(request, "messages", wanted), 303)
+@router.get("/handlers")
+def handlers(view: View) -> Response:
+    """Show the workers and what is registered on them."""
+    return view.page("handlers.html", handlers=view.admin.handlers(), workers=view.admin.workers())
+
+
+@router.get("/audit")
+def audit(view: View) -> Response:
+    """Show what operators did."""
+    found = listing(view, "audit", _AUDIT, lambda f, page: view.admin.audit(fields.audit_filter(f), page))
+    return view.page("audit.html", found.status, list=found, actions=list(Action), spans=PERIODS)
+
+
+@router.get("/system")
+def system(view: View) -> Response:
+    """Show what all of this runs on."""
+    return view.page("system.html", system=view.admin.system())
+
+
+@router.get("/jump")
+def jump(view: View, q: str = "") -> Response:
+    """Lead to the bulk job or the message of an id, else to the messages of a key."""
+    text, url = q.strip(), view.context.url
+    try:
+        found = UUID(text)
+    except ValueError:
+        return RedirectResponse(url("messages", key=text), 303)
+    try:
+        return RedirectResponse(url("operations", view.admin.operation(found).id), 303)
+    except BulkJobNotFound:
+        return RedirectResponse(url("messages", found), 303)
