@@ -99,6 +99,15 @@ def test_any_prefix_will_do(museum: Shop, ask: Asker, prefix: str) -> None:
     assert f"Path={at or '/'};" in answer.headers["set-cookie"]
 
 
+def test_without_a_prefix_the_rest_is_the_applications(museum: Shop, ask: Asker) -> None:
+    """The route of the console matches only what the console has; this is why it overrides FastAPI's matching."""
+    http = ask(of_application(museum, ""), "admin")
+    assert http.ask("GET", "/api/v1/meta").json()["principal"] == "ada"
+    assert http.ask("PUT", "/api/v1/meta").headers["allow"] == "GET"
+    for path in ("orders", "api/v2/orders", "operations/1/nothing"):
+        assert http.ask("GET", f"/{path}").json() == f"the application has {path}"
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_behind_a_proxy_that_takes_a_prefix_off(embedded: Http, ask: Asker, keeps: bool) -> None:
     """root_path says what the proxy takes off, whether the server puts it before the path again or not."""
