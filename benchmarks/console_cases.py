@@ -54,7 +54,7 @@ def cases(admin: Admin) -> Iterator[Case]:
     yield from _paged("scheduled", "all", admin.scheduled, ScheduledFilter())
     yield from _paged("scheduled", "recalled, of a topic", admin.scheduled, ScheduledFilter("bank_a", "refund", True))
     yield from _audit(admin, now)
-    yield from _operations(admin)
+    yield from _bulk_jobs(admin)
     yield Case("handlers", "all", admin.handlers)
     yield Case("handlers", "workers", admin.workers)
     yield Case("system", "all", admin.system)
@@ -126,7 +126,7 @@ def _inbox(admin: Admin, now: dt.datetime) -> Iterator[Case]:
         ("all", InboxFilter()),
         *(
             (f"status {each}", InboxFilter(statuses=(each,)))
-            for each in ("consumed", "failed", "parked", "rolled_back")
+            for each in ("consumed", "failed", "parked", "quarantined")
         ),
         ("a group", InboxFilter(group="bank_b")),
         ("a group with none", InboxFilter(group="nobody")),
@@ -149,26 +149,26 @@ def _audit(admin: Admin, now: dt.datetime) -> Iterator[Case]:
         ("all", AuditFilter()),
         ("an operator", AuditFilter(actor="operator-7")),
         ("nobody", AuditFilter(actor="nobody")),
-        ("a kind of act", AuditFilter(action="rollback")),
+        ("a kind of act", AuditFilter(action="compensate")),
         ("a message", AuditFilter(target=row.target)),
         ("a day", AuditFilter(since=now - dt.timedelta(days=9), until=now - dt.timedelta(days=8))),
     ):
         yield from _paged("audit", name, admin.audit, wanted)
 
 
-def _operations(admin: Admin) -> Iterator[Case]:
-    yield Case("operations", "all", partial(admin.operations, PageRequest()))
+def _bulk_jobs(admin: Admin) -> Iterator[Case]:
+    yield Case("bulk_jobs", "all", partial(admin.bulk_jobs, PageRequest()))
     for state in ("waiting", "running", "done", "partly", "cancelled"):
-        yield Case("operations", state, partial(admin.operations, PageRequest(), state=state))
-    (running,) = admin.operations(PageRequest(size=1), state="running").items
-    (done,) = admin.operations(PageRequest(size=1), state="done").items
+        yield Case("bulk_jobs", state, partial(admin.bulk_jobs, PageRequest(), state=state))
+    (running,) = admin.bulk_jobs(PageRequest(size=1), state="running").items
+    (done,) = admin.bulk_jobs(PageRequest(size=1), state="done").items
     for name, row in (("one under way", running), ("one that is done", done)):
-        yield Case("operation", name, partial(admin.operation, row.id))
-        yield Case("operation", f"items of {name}", partial(admin.operation_items, row.id, PageRequest()))
+        yield Case("bulk_job", name, partial(admin.bulk_job, row.id))
+        yield Case("bulk_job", f"items of {name}", partial(admin.bulk_items, row.id, PageRequest()))
         yield Case(
-            "operation",
+            "bulk_job",
             f"failed items of {name}",
-            partial(admin.operation_items, row.id, PageRequest(), state="failed"),
+            partial(admin.bulk_items, row.id, PageRequest(), state="failed"),
         )
 
 

@@ -101,24 +101,24 @@ _CONSUMER: Sequence[LiteralString] = (
 _BOTH: Sequence[LiteralString] = (
     """INSERT INTO outbox.audit (acted_at, actor, action, target, reason, result, origin)
        SELECT now() - make_interval(secs => (%(audited)s - n) * 30), 'operator-' || n %% 20,
-              (ARRAY['resend', 'resume', 'check', 'rollback', 'commit'])[n %% 5 + 1], made.id(n * 50)::text,
+              (ARRAY['resend', 'retry', 'check', 'rollback', 'commit'])[n %% 5 + 1], made.id(n * 50)::text,
               'the account exists again', '{"messages": 1}', '{"via": "console", "ip": "10.0.0.1"}'
          FROM generate_series(1, %(audited)s::int8) n""",
-    """INSERT INTO outbox.operation (id, action, requested_by, reason, selector, total, created_at, started_at,
+    """INSERT INTO outbox.bulk_job (id, action, requested_by, reason, selector, total, created_at, started_at,
                                      finished_at)
        SELECT made.id(n), 'resend', 'ann', 'the account exists again',
               CASE WHEN n %% 5 = 0 THEN '{"described": "resend 100 messages", "counts": {"done": 90, "failed": 10}}'
                    ELSE '{"described": "resend 100 messages", "counts": {"done": 100}}' END::jsonb, 100,
               now() - make_interval(hours => n::int), now() - make_interval(hours => n::int),
               now() - make_interval(hours => n::int) FROM generate_series(1, 500) n""",
-    """INSERT INTO outbox.operation_item (operation_id, number, action, message_id, topic, state, outcome)
+    """INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id, topic, state, outcome)
        SELECT made.id(n), i, 'resend', made.id(n * 100 + i), 'transfer', 'done', 'sent again'
          FROM generate_series(1, 500) n, generate_series(1, 100) i""",
     # One that is under way.
-    """WITH given AS MATERIALIZED (SELECT made.late(0) AS id), operation AS (
-           INSERT INTO outbox.operation (id, action, requested_by, reason, selector, total, started_at)
+    """WITH given AS MATERIALIZED (SELECT made.late(0) AS id), bulk_job AS (
+           INSERT INTO outbox.bulk_job (id, action, requested_by, reason, selector, total, started_at)
            SELECT id, 'resend', 'ann', 'all of them', '{"described": "resend all"}', %(audited)s, now() FROM given)
-       INSERT INTO outbox.operation_item (operation_id, number, action, message_id, topic, state, outcome)
+       INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id, topic, state, outcome)
        SELECT id, n, 'resend', made.id(n * 50 + 1), 'transfer', CASE WHEN n %% 2 = 0 THEN 'done' ELSE 'pending' END,
               CASE WHEN n %% 2 = 0 THEN 'sent again' END FROM given, generate_series(1, %(audited)s::int8) n""",
     # A week of samples, of twenty topics with two groups each.

@@ -15,7 +15,7 @@ from outbox.database.session import factories
 from outbox.errors import InvalidHandler
 from outbox.message.limits import check_seconds, check_topic
 from outbox.message.model import Decision, Resolution
-from outbox.operator.outbox_acts import Operations
+from outbox.operator.outbox_acts import BulkJobs
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
 from outbox.reconcile.schedule import Reconciliation
@@ -33,7 +33,7 @@ H = TypeVar("H", bound=Handler)
 T = TypeVar("T")
 
 
-class Outbox(Operations):
+class Outbox(BulkJobs):
     """Send, prepare, decide and consume messages next to the business data of one database.
 
     ``bind`` is the database: an engine, or the session factory that the application uses anyway. ``group`` is
@@ -272,7 +272,7 @@ class Outbox(Operations):
 
         ``compensation(message, session)``, sync or async, is called by a worker in a transaction on this database,
         which also records it: once per message ever. What it raises undoes all of that, and it is tried again. Before,
-        the message is fenced off in this database and in those of ``consumers``, which must be all that have groups of
+        the message is quarantined in this database and in those of ``consumers``, which must be all that have groups of
         the topic: it takes no effect any more. Where it did already, that is refused, unless it was ordered knowingly.
 
         Raises:

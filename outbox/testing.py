@@ -72,10 +72,10 @@ def check(outbox: Outbox) -> Counts:
         asker.end()
 
 
-def operate(outbox: Outbox) -> Counts:
-    """Carry out all operations that were ordered in this database, whatever their rates; return what was done.
+def bulk(outbox: Outbox) -> Counts:
+    """Carry out all bulk jobs that were ordered in this database, whatever their rates; return what was done.
 
-    Rollbacks are those of topics that have a compensation here; one that fails is left for its next try, which is due
+    Compensations run for topics that have one declared here; one that fails is left for its next try, which is due
     later. For an outbox on a sync engine with plain compensations.
 
     Raises:
@@ -83,14 +83,14 @@ def operate(outbox: Outbox) -> Counts:
     """
     # What services import for their tests needn't pay for it otherwise.
     from outbox.compensate.once import compensate_once  # noqa: PLC0415
-    from outbox.operator.bulk.run import operate_once  # noqa: PLC0415
+    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415
 
     engine, total = _engine(outbox), Counts()
     if topics := sorted(each.topic for each in outbox.compensations.values() if each.is_async):
-        raise InvalidHandler(f"operate can't run the async compensation of {topics[0]!r}; run a Worker")
+        raise InvalidHandler(f"bulk can't run the async compensation of {topics[0]!r}; run a Worker")
     with engine.connect() as connection:
         while True:
-            counts = operate_once(connection, outbox.settings, rated=False)
+            counts = bulk_once(connection, outbox.settings, rated=False)
             counts += compensate_once(
                 connection,
                 outbox.settings,

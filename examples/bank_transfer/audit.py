@@ -65,8 +65,8 @@ class Audit:
 
 
 def settled(connection: Connection) -> int:
-    """Return how many messages bank B is done with: consumed, parked, or fenced off since they were rolled back."""
-    done = INBOX.c.status.in_(("consumed", "parked", "rolled_back"))
+    """Return how many messages bank B is done with: consumed, parked, or quarantined since they were rolled back."""
+    done = INBOX.c.status.in_(("consumed", "parked", "quarantined"))
     query = select(func.count()).where(INBOX.c.consumer_group == bank_b.GROUP, done)
     return connection.scalar(query) or 0
 

@@ -11,7 +11,7 @@ from outbox import Message
 from .bank_a_books import Account, LedgerEntry, outbox
 from .message import TOPIC, TransferOrdered
 
-#: Where the messages of the topic are consumed. Bank B's inbox is fenced off before a refund, so that it can't credit
+#: Where the messages of the topic are consumed. Bank B's inbox is quarantined before a refund, so that it can't credit
 #: what the sender has got back.
 CONSUMER = os.environ.get("BANK_B_URL", "postgresql+psycopg://localhost/bank_b")
 

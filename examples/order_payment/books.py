@@ -72,7 +72,7 @@ def help_the_poor(result: JobResult, orders: Engine, balances: Engine) -> Decima
                 due = _body(orders, finding.id)
                 more = {"amount": UserBalance.amount + due.price}
                 connection.execute(update(UserBalance).where(UserBalance.user == due.user).values(more))
-            Outbox(balances).resume(GROUP, finding.id, actor="operator", reason="paid in by the user")
+            Outbox(balances).retry(GROUP, finding.id, actor="operator", reason="paid in by the user")
             paid_in += due.price
     return paid_in
 

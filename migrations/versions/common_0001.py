@@ -24,7 +24,7 @@ UPGRADE = (
     )""",
     "CREATE INDEX ix_audit_target ON {s}.audit (target)",
     """
-    CREATE TABLE {s}.operation (
+    CREATE TABLE {s}.bulk_job (
         id UUID NOT NULL,
         action TEXT NOT NULL,
         requested_by TEXT NOT NULL,
@@ -40,16 +40,16 @@ UPGRADE = (
         finished_at TIMESTAMPTZ,
         cancelled_at TIMESTAMPTZ,
         cancelled_by TEXT,
-        CONSTRAINT pk_operation PRIMARY KEY (id),
-        CONSTRAINT ck_operation_rate CHECK (rate > 0),
-        CONSTRAINT ck_operation_total CHECK (total >= 0),
-        CONSTRAINT ck_operation_cancelled CHECK ((cancelled_at IS NULL) = (cancelled_by IS NULL))
+        CONSTRAINT pk_bulk_job PRIMARY KEY (id),
+        CONSTRAINT ck_bulk_job_rate CHECK (rate > 0),
+        CONSTRAINT ck_bulk_job_total CHECK (total >= 0),
+        CONSTRAINT ck_bulk_job_cancelled CHECK ((cancelled_at IS NULL) = (cancelled_by IS NULL))
     )""",
-    "CREATE UNIQUE INDEX ix_operation_idempotency_key ON {s}.operation (idempotency_key)",
-    "CREATE INDEX ix_operation_open ON {s}.operation (created_at) WHERE finished_at IS NULL",
+    "CREATE UNIQUE INDEX ix_bulk_job_idempotency_key ON {s}.bulk_job (idempotency_key)",
+    "CREATE INDEX ix_bulk_job_open ON {s}.bulk_job (created_at) WHERE finished_at IS NULL",
     """
-    CREATE TABLE {s}.operation_item (
-        operation_id UUID NOT NULL,
+    CREATE TABLE {s}.bulk_item (
+        bulk_job_id UUID NOT NULL,
         number INTEGER NOT NULL,
         action TEXT NOT NULL,
         message_id UUID NOT NULL,
@@ -60,16 +60,16 @@ UPGRADE = (
         attempts INTEGER NOT NULL DEFAULT 0,
         next_attempt_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
         changed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        CONSTRAINT pk_operation_item PRIMARY KEY (operation_id, number),
-        CONSTRAINT ck_operation_item_state CHECK (state IN ('pending', 'done', 'skipped', 'failed', 'cancelled')),
-        CONSTRAINT ck_operation_item_number CHECK (number > 0),
-        CONSTRAINT ck_operation_item_attempts CHECK (attempts >= 0)
+        CONSTRAINT pk_bulk_item PRIMARY KEY (bulk_job_id, number),
+        CONSTRAINT ck_bulk_item_state CHECK (state IN ('pending', 'done', 'skipped', 'failed', 'cancelled')),
+        CONSTRAINT ck_bulk_item_number CHECK (number > 0),
+        CONSTRAINT ck_bulk_item_attempts CHECK (attempts >= 0)
     )""",
-    "CREATE INDEX ix_operation_item_pending ON {s}.operation_item (operation_id, number) WHERE state = 'pending'",
+    "CREATE INDEX ix_bulk_item_pending ON {s}.bulk_item (bulk_job_id, number) WHERE state = 'pending'",
     """
-    CREATE UNIQUE INDEX ix_operation_item_rollback ON {s}.operation_item (message_id)
-        WHERE action = 'rollback' AND state = 'pending'""",
-    "CREATE INDEX ix_operation_item_message_id ON {s}.operation_item (message_id)",
+    CREATE UNIQUE INDEX ix_bulk_item_compensate ON {s}.bulk_item (message_id)
+        WHERE action = 'compensate' AND state = 'pending'""",
+    "CREATE INDEX ix_bulk_item_message_id ON {s}.bulk_item (message_id)",
     """
     CREATE TABLE {s}.worker (
         id UUID NOT NULL,
@@ -91,7 +91,7 @@ UPGRADE = (
     )""",
 )
 
-DOWNGRADE = ("DROP TABLE {s}.audit, {s}.operation, {s}.operation_item, {s}.worker, {s}.stats_sample",)
+DOWNGRADE = ("DROP TABLE {s}.audit, {s}.bulk_job, {s}.bulk_item, {s}.worker, {s}.stats_sample",)
 
 
 def upgrade() -> None:

@@ -27,18 +27,18 @@ UPGRADE = (
         changed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
         error_kind TEXT,
         discarded_at TIMESTAMPTZ,
-        fenced_by UUID,
-        fenced_from TEXT,
+        quarantined_by UUID,
+        quarantined_from TEXT,
         CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
         CONSTRAINT ck_consumer_message_status
-            CHECK (status IN ('consumed', 'failed', 'parked', 'rolled_back')),
+            CHECK (status IN ('consumed', 'failed', 'parked', 'quarantined')),
         CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND claims >= 0),
         CONSTRAINT ck_consumer_message_next_attempt_at
             CHECK ((status = 'failed') = (next_attempt_at IS NOT NULL)),
         CONSTRAINT ck_consumer_message_discarded_at CHECK (discarded_at IS NULL OR status = 'parked'),
-        CONSTRAINT ck_consumer_message_fenced_from CHECK (fenced_from IN ('unconsumed', 'failed', 'parked')),
-        CONSTRAINT ck_consumer_message_fenced CHECK ((fenced_by IS NULL) = (fenced_from IS NULL)),
-        CONSTRAINT ck_consumer_message_fenced_by CHECK (fenced_by IS NULL OR status = 'rolled_back')
+        CONSTRAINT ck_consumer_message_quarantined_from CHECK (quarantined_from IN ('unconsumed', 'failed', 'parked')),
+        CONSTRAINT ck_consumer_message_quarantined CHECK ((quarantined_by IS NULL) = (quarantined_from IS NULL)),
+        CONSTRAINT ck_consumer_message_quarantined_by CHECK (quarantined_by IS NULL OR status = 'quarantined')
     )""",
     """
     CREATE INDEX ix_consumer_message_due

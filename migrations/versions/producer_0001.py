@@ -133,7 +133,7 @@ UPGRADE = (
         reason TEXT NOT NULL,
         result JSONB,
         compensated_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        operation_id UUID,
+        bulk_job_id UUID,
         CONSTRAINT pk_compensation PRIMARY KEY (half_id)
     )""",
     # No op has been dispatched: all xids are still to come (3 is PostgreSQL's first), none is being waited for.

@@ -32,11 +32,11 @@ class AuditChoice:
     """Which acts."""
 
     by: Annotated[str | None, typer.Option(metavar="NAME", help="Only what this one did.")] = None
-    action: Annotated[str | None, typer.Option(metavar="NAME", help="Only this, such as resend, retry, rollback.")] = (
-        None
-    )
+    action: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this, such as resend, retry, compensate.")
+    ] = None
     target: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only what was done to this: a message, GROUP/ID, an operation.")
+        str | None, typer.Option(metavar="ID", help="Only what was done to this: a message, GROUP/ID, a bulk job.")
     ] = None
     since: SinceOption = None
     until: UntilOption = None

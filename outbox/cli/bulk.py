@@ -1,6 +1,6 @@
-"""Acts of operators: shown first, asked about, done to one message at once, or to many as an operation.
+"""Acts of operators: shown first, asked about, done to one message at once, or to many as a bulk job.
 
-An operation under way: carried out here beside the workers, or watched, and what came of it.
+A bulk job under way: carried out here beside the workers, or watched, and what came of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from outbox.operator.model import (
     MAX_PAGE,
     Action,
     Actor,
-    OperationItem,
-    OperationRow,
+    BulkItem,
+    BulkJob,
     PageRequest,
     Preview,
     Selector,
@@ -40,132 +40,132 @@ _PAUSE = 0.5
 
 
 def see_through(
-    admin: Admin, where: Where, operation: OperationRow, output: Output, *, wait: bool = True, here: bool = False
+    admin: Admin, where: Where, bulk_job: BulkJob, output: Output, *, wait: bool = True, here: bool = False
 ) -> None:
-    """Wait for an operation, carrying it out ``here`` too if that can be, and tell what came of it.
+    """Wait for a bulk job, carrying it out ``here`` too if that can be, and tell what came of it.
 
     Raises:
         Failure: not all of it was done.
-        typer.Exit: interrupted; the operation goes on in workers.
+        typer.Exit: interrupted; the bulk job goes on in workers.
     """
-    watch = where.again(f"ops watch {operation.id}")
+    watch = where.again(f"bulk watch {bulk_job.id}")
     if not wait:
-        say(f"operation {operation.id} is ordered; to watch it: {watch}")
-        print_json(dataclasses.asdict(operation)) if output is Output.JSON else print(operation.id)  # noqa: T201
+        say(f"bulk job {bulk_job.id} is ordered; to watch it: {watch}")
+        print_json(dataclasses.asdict(bulk_job)) if output is Output.JSON else print(bulk_job.id)  # noqa: T201
         return
     try:
         if not here:
-            _warn(admin, operation)
-        done = _follow(admin, operation, here=here)
+            _warn(admin, bulk_job)
+        done = _follow(admin, bulk_job, here=here)
     except KeyboardInterrupt:
-        say(f"interrupted; operation {operation.id} goes on where workers run; to watch it: {watch}")
+        say(f"interrupted; bulk job {bulk_job.id} goes on where workers run; to watch it: {watch}")
         raise typer.Exit(Code.INTERRUPTED) from None
     tell_end(admin, done, output)
 
 
-def tell_end(admin: Admin, operation: OperationRow, output: Output) -> None:
-    """Tell what became of an operation that has ended.
+def tell_end(admin: Admin, bulk_job: BulkJob, output: Output) -> None:
+    """Tell what became of a bulk job that has ended.
 
     Raises:
         Failure: not all of it was done.
     """
     if output is Output.JSON:
-        print_json(dataclasses.asdict(operation))
-    for line in _left(admin, operation):
+        print_json(dataclasses.asdict(bulk_job))
+    for line in _left(admin, bulk_job):
         say(line)
-    said = f"operation {operation.id} ({operation.action}): {summary(operation)}"
-    if (code := code_of(operation)) is not Code.DONE:
+    said = f"bulk job {bulk_job.id} ({bulk_job.action}): {summary(bulk_job)}"
+    if (code := code_of(bulk_job)) is not Code.DONE:
         raise Failure(said, code)
     say(said)
 
 
-def code_of(operation: OperationRow) -> Code:
-    """Return the exit code that tells how an operation has ended."""
-    if operation.done == operation.total:
+def code_of(bulk_job: BulkJob) -> Code:
+    """Return the exit code that tells how a bulk job has ended."""
+    if bulk_job.done == bulk_job.total:
         return Code.DONE
-    if operation.done:
+    if bulk_job.done:
         return Code.PARTIAL
-    return Code.FAILED if operation.failed else Code.CONFLICT
+    return Code.FAILED if bulk_job.failed else Code.CONFLICT
 
 
-def summary(operation: OperationRow) -> str:
-    """Return how far an operation has come, in words."""
+def summary(bulk_job: BulkJob) -> str:
+    """Return how far a bulk job has come, in words."""
     counts = [
         f"{count} {word}"
         for word, count in (
-            ("done", operation.done),
-            ("skipped", operation.skipped),
-            ("failed", operation.failed),
-            ("cancelled", operation.cancelled),
-            ("pending", operation.pending),
+            ("done", bulk_job.done),
+            ("skipped", bulk_job.skipped),
+            ("failed", bulk_job.failed),
+            ("cancelled", bulk_job.cancelled),
+            ("pending", bulk_job.pending),
         )
         if count or word == "done"
     ]
-    if operation.started_at and operation.finished_at:
-        counts.append(f"in {age((operation.finished_at - operation.started_at).total_seconds())}")
+    if bulk_job.started_at and bulk_job.finished_at:
+        counts.append(f"in {age((bulk_job.finished_at - bulk_job.started_at).total_seconds())}")
     return ", ".join(counts)
 
 
-def _follow(admin: Admin, operation: OperationRow, *, here: bool) -> OperationRow:
-    """Return the operation when it has ended; a database that goes away is waited for."""
+def _follow(admin: Admin, bulk_job: BulkJob, *, here: bool) -> BulkJob:
+    """Return the bulk job when it has ended; a database that goes away is waited for."""
     with Bars() as bars:
-        bars.stage(operation.described, operation.total)
-        while operation.finished_at is None:
+        bars.stage(bulk_job.described, bulk_job.total)
+        while bulk_job.finished_at is None:
             try:
-                moved = here and _carry_on(admin, operation)
-                operation = admin.operation(operation.id)
+                moved = here and _carry_on(admin, bulk_job)
+                bulk_job = admin.bulk_job(bulk_job.id)
             except DBAPIError as error:
                 failure = as_failure(error)
                 if failure is None or failure.code is not Code.UNAVAILABLE:
                     raise
                 bars.say(f"{failure}; trying again")
                 moved = False
-            bars.done(operation.total - operation.pending)
-            if not moved and operation.finished_at is None:
+            bars.done(bulk_job.total - bulk_job.pending)
+            if not moved and bulk_job.finished_at is None:
                 time.sleep(_PAUSE)
-    return operation
+    return bulk_job
 
 
-def _carry_on(admin: Admin, operation: OperationRow) -> bool:
-    """Carry an operation on for a moment; tell whether anything was done."""
-    from outbox.operator.bulk.run import run_operation_once  # noqa: PLC0415
+def _carry_on(admin: Admin, bulk_job: BulkJob) -> bool:
+    """Carry a bulk job on for a moment; tell whether anything was done."""
+    from outbox.operator.bulk.run import run_bulk_job_once  # noqa: PLC0415
 
-    database = admin.databases[operation.database]
+    database = admin.databases[bulk_job.database]
     with database.engine.connect() as connection:
-        return bool(run_operation_once(connection, database.settings, operation.id).taken)
+        return bool(run_bulk_job_once(connection, database.settings, bulk_job.id).taken)
 
 
-def _warn(admin: Admin, operation: OperationRow) -> None:
-    """Say so if nobody is there who would carry an operation out."""
-    name = operation.database
-    if not any(row.alive and row.database == name and "operate" in row.roles for row in admin.workers()):
-        say(f"no worker with the role operate runs in database {name}; start one: outbox run --app MODULE:OBJECT")
+def _warn(admin: Admin, bulk_job: BulkJob) -> None:
+    """Say so if nobody is there who would carry a bulk job out."""
+    name = bulk_job.database
+    if not any(row.alive and row.database == name and "bulk" in row.roles for row in admin.workers()):
+        say(f"no worker with the role bulk runs in database {name}; start one: outbox run --app MODULE:OBJECT")
         return
-    if operation.action != Action.ROLLBACK:
+    if bulk_job.action != Action.COMPENSATE:
         return
     able = {row.topic for row in admin.handlers() if row.kind == "compensation" and row.database == name}
-    items = admin.operation_items(operation.id, PageRequest(MAX_PAGE), state="pending").items
+    items = admin.bulk_items(bulk_job.id, PageRequest(MAX_PAGE), state="pending").items
     for topic in sorted({item.topic for item in items if item.topic} - able):
         say(f"no worker that runs has a compensation for topic {topic!r}; it waits for one (@outbox.compensation)")
 
 
-def _left(admin: Admin, operation: OperationRow) -> list[str]:
+def _left(admin: Admin, bulk_job: BulkJob) -> list[str]:
     """Return a line for each message that wasn't done, or for the only one; not for all if there are many."""
-    if operation.total == 1:
-        items = list(every(lambda page: admin.operation_items(operation.id, page)))
+    if bulk_job.total == 1:
+        items = list(every(lambda page: admin.bulk_items(bulk_job.id, page)))
     else:
         items = [
             item
             for state in ("skipped", "failed")
-            for item in every(lambda page, of=state: admin.operation_items(operation.id, page, state=of), _SHOWN + 1)  # type: ignore[misc]
+            for item in every(lambda page, of=state: admin.bulk_items(bulk_job.id, page, state=of), _SHOWN + 1)  # type: ignore[misc]
         ]
     lines = [f"{item.state}: {named_item(item)}: {item.outcome or 'no reason given'}" for item in items[:_SHOWN]]
     if len(items) > _SHOWN:
-        lines.append(f"… for all of them: outbox ops show {operation.id} -o csv")
+        lines.append(f"… for all of them: outbox bulk show {bulk_job.id} -o csv")
     return lines
 
 
-def named_item(item: OperationItem) -> str:
+def named_item(item: BulkItem) -> str:
     """Return the message of an item as it is written on the command line."""
     return named(Target(item.message_id, item.group))
 
@@ -184,7 +184,7 @@ class Order:
     def single(self) -> Target | None:
         """The message, if it is one that is acted on at once."""
         targets = self.selector.targets or ()
-        return targets[0] if len(targets) == 1 and self.action is not Action.ROLLBACK else None
+        return targets[0] if len(targets) == 1 and self.action is not Action.COMPENSATE else None
 
 
 def actor_of(given: str | None) -> Actor:
@@ -240,7 +240,7 @@ def carry_out(admin: Admin, where: Where, order: Order, doing: Doing) -> None:
         if doing.output is Output.JSON:
             print_json({"action": action, **dataclasses.asdict(single), "outcome": outcome})
         return
-    operation = admin.start(
+    bulk_job = admin.start(
         action,
         order.selector,
         actor=actor,
@@ -250,7 +250,7 @@ def carry_out(admin: Admin, where: Where, order: Order, doing: Doing) -> None:
         options=order.options,
         rate=order.rate,
     )
-    see_through(admin, where, operation, doing.output, wait=order.wait, here=action is not Action.ROLLBACK)
+    see_through(admin, where, bulk_job, doing.output, wait=order.wait, here=action is not Action.COMPENSATE)
 
 
 def print_preview(preview: Preview, output: Output) -> None:

@@ -31,7 +31,7 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
 class RoleName(enum.StrEnum):
-    """What somebody may do: see; act where nothing is lost; decide, roll back and see bodies as well."""
+    """What somebody may do: see; act where nothing is lost; decide, compensate and see bodies as well."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -39,7 +39,7 @@ class RoleName(enum.StrEnum):
 
 
 RoleOption = Annotated[
-    RoleName, typer.Option(help="What they may do: see; act; decide, roll back, see bodies as well.")
+    RoleName, typer.Option(help="What they may do: see; act; decide, compensate, see bodies as well.")
 ]
 
 
@@ -71,7 +71,7 @@ def serve(  # noqa: PLR0917 - options of the command line
 ) -> None:
     """Serve the admin console: pages and HTTP endpoints to see every message, and to heal what is stuck.
 
-    It runs until Ctrl-C or SIGTERM. It needs no code of yours, but rollbacks and checks are done by workers.
+    It runs until Ctrl-C or SIGTERM. It needs no code of yours, but compensations and checks are done by workers.
 
     Where nothing is configured it tells a token for this run, to log in with. Users and tokens come from the
     environment or files, never from options (see `hash-password` and `token`); without them it serves this machine

@@ -98,7 +98,7 @@ def retry(targets: TargetsArgument = None, *, where: Where, choice: InboxChoice,
     """Have dead letters tried again, now and with all attempts.
 
     --group takes the name of a group, or a fingerprint of `outbox dead groups`. Several at once, and those picked by
-    options, need a --reason, are shown first and run as an operation.
+    options, need a --reason, are shown first and run as a bulk job.
 
     \b
     Examples:

@@ -24,9 +24,15 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.half_acts import ReasonOption
 from outbox.cli.output import Output, OutputOption, age, print_json, print_table, readable, say, table
 from outbox.cli.way import story_of_half
+from outbox.message.model import Resolution
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from sqlalchemy import URL
+
     from outbox.operator.old_halves import HalfPage, HalfView
+    from outbox.settings import Settings
 
 app = typer.Typer(
     help="Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
@@ -48,11 +54,8 @@ class Wanted(enum.StrEnum):
     PARKED = "parked"
 
 
-class Verdict(enum.StrEnum):
-    """What an operator may decide."""
-
-    COMMIT = "commit"
-    ROLLBACK = "rollback"
+HalfArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the half message.")]
+_VERB = {Resolution.COMMIT: "Commit", Resolution.ROLLBACK: "Roll back"}
 
 
 @app.command("list")
@@ -207,9 +210,8 @@ def reset(  # noqa: PLR0917 - options of the command line
 
 
 @app.command()
-def resolve(  # noqa: PLR0917 - options of the command line
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the half message.")],
-    verdict: Annotated[Verdict, typer.Argument(help="What to decide.")],
+def commit(
+    id_: HalfArgument,
     reason: ReasonOption,
     actor: ActorOption = None,
     force: Annotated[
@@ -220,34 +222,70 @@ def resolve(  # noqa: PLR0917 - options of the command line
     schema: SchemaOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Decide an undecided half message by hand, for ever.
+    """Commit an undecided half message by hand, for ever: its message goes out.
 
-    The first decision wins: one that its producer or a check made before stays, and the exit code is 4 if it was
-    another one. A function that still runs fails at its commit if the half was rolled back.
+    The first decision wins: one that its producer or a check made before stays, and the exit code is 4 if it was a
+    rollback.
 
     \b
     Example:
-      outbox half resolve 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 rollback --reason "the order was cancelled by phone"
+      outbox half commit 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "the provider confirmed it by phone"
     """
+    act = half_acts.Act.of(actor, reason)
+    _decide(as_id(id_), Resolution.COMMIT, act, find_url(url), find_settings(schema), output, yes=yes, force=force)
+
+
+@app.command()
+def rollback(
+    id_: HalfArgument,
+    reason: ReasonOption,
+    actor: ActorOption = None,
+    yes: YesOption = False,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Roll an undecided half message back by hand, for ever: no consumer will ever see it.
+
+    The first decision wins: one that its producer or a check made before stays, and the exit code is 4 if it was a
+    commit. A function that still runs fails at its commit.
+
+    \b
+    Example:
+      outbox half rollback 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "the order was cancelled by phone"
+    """
+    act = half_acts.Act.of(actor, reason)
+    _decide(as_id(id_), Resolution.ROLLBACK, act, find_url(url), find_settings(schema), output, yes=yes)
+
+
+def _decide(
+    half_id: UUID,
+    resolution: Resolution,
+    act: half_acts.Act,
+    address: URL,
+    settings: Settings,
+    output: Output,
+    *,
+    yes: bool,
+    force: bool = False,
+) -> None:
     from outbox.operator.old_halves import show_half  # noqa: PLC0415
 
-    half_id, act = as_id(id_), half_acts.Act.of(actor, reason)
-    address, settings = find_url(url), find_settings(schema)
     with producer_opened(address, settings) as connection:
         if not yes:
-            _ask(show_half(connection, settings, half_id), verdict)
-        decision = half_acts.resolve(connection, settings, half_id, verdict.value, act, force=force)
+            _ask(show_half(connection, settings, half_id), resolution)
+        decision = half_acts.resolve(connection, settings, half_id, resolution, act, force=force)
     half_acts.print_decision(decision, output)
 
 
-def _ask(view: HalfView, verdict: Verdict) -> None:
+def _ask(view: HalfView, resolution: Resolution) -> None:
     """Ask whether to decide a half; not if that is done, or there is none, which the act will tell."""
     if view.half is None or view.op is not None:
         return
     key = "" if view.half["key"] is None else f", key {view.half['key']!r}"
-    consequence = "its message goes out" if verdict is Verdict.COMMIT else "no consumer will ever see it"
+    consequence = "its message goes out" if resolution is Resolution.COMMIT else "no consumer will ever see it"
     make_sure(
-        f"{verdict.capitalize()} half message {view.id} of topic {view.half['topic']!r}{key} ({view.status})? "
+        f"{_VERB[resolution]} half message {view.id} of topic {view.half['topic']!r}{key} ({view.status})? "
         f"Then {consequence}, and nothing can undo that.",
         f"not deciding half message {view.id}",
         yes=False,

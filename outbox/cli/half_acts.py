@@ -122,14 +122,14 @@ def reset_parked(connection: Connection, settings: Settings, topic: str | None, 
 
 
 def resolve(
-    connection: Connection, settings: Settings, half_id: UUID, verdict: str, act: Act, *, force: bool
+    connection: Connection, settings: Settings, half_id: UUID, resolution: Resolution, act: Act, *, force: bool
 ) -> Decision:
     """Decide a half."""
     from outbox.operator import undecided  # noqa: PLC0415
 
     with _acting(connection):
         return undecided.resolve(
-            connection, settings, half_id, Resolution(verdict), actor=act.actor, reason=act.reason, force=force
+            connection, settings, half_id, resolution, actor=act.actor, reason=act.reason, force=force
         )
 
 

@@ -44,7 +44,7 @@ class InboxStatus(enum.StrEnum):
     CONSUMED = "consumed"
     FAILED = "failed"
     PARKED = "parked"
-    ROLLED_BACK = "rolled_back"
+    QUARANTINED = "quarantined"
 
 
 StatusOption = Annotated[list[InboxStatus] | None, typer.Option(help="Only those that stand so; may be given again.")]
@@ -60,7 +60,7 @@ def show_list(where: Where, choice: InboxChoice, listing: Listing, status: Statu
       consumed     handled
       failed       will be tried again, at its next attempt
       parked       a dead letter: waits for a human (see `outbox dead`)
-      rolled_back  fenced off: its local transaction was rolled back
+      quarantined  kept out: its local transaction was compensated
     \b
     Examples:
       outbox inbox list --group mail --status failed
@@ -88,7 +88,7 @@ def retry(
 
     A failed one keeps its attempts; a parked one gets all of them anew. Options pick failed and parked messages,
     unless --status says which. Several at once, and those picked by options, need a --reason, are shown first and run
-    as an operation.
+    as a bulk job.
 
     \b
     Examples:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from outbox import __version__
 from outbox.cli import (
     audit_log,
+    bulk_jobs,
     console,
     db,
     dead,
@@ -22,7 +23,6 @@ from outbox.cli import (
     half,
     inbox,
     messages,
-    ops,
     output,
     reconcile,
     run,
@@ -92,7 +92,7 @@ app.add_typer(messages.app, name="messages")
 app.add_typer(half.app, name="half")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(dead.app, name="dead")
-app.add_typer(ops.app, name="ops")
+app.add_typer(bulk_jobs.app, name="bulk")
 app.add_typer(audit_log.app, name="audit")
 app.add_typer(console.app, name="console")
 app.command("workers")(staff.show_workers)

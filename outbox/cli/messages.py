@@ -1,6 +1,6 @@
 """``outbox messages``: find messages, and follow one.
 
-``outbox messages resend``, ``recall`` and ``rollback``: one message, or many as an operation.
+``outbox messages resend``, ``recall`` and ``compensate``: one message, or many as a bulk job.
 
 ``outbox messages export``: all that fit, as they come.
 """
@@ -43,7 +43,7 @@ def resend(ids: IdsArgument = None, *, where: Where, choice: MessageChoice, many
 
     A group that has handled a message knows its id, and does nothing; one that has lost it gets it. Only what was
     dispatched can be resent. Several at once, and those picked by options, need a --reason, are shown first and run as
-    an operation.
+    a bulk job.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def recall(ids: IdsArgument = None, *, where: Where, choice: MessageChoice, many
 
 
 @gathered
-def rollback(
+def compensate(
     ids: IdsArgument = None,
     *,
     where: Where,
@@ -81,23 +81,23 @@ def rollback(
         ),
     ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Don't wait for a worker to have done it; print the operation's id.")
+        bool, typer.Option("--no-wait", help="Don't wait for a worker to have done it; print the bulk job's id.")
     ] = False,
 ) -> None:
-    """Roll back local transactions whose messages must not, or can't, take effect.
+    """Compensate local transactions whose messages must not, or can't, take effect.
 
     First each group's inbox is fenced, so that the message can't take effect later; then a worker that has the
     function which the service registered for the topic (`@outbox.compensation`) runs it, once per message ever. Where a
-    group has handled the message already, that is refused. It is an operation, which this command waits for; Ctrl-C
-    ends the waiting, not the operation.
+    group has handled the message already, that is refused. It is a bulk job, which this command waits for; Ctrl-C
+    ends the waiting, not the bulk job.
 
     \b
     Examples:
-      outbox messages rollback 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "no such account at bank B"
-      outbox messages rollback --topic transfer --where to=B-9999 --reason "no such account" --dry-run
+      outbox messages compensate 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "no such account at bank B"
+      outbox messages compensate --topic transfer --where to=B-9999 --reason "no such account" --dry-run
     """
     options = {"acknowledge_delivered": True} if acknowledge_delivered else {}
-    _act(Action.ROLLBACK, ids or [], where, choice, many, doing, [], options=options, wait=not no_wait)
+    _act(Action.COMPENSATE, ids or [], where, choice, many, doing, [], options=options, wait=not no_wait)
 
 
 def _act(
@@ -208,7 +208,7 @@ def told(count: int, what: str) -> None:
 
 
 app = typer.Typer(
-    help="Find messages, follow one to the inboxes, send again, recall, or roll back.\n\n"
+    help="Find messages, follow one to the inboxes, send again, recall, or compensate.\n\n"
     "What is done is recorded in the audit table, with who did it and why.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -291,7 +291,7 @@ def show(
 
 app.command("resend")(resend)
 app.command("recall")(recall)
-app.command("rollback")(rollback)
+app.command("compensate")(compensate)
 app.command("export")(export_messages)
 
 

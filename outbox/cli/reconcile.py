@@ -103,7 +103,7 @@ def reconcile(  # noqa: PLR0917 - options of the command line
       missing                     resend, alert
       undispatched                dispatch, alert
       unrecorded, status_mismatch sync_status, alert
-      parked                      alert, resume
+      parked                      alert, retry
       failed, phantom, digest_mismatch  alert, park
       undecided                   alert, check
       unconsumed, resend_exhausted, no_effect, duplicate_effect, uncompensated, consumed_though_rolled_back  alert
@@ -114,7 +114,7 @@ def reconcile(  # noqa: PLR0917 - options of the command line
       outbox reconcile --topic orders --group mail --since 24h
       outbox reconcile --app shop.messages:outbox --apply --yes --html report.html
       outbox reconcile --config nightly.toml -o json
-      outbox reconcile --topic orders --group mail --apply --policy parked=resume
+      outbox reconcile --topic orders --group mail --apply --policy parked=retry
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context)

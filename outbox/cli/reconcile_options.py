@@ -204,7 +204,7 @@ def as_duration(text: str | None, option: str) -> float | None:
 
 
 def as_policy(texts: Iterable[str]) -> dict[Outcome, Action]:
-    """Return what is to be done about each kind, of texts such as ``parked=resume``.
+    """Return what is to be done about each kind, of texts such as ``parked=retry``.
 
     Raises:
         Failure: a kind or an action that there isn't; names those that there are.

@@ -41,7 +41,7 @@ def run(
         str | None,
         typer.Option(
             metavar="ROLE,…",
-            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, operate. "
+            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, bulk. "
             "Default: all there is work for.",
         ),
     ] = None,

@@ -50,7 +50,7 @@ def show_handlers(
 ) -> None:
     """List what is registered on the workers that run: consumers, checkers, compensations.
 
-    A topic without a compensation can't be rolled back; one without a checker or fence can't be checked.
+    A topic without a compensation can't be compensated; one without a checker or fence can't be checked.
 
     \b
     Example:

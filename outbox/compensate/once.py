@@ -1,16 +1,17 @@
-"""One pass of the rollbacks: look, fence, compensate; each item by itself, and each step by a commit of its own.
+"""One pass of the compensations: look, quarantine, compensate; item by item, and each step by a commit of its own.
 
 No transaction spans two databases, and a worker may die between any two steps. What makes it right all the same:
 
 - The item stays pending until all is done, and is due again when the worker that claimed it has had its time. Each step
   finds what an earlier try has left, and goes on from there.
-- Fences come first. While they stand, the message takes no effect; and they stand as long as somebody may compensate.
+- Quarantines come first. While they stand, the message takes no effect; and they stand as long as a worker may
+  compensate.
 - Compensation, its record and the end of the item are one transaction. The record's primary key is the message, so a
   second worker waits for the first, and finds it done.
-- Whoever finds that the message must not be compensated (it was consumed, the operation was cancelled) first writes
-  that down, which excludes that anybody ends the item as done; then lifts the fences; then ends the item.
+- Whoever finds that the message must not be compensated (it was consumed, the bulk job was cancelled) first writes
+  that down, which excludes that anybody ends the item as done; then releases the quarantines; then ends the item.
 
-Give up the rollback of one message: lift its fences, and end the item.
+Give up the compensation of one message: release its quarantines, and end the item.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ if TYPE_CHECKING:
 
 
 def refuse(book: Book, item: Item, why: str) -> str:
-    """End the item, for which nothing was fenced off; return its state."""
+    """End the item, for which nothing was quarantined; return its state."""
     return book.close(item, "skipped" if item.cancelled_by is None else "cancelled", f"{sql.REFUSED}{why}")
 
 
 def withdraw(book: Book, item: Item, why: str, places: list[Place]) -> str:
-    """Decide that the message will not be compensated, lift the fences, end the item; return its state.
+    """Decide that the message will not be compensated, release the quarantines, end the item; return its state.
 
     Raises:
         Waits: a place can't be asked now. The decision stands.
     """
     if not book.refuse(item, why):
         state, _ = book.ended(item)
-        # Pending and yet not to be refused: it was compensated by nobody's order, and the fences stay.
+        # Pending and yet not to be refused: it was compensated by nobody's order, and the quarantines stay.
         return refuse(book, item, why) if state == "pending" else look_again(book, item, places, why)
     # While the message wasn't out, nobody knew where the groups would pass it. Nor do we, if somebody died in between.
     doubt = item.refused or not book.order(item).sends
-    lift(book, item, places)
+    release(book, item, places)
     if doubt and book.ended(item)[0] == "pending":
-        lift(book, item, places, doubt=True)
+        release(book, item, places, doubt=True)
     return refuse(book, item, why)
 
 
 def look_again(book: Book, item: Item, places: list[Place], why: str) -> str:
-    """Something came in between: if the item has ended by that, leave no fence behind; return its state.
+    """Something came in between: if the item has ended by that, leave no quarantine behind; return its state.
 
     Raises:
         Waits: it is to be done over.
@@ -70,15 +71,15 @@ def look_again(book: Book, item: Item, places: list[Place], why: str) -> str:
     if state == "pending":
         raise Waits(why, 0)
     if state in {"skipped", "cancelled"} and not compensated:
-        lift(book, item, places)
+        release(book, item, places)
     return state
 
 
-def lift(book: Book, item: Item, places: list[Place], *, doubt: bool = False) -> None:
-    """Lift the item's fences; nobody compensates for it any more."""
+def release(book: Book, item: Item, places: list[Place], *, doubt: bool = False) -> None:
+    """Release the item's quarantines; nobody compensates for it any more."""
     order = book.order(item)
     for place in places:
-        place.run(lambda connection: quarantine.lift(connection, book.schema, order, doubt=doubt))
+        place.run(lambda connection: quarantine.release(connection, book.schema, order, doubt=doubt))
 
 
 logger = logging.getLogger("outbox.compensate")
@@ -98,7 +99,7 @@ def compensate_once(
     stopping: Callable[[], bool] = lambda: False,
     limit: int = 100,
 ) -> Counts:
-    """Carry out rollbacks that are due, at most ``limit``, of the topics that have a compensation here.
+    """Carry out compensations that are due, at most ``limit``, of the topics that have a compensation here.
 
     ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
     compensations run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between
@@ -121,10 +122,10 @@ def compensate_once(
     run = _Pass(connection, settings, compensations, new_runner, stopping)
     counts = Counts()
     try:
-        for operation_id, number in due:
+        for bulk_job_id, number in due:
             if stopping():
                 return counts + Counts(more=True)
-            counts += run.take(sql.Key(operation_id, number))
+            counts += run.take(sql.Key(bulk_job_id, number))
     finally:
         run.end()
     with connection.begin():
@@ -184,23 +185,25 @@ class _Pass:
         consumed = [name for place in places for name in _consumed(place, self._settings.schema, order)]
         if consumed and not item.acknowledged:
             return self._end(item, _delivered(consumed), places)
-        return self._fence_and_perform(item, order, compensation, places)
+        return self._quarantine_and_perform(item, order, compensation, places)
 
     def _end(self, item: Item, why: str, places: list[Place]) -> str:
-        """End an item that is not to be carried out, before anything was fenced off in this try."""
+        """End an item that is not to be carried out, before anything was quarantined in this try."""
         return refuse(self._book, item, why) if item.untouched else withdraw(self._book, item, why, places)
 
-    def _fence_and_perform(self, item: Item, order: Order, compensation: Compensation, places: list[Place]) -> str:
+    def _quarantine_and_perform(self, item: Item, order: Order, compensation: Compensation, places: list[Place]) -> str:
         schema, knowingly = self._settings.schema, item.acknowledged
-        consumed, fenced = [], []
+        consumed, quarantined = [], []
         for place in places:
-            made = place.run(lambda connection: quarantine.fence(connection, schema, order, acknowledged=knowingly))
+            made = place.run(
+                lambda connection: quarantine.quarantine(connection, schema, order, acknowledged=knowingly)
+            )
             consumed += place.named(made.consumed)
-            fenced += place.named(made.fenced)
+            quarantined += place.named(made.quarantined)
             if consumed and not knowingly:
-                # A consumer was faster than the fence, and slower than the look.
+                # A consumer was faster than the quarantine, and slower than the look.
                 return withdraw(self._book, item, _delivered(consumed), places)
-        return self._perform(Performance(compensation, self._settings, item, order, consumed, fenced), places)
+        return self._perform(Performance(compensation, self._settings, item, order, consumed, quarantined), places)
 
     def _perform(self, performance: Performance, places: list[Place]) -> str:
         item = performance.item
@@ -212,7 +215,7 @@ class _Pass:
             error = raised
         if performance.done:
             logger.info(
-                "the local transaction of message %s of topic %r is rolled back",
+                "the local transaction of message %s of topic %r is compensated",
                 item.message_id,
                 item.topic,
                 extra={"event": "message.compensated", "message_id": str(item.message_id), "topic": item.topic},
@@ -263,6 +266,6 @@ def _consumed(place: Place, schema: str, order: Order) -> list[str]:
 
 def _delivered(consumed: list[str]) -> str:
     return (
-        f"it took effect already: consumed by {', '.join(consumed)}; undo that there first, or order the rollback with "
+        f"it took effect already: consumed by {', '.join(consumed)}; undo that there first, or compensate it with "
         "acknowledge_delivered"
     )

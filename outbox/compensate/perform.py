@@ -1,6 +1,6 @@
 """Run a compensation: in one transaction with its record, which makes it happen once ever, and the end of its item.
 
-One item of a rollback, and what is written about it in the producer's database: a transaction for each entry.
+One item of a compensation, and what is written about it in the producer's database: a transaction for each entry.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LEASE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A claimed item of a rollback, and the order that it belongs to.
+    """A claimed item of a compensation, and the order that it belongs to.
 
     ``outcome`` is what was said of it before, ``refused`` that it was decided not to compensate it, ``started`` that
-    it isn't the first item of its operation.
+    it isn't the first item of its bulk job.
     """
 
     key: sql.Key
@@ -58,10 +58,10 @@ class Item:
     @classmethod
     def of(cls, row: Row) -> Item:
         """Return a row of `store.claim`."""
-        operation_id, number, message_id, topic, attempts, outcome, refused, actor, reason, options, *rest = row
+        bulk_job_id, number, message_id, topic, attempts, outcome, refused, actor, reason, options, *rest = row
         origin, cancelled_by, started, former = rest
         return cls(
-            sql.Key(operation_id, number),
+            sql.Key(bulk_job_id, number),
             message_id,
             topic,
             attempts,
@@ -78,7 +78,7 @@ class Item:
 
     @property
     def untouched(self) -> bool:
-        """Is it certain that nothing was ever fenced off for it, or for an earlier operation?"""
+        """Is it certain that nothing was ever quarantined for it, or for an earlier bulk job?"""
         return self.attempts == 1 and self.outcome is None and not self.former
 
     def order(self, sends: list[Row]) -> Order:
@@ -86,7 +86,7 @@ class Item:
         return Order(
             self.message_id,
             self.topic,
-            self.key.operation_id,
+            self.key.bulk_job_id,
             self.actor,
             self.reason,
             self.origin,
@@ -109,8 +109,8 @@ class Book:
             return None
         item = Item.of(rows[0])
         if not item.started:
-            # Not with the claim: who cancels locks the operation first, and then its items.
-            self._run(begin(self.schema, key.operation_id))
+            # Not with the claim: who cancels locks the bulk job first, and then its items.
+            self._run(begin(self.schema, key.bulk_job_id))
         return item
 
     def look(self, item: Item) -> tuple[Row, Order]:
@@ -165,8 +165,9 @@ class NotNow(Exception):
 class Performance:
     """One run of a compensation, on a connection of its own.
 
-    ``consumed`` names the groups that the message took effect in, ``fenced`` those that are fenced off. ``held`` tells
-    that it was begun, ``called`` that the function was, ``done`` that all is committed, ``error`` what it failed with.
+    ``consumed`` names the groups that the message took effect in, ``quarantined`` those that are quarantined. ``held``
+    tells that it was begun, ``called`` that the function was, ``done`` that all is committed, ``error`` how it
+    failed.
     """
 
     compensation: Compensation
@@ -174,7 +175,7 @@ class Performance:
     item: Item
     order: Order
     consumed: list[str]
-    fenced: list[str]
+    quarantined: list[str]
     held: bool = False
     called: bool = False
     done: bool = False
@@ -231,7 +232,7 @@ class Performance:
             sql.message(schema, half_id),
         )
         if not stands:
-            raise NotNow("it is not to be rolled back any more")
+            raise NotNow("it is not to be compensated any more")
         if not ops or not messages:
             raise NotNow("it was pruned")
         if not made:
@@ -263,9 +264,9 @@ class Performance:
     def _end(self, connection: Connection, given: Any) -> None:
         schema, item, result = self.settings.schema, self.item, _as_json(given)
         told = {
-            "operation": item.key.operation_id,
+            "bulk_job": item.key.bulk_job_id,
             "function": self.compensation.name,
-            "fenced": self.fenced,
+            "quarantined": self.quarantined,
             "consumed": self.consumed,
             "returned": None if result is None else json.loads(result),
         }
@@ -273,10 +274,10 @@ class Performance:
             connection,
             sql.close_done(schema, item.key, self.outcome),
             sql.result(schema, item.message_id, result),
-            audit(schema, item.actor, "rollback", str(item.message_id), item.reason, told, item.origin),
+            audit(schema, item.actor, "compensate", str(item.message_id), item.reason, told, item.origin),
         )
         if not done:
-            raise NotNow("it is not to be rolled back any more")
+            raise NotNow("it is not to be compensated any more")
 
     @property
     def outcome(self) -> str:

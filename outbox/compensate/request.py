@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def refusals(connection: Connection, settings: Settings, message_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """Return which of these can't be rolled back, and why, as far as the producer's database knows; a clause each.
+    """Return which of these can't be compensated, and why, as far as the producer's database knows; a clause each.
 
     In the caller's transaction; writes nothing.
     """
@@ -33,7 +33,7 @@ def refusal(connection: Connection, settings: Settings, message_id: UUID) -> str
 
 
 def refused(row: Row) -> str | None:
-    """Return why a message can't be rolled back; whether somebody is at it doesn't matter (a row of `store.states`)."""
+    """Return why a message can't be compensated; whether somebody is at it doesn't matter (a row of `store.states`)."""
     _, topic, resolution, decided_by, compensated_at, by, _ = row
     if compensated_at is not None:
         return f"it was compensated already, at {compensated_at.isoformat()} (ordered by {by}); that happens once ever"
@@ -47,9 +47,9 @@ def refused(row: Row) -> str | None:
 
 
 def _why_not(row: Row) -> str | None:
-    operation_id = row[6]
-    if operation_id is not None:
-        return f"operation {operation_id} is about to roll it back; wait for that, or cancel it"
+    bulk_job_id = row[6]
+    if bulk_job_id is not None:
+        return f"bulk job {bulk_job_id} is about to compensate it; wait for that, or cancel it"
     return refused(row)
 
 
@@ -63,12 +63,12 @@ def request(
     acknowledge_delivered: bool = False,
     origin: Mapping[str, str] | None = None,
 ) -> UUID:
-    """Order the rollback of these messages' local transactions, in the caller's transaction; return the operation.
+    """Order the compensation of these messages' local transactions, in the caller's transaction; return the bulk job.
 
     With ``acknowledge_delivered`` also of messages that took effect already.
 
     Raises:
-        CompensationRefused: one of them can't be rolled back, or another operation is about to; or no reason.
+        CompensationRefused: one of them can't be compensated, or another bulk job is about to; or no reason.
     """
     ids = list(dict.fromkeys(message_ids))
     if not reason.strip():
@@ -77,36 +77,36 @@ def request(
     topics = {row[0]: row[1] for row in rows}
     for row in rows:
         if (why := _why_not(row)) is not None:
-            raise CompensationRefused(f"message {row[0]} can't be rolled back: {why}")
-    operation_id = uuid7()
+            raise CompensationRefused(f"message {row[0]} can't be compensated: {why}")
+    bulk_job_id = uuid7()
     options = {"acknowledge_delivered": True} if acknowledge_delivered else {}
     selector = {
         "targets": [[str(message_id), None] for message_id in ids],
-        "described": f"roll back the local transaction of message {ids[0]}"
+        "described": f"compensate the local transaction of message {ids[0]}"
         if len(ids) == 1
-        else f"roll back the local transactions of {len(ids)} messages",
+        else f"compensate the local transactions of {len(ids)} messages",
     }
     _, inserted, _ = execute(
         connection,
-        sql.order(settings.schema, operation_id, actor, reason, options, selector, len(ids), origin),
-        sql.order_items(settings.schema, operation_id, ids, [topics[message_id] for message_id in ids]),
+        sql.order(settings.schema, bulk_job_id, actor, reason, options, selector, len(ids), origin),
+        sql.order_items(settings.schema, bulk_job_id, ids, [topics[message_id] for message_id in ids]),
         audit(
             settings.schema,
             actor,
-            "operation",
-            str(operation_id),
+            "bulk",
+            str(bulk_job_id),
             reason,
-            {"did": "start", "action": "rollback", "items": len(ids)},
+            {"did": "start", "action": "compensate", "items": len(ids)},
             origin,
         ),
     )
     late = set(ids).difference(message_id for (message_id,) in inserted)
     if late:
         _raise_late(connection, settings, sorted(late)[0])
-    return operation_id
+    return bulk_job_id
 
 
 def _raise_late(connection: Connection, settings: Settings, message_id: UUID) -> None:
     # Somebody else's order came first; a statement of its own sees it.
-    why = refusal(connection, settings, message_id) or "another operation has just rolled it back"
-    raise CompensationRefused(f"message {message_id} can't be rolled back: {why}")
+    why = refusal(connection, settings, message_id) or "another bulk job has just compensated it"
+    raise CompensationRefused(f"message {message_id} can't be compensated: {why}")

@@ -1,9 +1,9 @@
-"""Statements of rollbacks in the producer's database: what was ordered, who is at it, what came of it.
+"""Statements of compensations in the producer's database: what was ordered, who is at it, what came of it.
 
-An item of a rollback is pending until all is done about it. ``outcome`` says how that goes. From the moment in which it
-begins with `REFUSED`, nobody compensates for this item any more, and its fences may be lifted.
+An item is pending until all is done about it. ``outcome`` says how that goes. From the moment in which it
+begins with `REFUSED`, nobody compensates for this item any more, and its quarantines may be released.
 
-Statements that fence messages off in the inboxes of a consumer's database, and lift fences again.
+Statements that quarantine messages off in the inboxes of a consumer's database, and release quarantines again.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _IS_REFUSED = f"coalesce(starts_with(i.outcome, '{REFUSED}'), false)"
 # --- orders ----------------------------------------------------------------------------------------------
 
 _STATES = """
-SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_by, i.operation_id
+SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_by, i.bulk_job_id
   FROM unnest(%(ids)s::uuid[]) w (id)
   LEFT JOIN {s}.half_message h ON h.id = w.id
   LEFT JOIN {s}.op_message o ON o.half_id = w.id
   LEFT JOIN {s}.compensation c ON c.half_id = w.id
-  LEFT JOIN {s}.operation_item i ON i.message_id = w.id AND i.action = 'rollback' AND i.state = 'pending'
+  LEFT JOIN {s}.bulk_item i ON i.message_id = w.id AND i.action = 'compensate' AND i.state = 'pending'
 """
 
 _ORDER = """
-INSERT INTO {s}.operation (id, action, requested_by, reason, options, selector, total, origin)
-VALUES (%(id)s, 'rollback', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(total)s,
+INSERT INTO {s}.bulk_job (id, action, requested_by, reason, options, selector, total, origin)
+VALUES (%(id)s, 'compensate', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(total)s,
         %(origin)s::jsonb)
 """
 
 _ORDER_ITEMS = """
-INSERT INTO {s}.operation_item (operation_id, number, action, message_id, topic)
-SELECT %(id)s, number, 'rollback', message_id, topic
+INSERT INTO {s}.bulk_item (bulk_job_id, number, action, message_id, topic)
+SELECT %(id)s, number, 'compensate', message_id, topic
   FROM unnest(%(ids)s::uuid[], %(topics)s::text[]) WITH ORDINALITY m (message_id, topic, number)
  ORDER BY message_id
-ON CONFLICT (message_id) WHERE action = 'rollback' AND state = 'pending' DO NOTHING
+ON CONFLICT (message_id) WHERE action = 'compensate' AND state = 'pending' DO NOTHING
 RETURNING message_id
 """
 
@@ -56,42 +56,42 @@ RETURNING message_id
 _IS_DUE = f"""(i.next_attempt_at <= clock_timestamp()
                        OR (o.cancelled_at IS NOT NULL AND i.outcome IS NOT NULL AND NOT {_IS_REFUSED}))"""
 
-# In turn over the operations, so that one of many thousands doesn't hold up the others.
+# In turn over the bulk jobs, so that one of many thousands doesn't hold up the others.
 _DUE = f"""
-SELECT i.operation_id, i.number
-  FROM {{s}}.operation o
+SELECT i.bulk_job_id, i.number
+  FROM {{s}}.bulk_job o
   CROSS JOIN LATERAL (
-       SELECT operation_id, number, row_number() OVER (ORDER BY number) AS turn
-         FROM (SELECT operation_id, number FROM {{s}}.operation_item i
-                WHERE operation_id = o.id AND state = 'pending' AND action = 'rollback'
+       SELECT bulk_job_id, number, row_number() OVER (ORDER BY number) AS turn
+         FROM (SELECT bulk_job_id, number FROM {{s}}.bulk_item i
+                WHERE bulk_job_id = o.id AND state = 'pending' AND action = 'compensate'
                   AND topic = ANY (%(topics)s::text[]) AND {_IS_DUE}
                   AND (o.rate IS NULL OR number <= 1 + o.rate * extract(epoch FROM
                        clock_timestamp() - coalesce(o.started_at, clock_timestamp())))
                 ORDER BY number LIMIT %(limit)s) d) i
- WHERE o.finished_at IS NULL AND o.action = 'rollback'
+ WHERE o.finished_at IS NULL AND o.action = 'compensate'
  ORDER BY i.turn, o.created_at
  LIMIT %(limit)s
 """
 
 _CLAIM = f"""
 WITH item AS MATERIALIZED (
-    SELECT i.operation_id, i.number, i.outcome, {_IS_REFUSED} AS refused
-      FROM {{s}}.operation_item i JOIN {{s}}.operation o ON o.id = i.operation_id
-     WHERE i.operation_id = %(operation)s AND i.number = %(number)s AND i.state = 'pending' AND {_IS_DUE}
+    SELECT i.bulk_job_id, i.number, i.outcome, {_IS_REFUSED} AS refused
+      FROM {{s}}.bulk_item i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
+     WHERE i.bulk_job_id = %(bulk_job)s AND i.number = %(number)s AND i.state = 'pending' AND {_IS_DUE}
        FOR UPDATE OF i SKIP LOCKED
 ), claimed AS (
-    UPDATE {{s}}.operation_item i
+    UPDATE {{s}}.bulk_item i
        SET attempts = i.attempts + CASE WHEN starts_with(item.outcome, '{WAITS}') THEN 0 ELSE 1 END,
            outcome = CASE WHEN item.refused THEN item.outcome END, changed_at = clock_timestamp(),
            next_attempt_at = clock_timestamp() + make_interval(secs => %(lease)s)
       FROM item
-     WHERE i.operation_id = item.operation_id AND i.number = item.number
-    RETURNING i.operation_id, i.number, i.message_id, i.topic, i.attempts, item.outcome, item.refused
+     WHERE i.bulk_job_id = item.bulk_job_id AND i.number = item.number
+    RETURNING i.bulk_job_id, i.number, i.message_id, i.topic, i.attempts, item.outcome, item.refused
 )
 SELECT i.*, o.requested_by, o.reason, o.options::text, o.origin::text, o.cancelled_by, o.started_at IS NOT NULL,
-       ARRAY(SELECT f.operation_id FROM {{s}}.operation_item f
-              WHERE f.message_id = i.message_id AND f.action = 'rollback' AND f.state <> 'pending')
-  FROM claimed i JOIN {{s}}.operation o ON o.id = i.operation_id
+       ARRAY(SELECT f.bulk_job_id FROM {{s}}.bulk_item f
+              WHERE f.message_id = i.message_id AND f.action = 'compensate' AND f.state <> 'pending')
+  FROM claimed i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
 """
 
 _MESSAGE = """
@@ -106,11 +106,11 @@ _SENDS = "SELECT queue, position FROM {s}.message WHERE half_id = %s ORDER BY se
 
 # --- what came of it -------------------------------------------------------------------------------------
 
-_ITEM = "operation_id = %(operation)s AND number = %(number)s AND state = 'pending'"
+_ITEM = "bulk_job_id = %(bulk_job)s AND number = %(number)s AND state = 'pending'"
 
 # ``attempts`` tells that nobody else has claimed it since.
 _WAIT = f"""
-UPDATE {{s}}.operation_item i
+UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN split_part(outcome, chr(10), 1) || chr(10) || %(outcome)s
                       ELSE %(outcome)s END,
        changed_at = clock_timestamp(),
@@ -119,23 +119,23 @@ UPDATE {{s}}.operation_item i
 """
 
 _REFUSE = f"""
-UPDATE {{s}}.operation_item i
+UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN outcome ELSE %(outcome)s END, changed_at = clock_timestamp()
  WHERE {_ITEM} AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = i.message_id)
 RETURNING outcome
 """
 
 _CLOSE = f"""
-UPDATE {{s}}.operation_item i SET state = %(state)s, outcome = %(outcome)s, changed_at = clock_timestamp()
+UPDATE {{s}}.bulk_item i SET state = %(state)s, outcome = %(outcome)s, changed_at = clock_timestamp()
  WHERE {_ITEM} {{and}}
 RETURNING number
 """
 
-_STANDS = f"SELECT number FROM {{s}}.operation_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}"
+_STANDS = f"SELECT number FROM {{s}}.bulk_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}"
 
 _ENDED = """
 SELECT i.state, EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = i.message_id)
-  FROM {s}.operation_item i WHERE i.operation_id = %(operation)s AND i.number = %(number)s
+  FROM {s}.bulk_item i WHERE i.bulk_job_id = %(bulk_job)s AND i.number = %(number)s
 """
 
 # Nobody sends the message again, and prune leaves it alone, until the transaction ends.
@@ -154,22 +154,22 @@ _RESULT = "UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id = %s"
 
 # Of a message that was ordered to be rolled back more than once, the last order counts; and the one by which it was.
 # An order that nobody has begun will find the group by itself.
-_ROLLBACKS = f"""
+_COMPENSATIONS = f"""
 WITH item AS MATERIALIZED (
-    SELECT DISTINCT ON (i.message_id) i.message_id, i.operation_id, i.state, {_IS_REFUSED} AS refused,
+    SELECT DISTINCT ON (i.message_id) i.message_id, i.bulk_job_id, i.state, {_IS_REFUSED} AS refused,
            o.requested_by, o.reason, o.origin
-      FROM {{s}}.operation o JOIN {{s}}.operation_item i ON i.operation_id = o.id
-     WHERE o.action = 'rollback' AND i.action = 'rollback' AND i.topic = %(topic)s
+      FROM {{s}}.bulk_job o JOIN {{s}}.bulk_item i ON i.bulk_job_id = o.id
+     WHERE o.action = 'compensate' AND i.action = 'compensate' AND i.topic = %(topic)s
        AND i.attempts > 0
      ORDER BY i.message_id, (i.state = 'done') DESC, i.changed_at DESC
 )
-SELECT h.id, CASE WHEN c.half_id IS NULL OR i.state = 'done' THEN i.operation_id END,
+SELECT h.id, CASE WHEN c.half_id IS NULL OR i.state = 'done' THEN i.bulk_job_id END,
        c.half_id IS NOT NULL OR i.state = 'failed' OR (i.state = 'pending' AND NOT i.refused),
        coalesce(c.requested_by, i.requested_by), coalesce(c.reason, i.reason), i.origin::text,
        ARRAY(SELECT queue FROM {{s}}.message m WHERE m.half_id = h.id ORDER BY send_number),
        ARRAY(SELECT position FROM {{s}}.message m WHERE m.half_id = h.id ORDER BY send_number),
-       ARRAY(SELECT f.operation_id FROM {{s}}.operation_item f
-              WHERE f.message_id = h.id AND f.action = 'rollback' AND f.state <> 'pending')
+       ARRAY(SELECT f.bulk_job_id FROM {{s}}.bulk_item f
+              WHERE f.message_id = h.id AND f.action = 'compensate' AND f.state <> 'pending')
   FROM item i
   FULL JOIN {{s}}.compensation c ON c.half_id = i.message_id
   JOIN {{s}}.half_message h ON h.id = coalesce(i.message_id, c.half_id) AND h.topic = %(topic)s
@@ -178,27 +178,27 @@ SELECT h.id, CASE WHEN c.half_id IS NULL OR i.state = 'done' THEN i.operation_id
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One item of an operation."""
+    """One item of a bulk job."""
 
-    operation_id: UUID
+    bulk_job_id: UUID
     number: int
 
     def values(self, **more: object) -> dict[str, object]:
         """Return the bound values that name the item, and the given ones."""
-        return {"operation": self.operation_id, "number": self.number, **more}
+        return {"bulk_job": self.bulk_job_id, "number": self.number, **more}
 
 
 def states(schema: str, ids: Sequence[UUID]) -> Statement:
     """Read what tells whether these can be rolled back.
 
-    Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending operation)``.
+    Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending bulk job)``.
     """
     return Statement(in_schema(_STATES, schema), {"ids": list(ids)})
 
 
 def order(
     schema: str,
-    operation_id: UUID,
+    bulk_job_id: UUID,
     actor: str,
     reason: str,
     options: Mapping[str, object],
@@ -206,9 +206,9 @@ def order(
     total: int,
     origin: Mapping[str, str] | None,
 ) -> Statement:
-    """Insert an operation that rolls back."""
+    """Insert a bulk job that rolls back."""
     values = {
-        "id": operation_id,
+        "id": bulk_job_id,
         "actor": actor,
         "reason": reason,
         "options": json.dumps(dict(options)),
@@ -219,22 +219,22 @@ def order(
     return Statement(in_schema(_ORDER, schema), values)
 
 
-def order_items(schema: str, operation_id: UUID, ids: Sequence[UUID], topics: Sequence[str]) -> Statement:
-    """Insert its items, but for messages that another operation is about to roll back. Rows: ``(id,)`` of each."""
-    values = {"id": operation_id, "ids": list(ids), "topics": list(topics)}
+def order_items(schema: str, bulk_job_id: UUID, ids: Sequence[UUID], topics: Sequence[str]) -> Statement:
+    """Insert its items, but for messages that another bulk job is about to roll back. Rows: ``(id,)`` of each."""
+    values = {"id": bulk_job_id, "ids": list(ids), "topics": list(topics)}
     return Statement(in_schema(_ORDER_ITEMS, schema), values)
 
 
 def due(schema: str, topics: Sequence[str], limit: int) -> Statement:
-    """Find items of these topics that are due. Rows: ``(operation, number)``."""
+    """Find items of these topics that are due. Rows: ``(bulk job, number)``."""
     return Statement(in_schema(_DUE, schema), {"topics": list(topics), "limit": limit})
 
 
 def claim(schema: str, key: Key, lease: float) -> Statement:
     """Keep an item for ``lease`` seconds, unless somebody else has it.
 
-    Rows: ``(operation, number, message, topic, attempts with this one, outcome before, refused, requested by, reason,
-    options, origin, cancelled by, its operation has started, operations that were to roll it back before)`` or none.
+    Rows: ``(bulk job, number, message, topic, attempts with this one, outcome before, refused, requested by, reason,
+    options, origin, cancelled by, its bulk job has started, bulk jobs that were to roll it back before)`` or none.
     """
     return Statement(in_schema(_CLAIM, schema), key.values(lease=lease))
 
@@ -296,12 +296,12 @@ def result(schema: str, half_id: UUID, value: str | None) -> Statement:
     return Statement(in_schema(_RESULT, schema), (value, half_id))
 
 
-def rollbacks(schema: str, topic: str) -> Statement:
+def compensations(schema: str, topic: str) -> Statement:
     """Read which messages of a topic were rolled back, are about to be, or were to be and will not.
 
-    Rows: ``(id, operation, stands, actor, reason, origin, queues, positions, ended operations)``.
+    Rows: ``(id, bulk job, stands, actor, reason, origin, queues, positions, ended bulk jobs)``.
     """
-    return Statement(in_schema(_ROLLBACKS, schema), {"topic": topic})
+    return Statement(in_schema(_COMPENSATIONS, schema), {"topic": topic})
 
 
 _HAS_INBOX = "SELECT to_regclass(%s) IS NOT NULL"
@@ -324,62 +324,63 @@ SELECT k.consumer_group, q.queue,
 
 # Whoever handles a failed message holds its row.
 _INBOXES = f"""{_KNOWN}
-SELECT c.consumer_group, c.status, c.fenced_by
+SELECT c.consumer_group, c.status, c.quarantined_by
   FROM known k JOIN {{s}}.consumer_message c ON c.consumer_group = k.consumer_group AND c.message_id = %(id)s
  ORDER BY 1
 """
 
-_ROWS = (
-    "unnest(%(groups)s::text[], %(ids)s::uuid[], %(queues)s::int[], %(positions)s::bigint[], %(operations)s::uuid[])"
-)
+_ROWS = "unnest(%(groups)s::text[], %(ids)s::uuid[], %(queues)s::int[], %(positions)s::bigint[], %(bulk_jobs)s::uuid[])"
 
 # A consumer that has the message in its hands inserts the same row with its commit: one of the two comes first, and the
 # other waits for it.
 _INSERT = f"""
-INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, fenced_by,
-                                   fenced_from)
-SELECT consumer_group, id, %(topic)s, queue, position, 'rolled_back', 0, operation_id,
-       CASE WHEN operation_id IS NOT NULL THEN 'unconsumed' END
-  FROM {_ROWS} r (consumer_group, id, queue, position, operation_id)
+INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts,
+                                   quarantined_by, quarantined_from)
+SELECT consumer_group, id, %(topic)s, queue, position, 'quarantined', 0, bulk_job_id,
+       CASE WHEN bulk_job_id IS NOT NULL THEN 'unconsumed' END
+  FROM {_ROWS} r (consumer_group, id, queue, position, bulk_job_id)
  ORDER BY consumer_group, id
 ON CONFLICT (consumer_group, message_id) DO NOTHING
 RETURNING consumer_group, message_id
 """
 
-# A fence of nobody's stays nobody's; but who found it before, and means to change it, is to see that it has changed.
+# A quarantine of no bulk job stays so; but a worker that found it before, and means to change it, must see the change.
 _TAKE = """
 UPDATE {s}.consumer_message c
-   SET status = 'rolled_back', next_attempt_at = NULL, claims = 0, discarded_at = NULL, changed_at = clock_timestamp(),
-       fenced_by = CASE WHEN status = 'rolled_back' AND fenced_by IS NULL THEN NULL ELSE %(operation)s::uuid END,
-       fenced_from = CASE WHEN status = 'rolled_back' THEN fenced_from ELSE status END
+   SET status = 'quarantined', next_attempt_at = NULL, claims = 0, discarded_at = NULL, changed_at = clock_timestamp(),
+       quarantined_by = CASE WHEN status <> 'quarantined' OR quarantined_by IS NOT NULL THEN %(bulk_job)s::uuid END,
+       quarantined_from = CASE WHEN status = 'quarantined' THEN quarantined_from ELSE status END
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
 """
 
 _MINE = """
-SELECT consumer_group, fenced_from FROM {s}.consumer_message
- WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s AND fenced_by = ANY (%(operations)s::uuid[])
+SELECT consumer_group, quarantined_from FROM {s}.consumer_message
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
+   AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
  ORDER BY 1
 """
 
 _OF_GROUP = """
 SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
     SELECT message_id FROM {s}.consumer_message
-     WHERE consumer_group = %(group)s AND message_id = m.id AND fenced_by IS NOT NULL OFFSET 0) c
+     WHERE consumer_group = %(group)s AND message_id = m.id AND quarantined_by IS NOT NULL OFFSET 0) c
 """
 
 _GIVE_BACK = """
 UPDATE {s}.consumer_message
-   SET status = fenced_from, next_attempt_at = CASE WHEN fenced_from = 'failed' THEN clock_timestamp() END,
-       fenced_by = NULL, fenced_from = NULL, changed_at = clock_timestamp()
- WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s AND fenced_by = ANY (%(operations)s::uuid[])
-   AND fenced_from IN ('failed', 'parked')
+   SET status = quarantined_from, next_attempt_at = CASE WHEN quarantined_from = 'failed' THEN clock_timestamp() END,
+       quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
+   AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
+   AND quarantined_from IN ('failed', 'parked')
 RETURNING consumer_group, status
 """
 
 _DROP = """
 DELETE FROM {s}.consumer_message
- WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s AND fenced_by = ANY (%(operations)s::uuid[])
-   AND fenced_from = 'unconsumed'
+ WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
+   AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
+   AND quarantined_from = 'unconsumed'
 RETURNING consumer_group, 'unconsumed'
 """
 
@@ -400,14 +401,14 @@ SELECT %(actor)s, %(action)s, target, %(reason)s, result::jsonb, %(origin)s::jso
 
 
 @dataclass(frozen=True, slots=True)
-class NewFence:
-    """A fence where there is no inbox row; queue and position are 0 while there is no message."""
+class NewQuarantine:
+    """A quarantine where there is no inbox row; queue and position are 0 while there is no message."""
 
     group: str
     message_id: UUID
     queue: int
     position: int
-    operation_id: UUID | None
+    bulk_job_id: UUID | None
 
 
 def has_inbox(schema: str) -> Statement:
@@ -424,7 +425,7 @@ def reached(schema: str, topic: str, queues: Sequence[int], group: str | None = 
 
 
 def inboxes(schema: str, topic: str, message_id: UUID, *, lock: bool = False) -> Statement:
-    """Read what the inboxes of a topic's groups say of a message. Rows: ``(group, status, fenced by)``.
+    """Read what the inboxes of a topic's groups say of a message. Rows: ``(group, status, quarantined by)``.
 
     With ``lock`` the rows stay so until the transaction ends.
     """
@@ -432,8 +433,8 @@ def inboxes(schema: str, topic: str, message_id: UUID, *, lock: bool = False) ->
     return Statement(in_schema(sql, schema), {"topic": topic, "group": None, "id": message_id})
 
 
-def insert(schema: str, topic: str, rows: Sequence[NewFence]) -> Statement:
-    """Insert fences where there is no inbox row. Rows: ``(group, id)`` of each that is new."""
+def insert(schema: str, topic: str, rows: Sequence[NewQuarantine]) -> Statement:
+    """Insert quarantines where there is no inbox row. Rows: ``(group, id)`` of each that is new."""
     return Statement(
         in_schema(_INSERT, schema),
         {
@@ -442,38 +443,40 @@ def insert(schema: str, topic: str, rows: Sequence[NewFence]) -> Statement:
             "ids": [row.message_id for row in rows],
             "queues": [row.queue for row in rows],
             "positions": [row.position for row in rows],
-            "operations": [row.operation_id for row in rows],
+            "bulk_jobs": [row.bulk_job_id for row in rows],
         },
     )
 
 
-def take(schema: str, message_id: UUID, groups: Sequence[str], operation_id: UUID) -> Statement:
-    """Make inbox rows, which are locked and not consumed, fences of an operation."""
-    return Statement(in_schema(_TAKE, schema), {"id": message_id, "groups": list(groups), "operation": operation_id})
+def take(schema: str, message_id: UUID, groups: Sequence[str], bulk_job_id: UUID) -> Statement:
+    """Make inbox rows, which are locked and not consumed, quarantines of a bulk job."""
+    return Statement(in_schema(_TAKE, schema), {"id": message_id, "groups": list(groups), "bulk_job": bulk_job_id})
 
 
-def of_operations(schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
-    """Read the fences of these operations. Rows: ``(group, what the inbox said before)``."""
-    return _fences(_MINE, schema, message_id, groups, operations)
+def of_bulk_jobs(schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]) -> Statement:
+    """Read the quarantines of these bulk jobs. Rows: ``(group, what the inbox said before)``."""
+    return _quarantines(_MINE, schema, message_id, groups, bulk_jobs)
 
 
 def of_group(schema: str, group: str, message_ids: Sequence[UUID]) -> Statement:
-    """Read which of these messages an operation has fenced off in a group. Rows: ``(id,)``."""
+    """Read which of these messages a bulk job has quarantined in a group. Rows: ``(id,)``."""
     return Statement(in_schema(_OF_GROUP, schema), {"group": group, "ids": list(message_ids)})
 
 
-def give_back(schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
-    """Lift fences over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``."""
-    return _fences(_GIVE_BACK, schema, message_id, groups, operations)
+def give_back(schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]) -> Statement:
+    """Release quarantines over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``."""
+    return _quarantines(_GIVE_BACK, schema, message_id, groups, bulk_jobs)
 
 
-def drop(schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
-    """Lift fences that stand where there was no inbox row, and leave none. Rows: ``(group, 'unconsumed')``."""
-    return _fences(_DROP, schema, message_id, groups, operations)
+def drop(schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]) -> Statement:
+    """Release quarantines that stand where there was no inbox row, and leave none. Rows: ``(group, 'unconsumed')``."""
+    return _quarantines(_DROP, schema, message_id, groups, bulk_jobs)
 
 
-def _fences(sql: str, schema: str, message_id: UUID, groups: Sequence[str], operations: Sequence[UUID]) -> Statement:
-    return Statement(in_schema(sql, schema), {"id": message_id, "groups": list(groups), "operations": list(operations)})
+def _quarantines(
+    sql: str, schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]
+) -> Statement:
+    return Statement(in_schema(sql, schema), {"id": message_id, "groups": list(groups), "bulk_jobs": list(bulk_jobs)})
 
 
 def make_due(schema: str, topic: str, message_id: UUID, queue: int, position: int, groups: Sequence[str]) -> Statement:

@@ -20,8 +20,8 @@ class Permission(enum.StrEnum):
     RETRY = "dead:retry"
     DISCARD = "dead:discard"
     CHECK = "half:check"
-    CANCEL = "operation:cancel"
-    RESOLVE = "half:resolve"
+    CANCEL = "bulk_job:cancel"
+    DECIDE = "half:decide"
     COMPENSATE = "tx:compensate"
     REVEAL = "payload:read"
 
@@ -74,11 +74,11 @@ _NEEDED = MappingProxyType(
     {
         Action.RESEND: Permission.RESEND,
         Action.RECALL: Permission.RECALL,
-        Action.ROLLBACK: Permission.COMPENSATE,
+        Action.COMPENSATE: Permission.COMPENSATE,
         Action.CHECK: Permission.CHECK,
         Action.RESET: Permission.CHECK,
-        Action.COMMIT: Permission.RESOLVE,
-        Action.ABORT: Permission.RESOLVE,
+        Action.COMMIT: Permission.DECIDE,
+        Action.ROLLBACK: Permission.DECIDE,
         Action.RETRY: Permission.RETRY,
         Action.PARK: Permission.RETRY,
         Action.DISCARD: Permission.DISCARD,
@@ -88,7 +88,7 @@ _NEEDED = MappingProxyType(
 
 
 def needed_for(action: Action) -> Permission:
-    """Return the permission that an action needs, alone or in an operation."""
+    """Return the permission that an action needs, alone or in a bulk job."""
     return _NEEDED[action]
 
 

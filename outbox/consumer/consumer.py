@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from outbox.compensate.quarantine import fence_group
+from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer import sql
 from outbox.consumer.queue import QueueConsumer, State, read_source
 from outbox.consumer.retry import Retrier
@@ -46,10 +46,10 @@ class Consumer:
 
         A new group gets its first offsets, by the subscription's ``start``; a known group keeps its own. Queues (and
         topics) that come later are read from their first message. Messages whose local transactions are rolled back are
-        fenced off from it.
+        quarantined from it.
         """
         self._register(connection, source)
-        fence_group(connection, source, self._settings.schema, self.subscription.group, self.subscription.topic)
+        quarantine_group(connection, source, self._settings.schema, self.subscription.group, self.subscription.topic)
 
     def _register(self, connection: Connection, source: Connection) -> None:
         subscription, schema = self.subscription, self._settings.schema
@@ -134,7 +134,7 @@ class Consumer:
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry what is due, at most ``limit`` messages.
 
-        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and resumed.
+        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and given another try.
         """
         counts = Counts()
         for _ in range(limit):

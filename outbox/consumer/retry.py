@@ -1,7 +1,7 @@
 """Retry failed messages, one at a time: those which their queue has left behind.
 
 An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind
-only when it is parked; what is resumed then is retried here.
+only when it is parked; what an operator retries then is retried here.
 
 Two transactions each: the first counts a start and commits, so that a message which kills its worker is found
 out; the second locks the row, runs the handler and writes the result. Two workers that counted the same row
@@ -62,7 +62,7 @@ class Retrier:
                 if not locked:
                     return Counts(more=True)
                 # The row lock is held: nobody else runs this message until this transaction ends. One that was never
-                # attempted (its fence was lifted) hasn't been through the group's filter.
+                # attempted (its quarantine was released) hasn't been through the group's filter.
                 taken = filter_of(subscription) if locked[0][1] else (None, None)
                 (rows,) = read_source(source, sql.message_by_id(settings.schema, message_id, *taken))
                 if not rows:

@@ -89,7 +89,7 @@ SELECT c.* FROM unnest(%b::uuid[]) AS m (id) CROSS JOIN LATERAL (
     OFFSET 0) c
 """
 
-# No ON CONFLICT: a row that came in between (a fence, a resend in another queue) must undo the whole batch.
+# No ON CONFLICT: a row that came in between (a quarantine, a resend in another queue) must undo the whole batch.
 _CONSUMED = """
 INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest)
 SELECT %s, id, %s, %s, position, 'consumed', 1, digest
@@ -298,7 +298,7 @@ def lock_failed(schema: str, group: str, message_id: UUID) -> Statement:
     return Statement(in_schema(_LOCK_FAILED, schema), (group, message_id))
 
 
-def resume(schema: str, group: str, message_id: UUID) -> Statement:
+def retry(schema: str, group: str, message_id: UUID) -> Statement:
     """Make a parked message due again, with all its attempts. Rows: one if it was parked."""
     return Statement(in_schema(_RESUME, schema), (group, message_id))
 

@@ -35,7 +35,7 @@ class Status(enum.StrEnum):
     CONSUMED = "consumed"
     FAILED = "failed"
     PARKED = "parked"
-    ROLLED_BACK = "rolled_back"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True)

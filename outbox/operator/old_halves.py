@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
-__all__ = ["BROWSE_WINDOW", "HalfFilter", "HalfPage", "HalfStatus", "HalfView", "ListedHalf", "count_parked", "list_halves",
-           "show_half"]  # fmt: skip
+__all__ = ["BROWSE_WINDOW", "HalfFilter", "HalfPage", "HalfStatus", "HalfView", "ListedHalf", "count_parked",
+           "list_halves", "show_half"]  # fmt: skip
 
 _SECONDS = 10.0
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Operations:
+class BulkJobs:
     """The acts of an `Outbox` that aren't part of a service's own transactions."""
 
     engine: Engine | AsyncEngine
@@ -75,7 +75,7 @@ class Operations:
             lambda connection: once.recall(connection, self.settings, half_id, actor=actor, reason=reason)
         )
 
-    def resume(self, group: str, message_id: UUID, *, actor: str, reason: str) -> None:
+    def retry(self, group: str, message_id: UUID, *, actor: str, reason: str) -> None:
         """Give a parked message back to its group, with all its attempts.
 
         Raises:
@@ -84,7 +84,7 @@ class Operations:
         from outbox.operator import undecided  # noqa: PLC0415
 
         self._own_transaction(
-            lambda connection: undecided.resume(
+            lambda connection: undecided.retry(
                 connection, self.settings.schema, group, message_id, actor=actor, reason=reason
             )
         )
@@ -165,13 +165,11 @@ class Operations:
         finally:
             asker.end()
 
-    def request_rollback(
-        self, message_id: UUID, *, actor: str, reason: str, acknowledge_delivered: bool = False
-    ) -> UUID:
-        """Order that the local transaction behind a message be rolled back; return the id of the operation.
+    def compensate(self, message_id: UUID, *, actor: str, reason: str, acknowledge_delivered: bool = False) -> UUID:
+        """Order that the local transaction behind a message be rolled back; return the id of the bulk job.
 
-        A worker that has the `compensation` of the topic fences the message off at its consumers, runs it, and says in
-        the operation what came of it. Where the message took effect already, that is refused then, unless
+        A worker that has the `compensation` of the topic quarantines the message at its consumers, runs it, and says in
+        the bulk job what came of it. Where the message took effect already, that is refused then, unless
         ``acknowledge_delivered``.
 
         Raises:

@@ -20,6 +20,8 @@ from outbox.operator.model import (
     Actor,
     AuditFilter,
     AuditRow,
+    BulkItem,
+    BulkJob,
     DeadGroup,
     HalfFilter,
     HalfRow,
@@ -29,8 +31,6 @@ from outbox.operator.model import (
     MessageFilter,
     MessageRow,
     MessageView,
-    OperationItem,
-    OperationRow,
     Overview,
     Page,
     PageRequest,
@@ -152,7 +152,7 @@ class Admin:
         """Do one thing to one message, and say in a sentence what came of it.
 
         ``version`` is that of the `MessageView` which the actor saw; None doesn't ask. ``options``: ``force`` for
-        ``commit`` of a fenced half. A rollback isn't done here, but with `start`.
+        ``commit`` of a fenced half. A compensation isn't done here, but with `start`.
 
         Raises:
             MessageNotFound: nobody knows it.
@@ -179,7 +179,7 @@ class Admin:
         database: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Preview:
-        """Return what an operation would do; writes nothing.
+        """Return what a bulk job would do; writes nothing.
 
         Raises:
             BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
@@ -198,18 +198,18 @@ class Admin:
         options: Mapping[str, Any] | None = None,
         rate: float | None = None,
         idempotency_key: str | None = None,
-    ) -> OperationRow:
-        """Order an operation, which workers carry out; each item is acted on as by `act`.
+    ) -> BulkJob:
+        """Order a bulk job, which workers carry out; each item is acted on as by `act`.
 
         ``token`` is that of the `preview`, and needed where a filter selects. ``rate`` is items a second at most.
-        The same ``idempotency_key`` returns the operation that was ordered with it before. ``options`` of a rollback:
+        The same ``idempotency_key`` returns the bulk job ordered with it before. ``options`` of a compensation:
         ``acknowledge_delivered`` where the message took effect already.
 
         Raises:
             SelectorChanged: the preview showed something else, or the key was used for something else.
             BulkJobTooLarge: too many messages.
             ActRefused: nothing of what was named can be acted on.
-            CompensationRefused: (a rollback of one message) it can't be rolled back.
+            CompensationRefused: (a compensation of one message) it can't be compensated.
             MessageNotFound: nobody knows the messages.
         """
         return order.start(
@@ -225,35 +225,31 @@ class Admin:
             idempotency_key=idempotency_key,
         )
 
-    def operations(
-        self, page: PageRequest, *, state: str | None = None, database: str | None = None
-    ) -> Page[OperationRow]:
-        """Return operations, the newest first."""
-        return show.list_operations(self.databases, page, state=state, database=database)
+    def bulk_jobs(self, page: PageRequest, *, state: str | None = None, database: str | None = None) -> Page[BulkJob]:
+        """Return bulk jobs, the newest first."""
+        return show.list_bulk_jobs(self.databases, page, state=state, database=database)
 
-    def operation(self, operation_id: UUID) -> OperationRow:
-        """Return an operation.
+    def bulk_job(self, bulk_job_id: UUID) -> BulkJob:
+        """Return a bulk job.
 
         Raises:
             BulkJobNotFound: there is none of this id.
         """
-        return show.operation(self.databases, operation_id)
+        return show.bulk_job(self.databases, bulk_job_id)
 
-    def operation_items(
-        self, operation_id: UUID, page: PageRequest, *, state: str | None = None
-    ) -> Page[OperationItem]:
-        """Return the items of an operation, in their order.
+    def bulk_items(self, bulk_job_id: UUID, page: PageRequest, *, state: str | None = None) -> Page[BulkItem]:
+        """Return the items of a bulk job, in their order.
 
         Raises:
             BulkJobNotFound: there is none of this id.
         """
-        return show.items(self.databases, operation_id, page, state=state)
+        return show.items(self.databases, bulk_job_id, page, state=state)
 
-    def cancel(self, operation_id: UUID, *, actor: Actor, reason: str = "") -> OperationRow:
-        """Cancel what is left of an operation; what was done stays done.
+    def cancel(self, bulk_job_id: UUID, *, actor: Actor, reason: str = "") -> BulkJob:
+        """Cancel what is left of a bulk job; what was done stays done.
 
         Raises:
             BulkJobNotFound: there is none of this id.
             ActRefused: it has finished already.
         """
-        return order.cancel(self.databases, operation_id, actor=actor, reason=reason)
+        return order.cancel(self.databases, bulk_job_id, actor=actor, reason=reason)

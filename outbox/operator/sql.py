@@ -14,9 +14,9 @@ HALF_STATE = """CASE WHEN h.id IS NULL THEN 'unknown'
             WHEN o.half_id IS NULL THEN CASE WHEN c.fenced THEN 'fenced' ELSE 'undecided' END
             WHEN o.resolution = 'rollback' THEN 'rolled_back'
             WHEN EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id) THEN 'compensated'
-            WHEN EXISTS (SELECT FROM {s}.operation_item i
-                          WHERE i.message_id = h.id AND i.action = 'rollback' AND i.state = 'pending')
-                 THEN 'being_rolled_back'
+            WHEN EXISTS (SELECT FROM {s}.bulk_item i
+                          WHERE i.message_id = h.id AND i.action = 'compensate' AND i.state = 'pending')
+                 THEN 'compensating'
             WHEN d.recalled_at IS NOT NULL THEN 'recalled'
             WHEN EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id) THEN 'dispatched'
             WHEN d.half_id IS NOT NULL OR h.deliver_at IS NOT NULL THEN 'scheduled'

@@ -71,7 +71,7 @@ def resolve(
             audit(
                 settings.schema,
                 actor,
-                "resolve",
+                resolution.value,
                 str(half_id),
                 reason,
                 {"resolution": resolution, "force": force},
@@ -281,14 +281,14 @@ def _state(connection: Connection, settings: Settings, half_id: UUID) -> Row:
     return rows[0]
 
 
-def resume(connection: Connection, schema: str, group: str, message_id: UUID, *, actor: str, reason: str) -> None:
+def retry(connection: Connection, schema: str, group: str, message_id: UUID, *, actor: str, reason: str) -> None:
     """Make a parked message due now, with all its attempts, in the caller's transaction; record who and why.
 
     Raises:
         NotParked: the message isn't parked in this group; says what it is.
     """
-    if not execute(connection, consumer_sql.resume(schema, group, message_id))[0]:
+    if not execute(connection, consumer_sql.retry(schema, group, message_id))[0]:
         (rows,) = execute(connection, consumer_sql.status(schema, group, message_id))
         what = f"it is {rows[0][0]}" if rows else "this group has never seen it"
-        raise NotParked(f"message {message_id} can't be resumed in group {group!r}: {what}")
-    execute(connection, database_sql.audit(schema, actor, "resume", f"{group}/{message_id}", reason))
+        raise NotParked(f"message {message_id} can't be retried in group {group!r}: {what}")
+    execute(connection, database_sql.audit(schema, actor, "retry", f"{group}/{message_id}", reason))

@@ -27,7 +27,7 @@ _DAY = 86400.0
 #: How long (seconds) samples are kept, a day more than the longest chart shows; and workers that died.
 SAMPLES = 8 * _DAY
 WORKERS = _DAY
-_OPERATIONS = 100
+_BULK_JOBS = 100
 
 
 def prune_producer_once(
@@ -100,13 +100,13 @@ def prune_consumer_once(
 def prune_records_once(
     connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
 ) -> Counts:
-    """Delete what both sides have: old samples, workers that died, operations that finished long ago, with their items.
+    """Delete what both sides have: old samples, workers that died, bulk jobs that finished long ago, with their items.
 
-    Returns ``taken`` rows and ``done`` operations.
+    Returns ``taken`` rows and ``done`` bulk jobs.
     """
     schema, batch = settings.schema, settings.prune_batch
     # What was rolled back is known as long as an inbox knows it.
-    age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _OPERATIONS)
+    age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _BULK_JOBS)
     rows = 0
     for statement in (
         sql.old_samples(schema, SAMPLES, batch),
@@ -114,9 +114,9 @@ def prune_records_once(
         sql.old_items(schema, age, batch, few),
     ):
         rows += _delete_all(partial(_transaction, connection, statement), batch, stopping)
-    statement = sql.old_operations(schema, age, few)
-    operations = _delete_all(partial(_transaction, connection, statement), few, stopping)
-    return Counts(taken=rows + operations, done=operations)
+    statement = sql.old_bulk_jobs(schema, age, few)
+    bulk_jobs = _delete_all(partial(_transaction, connection, statement), few, stopping)
+    return Counts(taken=rows + bulk_jobs, done=bulk_jobs)
 
 
 def _transaction(connection: Connection, statement: Statement) -> int:

@@ -67,7 +67,7 @@ RETURNING 1
 """
 
 # Settled is what nobody waits for any more; what was discarded is, from then on.
-_SETTLED = """(status IN ('consumed', 'rolled_back') OR discarded_at IS NOT NULL)
+_SETTLED = """(status IN ('consumed', 'quarantined') OR discarded_at IS NOT NULL)
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
 _OLD_INBOX = f"""
@@ -127,26 +127,26 @@ DELETE FROM {s}.worker
 RETURNING 1
 """
 
-# Items of operations that have finished don't change any more.
+# Items of bulk jobs that have finished don't change any more.
 _OLD_ITEMS = """
-DELETE FROM {s}.operation_item
+DELETE FROM {s}.bulk_item
  WHERE ctid = ANY (ARRAY(
        SELECT i.ctid
-         FROM (SELECT id FROM {s}.operation
+         FROM (SELECT id FROM {s}.bulk_job
                 WHERE finished_at < clock_timestamp() - make_interval(secs => %(age)s)
-                ORDER BY id LIMIT %(operations)s) o
-        CROSS JOIN LATERAL (SELECT ctid FROM {s}.operation_item WHERE operation_id = o.id LIMIT %(limit)s) i
+                ORDER BY id LIMIT %(bulk_jobs)s) o
+        CROSS JOIN LATERAL (SELECT ctid FROM {s}.bulk_item WHERE bulk_job_id = o.id LIMIT %(limit)s) i
         LIMIT %(limit)s))
 RETURNING 1
 """
 
-_OLD_OPERATIONS = """
-DELETE FROM {s}.operation o
+_OLD_BULK_JOBS = """
+DELETE FROM {s}.bulk_job o
  WHERE id = ANY (ARRAY(
-       SELECT id FROM {s}.operation
+       SELECT id FROM {s}.bulk_job
         WHERE finished_at < clock_timestamp() - make_interval(secs => %(age)s)
         ORDER BY id LIMIT %(limit)s))
-   AND NOT EXISTS (SELECT FROM {s}.operation_item i WHERE i.operation_id = o.id)
+   AND NOT EXISTS (SELECT FROM {s}.bulk_item i WHERE i.bulk_job_id = o.id)
 RETURNING 1
 """
 
@@ -212,12 +212,12 @@ def dead_workers(schema: str, age: float, limit: int) -> Statement:
     return Statement(in_schema(_DEAD_WORKERS, schema), {"age": age, "limit": limit})
 
 
-def old_items(schema: str, age: float, limit: int, operations: int) -> Statement:
-    """Delete items of the first ``operations`` that finished ``age`` seconds ago. Rows: one for each."""
-    values = {"age": age, "limit": limit, "operations": operations}
+def old_items(schema: str, age: float, limit: int, bulk_jobs: int) -> Statement:
+    """Delete items of the first ``bulk jobs`` that finished ``age`` seconds ago. Rows: one for each."""
+    values = {"age": age, "limit": limit, "bulk_jobs": bulk_jobs}
     return Statement(in_schema(_OLD_ITEMS, schema), values)
 
 
-def old_operations(schema: str, age: float, limit: int) -> Statement:
-    """Delete the first of such operations, those whose items are gone. Rows: one for each."""
-    return Statement(in_schema(_OLD_OPERATIONS, schema), {"age": age, "limit": limit})
+def old_bulk_jobs(schema: str, age: float, limit: int) -> Statement:
+    """Delete the first of such bulk jobs, those whose items are gone. Rows: one for each."""
+    return Statement(in_schema(_OLD_BULK_JOBS, schema), {"age": age, "limit": limit})

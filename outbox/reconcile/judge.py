@@ -110,7 +110,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     dispatched = committed & (state == ProducerState.DISPATCHED)
     consumed = status == InboxState.CONSUMED
     waiting = (status == InboxState.FAILED) | (status == InboxState.PARKED)
-    fenced = status == InboxState.ROLLED_BACK
+    quarantined = status == InboxState.QUARANTINED
     unknown = status == InboxState.NONE
     took = (effects >= 1) | (consumed & ~skipped)
     young = at > rules.producer_now - rules.grace
@@ -131,15 +131,15 @@ def _outcomes(both: Both, rules: Rules) -> Array:
             (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED)),
             Outcome.PHANTOM,
         ),
-        (committed & ~unknown & ~fenced & both.digests_differ(), Outcome.DIGEST_MISMATCH),
+        (committed & ~unknown & ~quarantined & both.digests_differ(), Outcome.DIGEST_MISMATCH),
         (committed & consumed & ~skipped & (effects == 0), Outcome.NO_EFFECT),
         (committed & unknown & (effects == 1), Outcome.UNRECORDED),
-        (committed & (waiting | fenced) & (effects == 1), Outcome.STATUS_MISMATCH),
+        (committed & (waiting | quarantined) & (effects == 1), Outcome.STATUS_MISMATCH),
         (withdrawn & waiting, Outcome.STATUS_MISMATCH),
         (compensated & unknown & (state == ProducerState.DISPATCHED) & for_group & ~before, Outcome.STATUS_MISMATCH),
         (withdrawn, Outcome.ROLLED_BACK),
-        (committed & fenced & ~lately, Outcome.UNCOMPENSATED),
-        (committed & fenced, Outcome.IN_FLIGHT),
+        (committed & quarantined & ~lately, Outcome.UNCOMPENSATED),
+        (committed & quarantined, Outcome.IN_FLIGHT),
         (committed & ~dispatched & ~young, Outcome.UNDISPATCHED),
         (~committed & ~young, Outcome.UNDECIDED),
         (~dispatched, Outcome.IN_FLIGHT),

@@ -39,7 +39,7 @@ class Outcome(enum.IntEnum):
     """
 
     CONSUMED = 0  # committed, dispatched, consumed
-    ROLLED_BACK = 1  # rolled back or recalled, and never seen by the consumer; or compensated, and fenced off there
+    ROLLED_BACK = 1  # rolled back or recalled, and never seen by the consumer; or compensated, and quarantined there
     LEFT_OUT = 2  # the group's filter leaves it out, or it was sent before the group began
     IN_FLIGHT = 3  # on its way, younger than the grace period, or scheduled for later
     UNJUDGED = 4  # only the consumer has it, and the producer may have pruned it
@@ -51,7 +51,7 @@ class Outcome(enum.IntEnum):
     NO_EFFECT = 14  # consumed, and the business table has no row of it
     UNRECORDED = 15  # it took effect, and the inbox has no row of it
     STATUS_MISMATCH = 16  # the inbox contradicts the producer or the business table; which of them is right is known
-    UNCOMPENSATED = 17  # fenced off at the consumer, and the producer's transaction was never compensated
+    UNCOMPENSATED = 17  # quarantined at the consumer, and the producer's transaction was never compensated
     UNDISPATCHED = 18  # committed (or scheduled, and overdue), and no message
     RESEND_EXHAUSTED = 19  # missing, and resent as often as is allowed
     MISSING = 20  # the consumer has read past it, and doesn't know it
@@ -93,7 +93,7 @@ class InboxState(enum.IntEnum):
     CONSUMED = 1
     FAILED = 2
     PARKED = 3
-    ROLLED_BACK = 4
+    QUARANTINED = 4
 
 
 class Action(enum.StrEnum):
@@ -104,7 +104,7 @@ class Action(enum.StrEnum):
     DISPATCH = "dispatch"  # make the message that the op was to become
     SYNC_STATUS = "sync_status"  # write into the inbox what is known to be true
     PARK = "park"  # set it aside at the consumer
-    RESUME = "resume"  # give a parked message back to the consumer
+    RETRY = "retry"  # give a parked message back to the consumer
     CHECK = "check"  # have an undecided half checked
 
 

@@ -24,7 +24,7 @@ POSSIBLE: Mapping[Outcome, tuple[Action, ...]] = {
     Outcome.RESEND_EXHAUSTED: (Action.ALERT,),
     Outcome.MISSING: (Action.RESEND, Action.ALERT),
     Outcome.UNCONSUMED: (Action.ALERT,),
-    Outcome.PARKED: (Action.ALERT, Action.RESUME),
+    Outcome.PARKED: (Action.ALERT, Action.RETRY),
     Outcome.FAILED: (Action.ALERT, Action.PARK),
     Outcome.UNDECIDED: (Action.ALERT, Action.CHECK),
 }

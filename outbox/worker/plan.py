@@ -19,7 +19,7 @@ from outbox.database.sql import OPS, PROBE, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
-from outbox.operator.bulk.run import operate_once
+from outbox.operator.bulk.run import bulk_once
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, Database, OwnRunner, Runners, SyncRunner
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
 
-#: What a worker may do. The first four serve the producer's tables, ``prune`` and ``operate`` both sides'.
-ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "operate")
-PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "operate"})
+#: What a worker may do. The first four serve the producer's tables, ``prune`` and ``bulk`` both sides'.
+ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk")
+PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "bulk"})
 _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 
 #: The longest wait (seconds) of a duty that notifications wake.
@@ -90,7 +90,7 @@ class Plan:
                 self._plan_subscription(subscription)
         if "reconcile" in roles and outbox.reconciliations:
             self._plan_reconciliations(outbox)
-        if "operate" in roles:
+        if "bulk" in roles:
             self._plan_bulk(outbox, producing=producing)
         if "prune" in roles and self._own in self.parts:
             self._plan_records()
@@ -198,9 +198,9 @@ class Plan:
         self.parts.setdefault(self._own, set())
         lane = self._lane()
         self._add(
-            "operate",
+            "bulk",
             lane,
-            lambda connection, _: operate_once(connection, settings, stopping=lane.ending),
+            lambda connection, _: bulk_once(connection, settings, stopping=lane.ending),
             lambda: settings.idle_wait,
             after=partial(self._wake, self._own, OPS),
             eager=False,

@@ -30,12 +30,12 @@ class Worker:
     """Runs the background duties of an `Outbox`, each as often as its work comes in.
 
     ``roles`` limits it to some of ``dispatch``, ``release``, ``check``, ``prune``, ``consume``, ``retry``,
-    ``reconcile`` and ``operate`` (what operators have ordered); by default it does all that its database has tables and
+    ``reconcile`` and ``bulk`` (what operators have ordered); by default it does all that its database has tables and
     handlers for. As many workers as one likes may run at once.
 
     Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
     subscriptions), and at most seven: dispatch and release share one, prune, reports and probes share one, one checks,
-    one listens, one looks whether to reconcile, one carries operations out, and one rollbacks, where there are
+    one listens, one looks whether to reconcile, one carries bulk jobs out, and one compensations, where there are
     compensations; and one for each checker that is being asked (``checks_in_flight`` at most) and for a compensation
     that runs. A reconciliation that runs has some of its own, to both databases. For each further database that
     is a ``source`` of subscriptions: one for each of their consuming threads, one for
@@ -154,7 +154,7 @@ class Worker:
             return False
         if self._roles & {"dispatch", "release", "check"} and not self._all:
             return True
-        if not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"operate"}:
+        if not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}:
             return True
         from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
@@ -172,7 +172,7 @@ class Worker:
         schema = self._outbox.settings.schema
         for database, parts in plan.parts.items():
             with closing(database.connect()) as connection:
-                # Operations are carried out in whatever there is.
+                # Bulk jobs are carried out in whatever there is.
                 revisions = {} if parts else migration.current(connection, schema)
                 there = parts or {part for part in migration.PARTS if revisions[part]}
                 migration.require(connection, there or migration.PARTS, schema)

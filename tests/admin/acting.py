@@ -20,10 +20,10 @@ from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import (
     Action,
     Actor,
+    BulkItem,
+    BulkJob,
     InboxFilter,
     MessageFilter,
-    OperationItem,
-    OperationRow,
     PageRequest,
     Preview,
     Selector,
@@ -80,7 +80,7 @@ class Desk:
                 self.run("UPDATE outbox.half_check SET fenced = true WHERE half_id = :id", id=half_id)
             case "rolled_back":
                 self.outbox.rollback(half_id)
-            case "dispatched" | "compensated" | "being_rolled_back" | "scheduled" | "recalled":
+            case "dispatched" | "compensated" | "compensating" | "scheduled" | "recalled":
                 self.dispatch()
         match state:
             case "recalled":
@@ -91,8 +91,8 @@ class Desk:
                     " VALUES (:id, 'undo', 'bob', 'before')",
                     id=half_id,
                 )
-            case "being_rolled_back":
-                self.start(Action.ROLLBACK, half_id)
+            case "compensating":
+                self.start(Action.COMPENSATE, half_id)
         return half_id
 
     def dispatch(self) -> None:
@@ -130,11 +130,11 @@ class Desk:
         return acts.act(self.databases, action, Target(message_id, group), options=options, **given)  # type: ignore[arg-type]
 
     def preview(self, action: Action, selected: Any, *, database: str | None = None, **options: Any) -> Preview:
-        """Preview an operation."""
+        """Preview a bulk job."""
         return preview.preview(self.databases, action, selector(selected), database=database, options=options)
 
-    def start(self, action: Action, selected: Any, **options: Any) -> OperationRow:
-        """Order an operation; by a filter with the token of a preview just before, unless one is given."""
+    def start(self, action: Action, selected: Any, **options: Any) -> BulkJob:
+        """Order a bulk job; by a filter with the token of a preview just before, unless one is given."""
         given: dict[str, Any] = {"actor": ANN, "reason": "because", "database": None, "rate": None}
         given |= {"idempotency_key": None, "token": None}
         given |= {name: options.pop(name) for name in list(options) if name in given}
@@ -143,22 +143,22 @@ class Desk:
         return order.start(self.databases, action, selector(selected), options=options, **given)
 
     def work(self, *, rated: bool = False, database: str | None = None) -> Counts:
-        """Carry all open operations out, as a worker would."""
+        """Carry all open bulk jobs out, as a worker would."""
         total = Counts()
         with (self.engines[database] if database else self.engine).connect() as connection:
-            while counts := run.operate_once(connection, self.outbox.settings, rated=rated):
+            while counts := run.bulk_once(connection, self.outbox.settings, rated=rated):
                 total += counts
-            run.operate_once(connection, self.outbox.settings)
+            run.bulk_once(connection, self.outbox.settings)
         return total
 
     # --- what is known -----------------------------------------------------------------------------------
 
-    def operation(self, row: OperationRow) -> OperationRow:
-        """Return how an operation stands now."""
-        return show.operation(self.databases, row.id)
+    def bulk_job(self, row: BulkJob) -> BulkJob:
+        """Return how a bulk job stands now."""
+        return show.bulk_job(self.databases, row.id)
 
-    def items(self, row: OperationRow, state: str | None = None) -> list[OperationItem]:
-        """Return the items of an operation."""
+    def items(self, row: BulkJob, state: str | None = None) -> list[BulkItem]:
+        """Return the items of a bulk job."""
         page = show.items(self.databases, row.id, PageRequest(500), state=state)
         found = list(page.items)
         while page.next_page_token:

@@ -1,4 +1,4 @@
-"""A desk for the tests of operations."""
+"""A desk for the tests of bulk jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _desk(server: ServerLike, template: str) -> Iterator[Desk]:
 def desk(_desk: Desk) -> Desk:
     """A desk over one database that is the producer's and the consumer's, with nothing on it."""
     _desk.run(
-        "TRUNCATE outbox.consumer_message, outbox.operation, outbox.operation_item, outbox.audit, outbox.half_message,"
+        "TRUNCATE outbox.consumer_message, outbox.bulk_job, outbox.bulk_item, outbox.audit, outbox.half_message,"
         " outbox.half_check, outbox.op_message, outbox.message, outbox.scheduled_message, outbox.compensation"
     )
     return _desk

@@ -18,7 +18,7 @@ from outbox.operator.health.overview import overview
 from outbox.operator.model import Overview, Problem
 from outbox.worker.report import Facts, report_once
 
-DUTIES = ("dispatch", "release", "check", "operate", "consume paid of mail")
+DUTIES = ("dispatch", "release", "check", "bulk", "consume paid of mail")
 
 
 def open_databases(**engines: Engine) -> Databases:

@@ -14,8 +14,8 @@ from outbox.operator.model import Action, Actor
 from tests.admin.acting import ANN, Desk, open_desk
 
 HALF_STATES = ("undecided", "fenced", "rolled_back", "committed", "deferred", "scheduled", "dispatched", "recalled",
-               "compensated", "being_rolled_back")  # fmt: skip
-INBOX_STATES = ("consumed", "failed", "parked", "discarded", "rolled_back")
+               "compensated", "compensating")  # fmt: skip
+INBOX_STATES = ("consumed", "failed", "parked", "discarded", "quarantined")
 
 #: What each act does, by the state in which it can be done: the state afterwards, and what is audited.
 DONE = {
@@ -26,9 +26,9 @@ DONE = {
     (Action.CHECK, "fenced"): ("fenced", "check", {"asked": "next pass"}),
     (Action.RESET, "undecided"): ("undecided", "reset", None),
     (Action.RESET, "fenced"): ("fenced", "reset", None),
-    (Action.COMMIT, "undecided"): ("committed", "resolve", {"resolution": "commit", "force": False}),
-    (Action.ABORT, "undecided"): ("rolled_back", "resolve", {"resolution": "rollback", "force": False}),
-    (Action.ABORT, "fenced"): ("rolled_back", "resolve", {"resolution": "rollback", "force": False}),
+    (Action.COMMIT, "undecided"): ("committed", "commit", {"resolution": "commit", "force": False}),
+    (Action.ROLLBACK, "undecided"): ("rolled_back", "rollback", {"resolution": "rollback", "force": False}),
+    (Action.ROLLBACK, "fenced"): ("rolled_back", "rollback", {"resolution": "rollback", "force": False}),
     (Action.RETRY, "parked"): (("failed", 0, True, False), "retry", {"was": "parked"}),
     (Action.RETRY, "failed"): (("failed", 3, True, False), "retry", {"was": "failed"}),
     (Action.PARK, "failed"): (("parked", 3, False, False), "park", {"was": "failed"}),
@@ -38,23 +38,23 @@ DONE = {
 
 #: What the refusal must say, of some of the others.
 SAID = {
-    (Action.RESEND, "compensated"): "its local transaction was rolled back by its compensation; its producer has to",
+    (Action.RESEND, "compensated"): "its local transaction was compensated; its producer has to",
     (Action.RESEND, "undecided"): "can't be sent again: it is not decided yet; have it checked, or decide it",
     (Action.RESEND, "committed"): "waits for dispatch; a worker with the role dispatch",
-    (Action.RECALL, "dispatched"): "it is out already; roll its local transaction back instead",
+    (Action.RECALL, "dispatched"): "it is out already; compensate it instead",
     (Action.RECALL, "committed"): "it has no delivery time",
     (Action.COMMIT, "fenced"): "use force",
     (Action.COMMIT, "dispatched"): "nothing is left to decide",
     (Action.CHECK, "rolled_back"): "it was rolled back and never sent",
     (Action.RETRY, "discarded"): "restore it first",
     (Action.RETRY, "consumed"): "can't be retried: it is consumed",
-    (Action.RETRY, "rolled_back"): "fenced off in this group",
+    (Action.RETRY, "quarantined"): "quarantined in this group",
     (Action.PARK, "parked"): "it is parked; retry it, or discard it",
     (Action.DISCARD, "failed"): "park it first",
     (Action.RESTORE, "parked"): "it was not discarded",
 }
 
-OF_HALVES = [action for action in Action if action.part == "producer" and action is not Action.ROLLBACK]
+OF_HALVES = [action for action in Action if action.part == "producer" and action is not Action.COMPENSATE]
 OF_INBOX = [action for action in Action if action.part == "consumer"]
 
 
@@ -143,7 +143,7 @@ def test_what_is_parked_by_hand_keeps_its_kind_of_error(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    "action", [Action.DISCARD, Action.COMMIT, Action.ABORT, Action.RECALL, Action.RESET, Action.PARK]
+    "action", [Action.DISCARD, Action.COMMIT, Action.ROLLBACK, Action.RECALL, Action.RESET, Action.PARK]
 )
 def test_acts_that_need_a_reason(desk: Desk, action: Action) -> None:
     """What can't be taken back, or nobody would understand later, isn't done without one."""
@@ -176,7 +176,7 @@ def test_what_is_no_act(desk: Desk) -> None:
         (lambda: desk.act(Action.COMMIT, half_id, force="yes"), "options"),
         (lambda: desk.act(Action.RESEND, half_id, "bank-b"), "group"),
         (lambda: desk.act(Action.RETRY, half_id), "group"),
-        (lambda: desk.act(Action.ROLLBACK, half_id), "action"),
+        (lambda: desk.act(Action.COMPENSATE, half_id), "action"),
         (lambda: desk.act(Action.RESEND, half_id, actor=Actor(" ")), "actor"),
         (lambda: desk.act(Action.RESEND, half_id, reason="nul \0"), "reason"),
     ]

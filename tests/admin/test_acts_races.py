@@ -49,7 +49,7 @@ def acting(desk: Desk, action: Action, message_id: UUID, group: str | None = Non
 @pytest.mark.parametrize(
     ("action", "state"),
     [(Action.RETRY, "parked"), (Action.DISCARD, "parked"), (Action.RESEND, "dispatched"), (Action.RECALL, "scheduled"),
-     (Action.CHECK, "undecided"), (Action.RESET, "undecided"), (Action.ABORT, "undecided")],
+     (Action.CHECK, "undecided"), (Action.RESET, "undecided"), (Action.ROLLBACK, "undecided")],
 )  # fmt: skip
 def test_without_its_audit_row_nothing_is_done(desk: Desk, action: Action, state: str) -> None:
     """The act and its record are one transaction: what breaks the second undoes the first."""
@@ -92,13 +92,13 @@ def test_a_retry_of_what_is_being_consumed(desk: Desk) -> None:
 
 
 def test_a_decision_that_somebody_else_makes(desk: Desk) -> None:
-    """The producer commits while the operator aborts: one op, and the operator learns that it is committed."""
+    """The producer commits while the operator rolls back: one op, and the operator learns that it is committed."""
     half_id = desk.half("undecided")
     decide = "INSERT INTO outbox.op_message (half_id, resolution, decided_by) VALUES (:id, 'commit', 'producer')"
-    with rival(desk, decide, id=half_id) as commit, acting(desk, Action.ABORT, half_id) as aborting:
+    with rival(desk, decide, id=half_id) as commit, acting(desk, Action.ROLLBACK, half_id) as deciding:
         commit()
         with pytest.raises(ActRefused, match="it is committed and waits for dispatch; nothing is left to decide"):
-            aborting.result(30)
+            deciding.result(30)
     assert desk.rows("SELECT resolution FROM outbox.op_message WHERE half_id = :id", id=half_id) == ["commit"]
     assert desk.audited(half_id) == []
 

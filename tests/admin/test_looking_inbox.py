@@ -21,7 +21,7 @@ from tests.admin.looking import all_pages, born, id_of, insert, open_databases, 
 
 HOSTILE = "'; DROP TABLE x; -- %s %(topic)s {s} <script> 100%_"
 ALL = PageRequest(500)
-STATUSES = ("consumed", "failed", "parked", "rolled_back")
+STATUSES = ("consumed", "failed", "parked", "quarantined")
 
 
 @dataclass
@@ -107,8 +107,8 @@ def test_all_the_newest_first(world: World) -> None:
 
 @pytest.mark.parametrize(
     "statuses",
-    [("consumed",), ("failed",), ("parked",), ("rolled_back",), ("parked", "failed"), ("parked", "rolled_back"),
-     ("failed", "consumed"), ("parked", "failed", "rolled_back"), STATUSES],
+    [("consumed",), ("failed",), ("parked",), ("quarantined",), ("parked", "failed"), ("parked", "quarantined"),
+     ("failed", "consumed"), ("parked", "failed", "quarantined"), STATUSES],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "wanted",
@@ -186,7 +186,7 @@ def test_errors_are_their_first_line(world: World) -> None:
     "wanted",
     [{}, {"statuses": ("parked",)}, {"statuses": ("failed",)}, {"error": "account 7"},
      {"statuses": ("parked",), "error": "account 7"}, {"statuses": ("parked", "failed")}, {"discarded": True},
-     {"attempts_gte": 4, "statuses": ("parked", "rolled_back")}],
+     {"attempts_gte": 4, "statuses": ("parked", "quarantined")}],
 )  # fmt: skip
 def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, few: int, wanted: dict[str, Any]) -> None:
     """A search that stops at its window goes on where it stopped, in each place; nothing is missed or repeated."""

@@ -25,13 +25,13 @@ from tests.admin.looking import born, half, id_of, insert, open_databases, put, 
 ANN = Actor("ann", {"via": "console", "ip": "192.0.2.7"})
 BODY = {"to": "acc-7", "cardNumber": "4111", "amount": 12.30}
 STATES = ("undecided", "fenced", "parked_half", "rolled_back", "committed", "scheduled", "recalled", "dispatched",
-          "compensated", "being_rolled_back", "consumed", "failed", "parked", "discarded", "fenced_off")  # fmt: skip
+          "compensated", "compensating", "consumed", "failed", "parked", "discarded", "quarantined")  # fmt: skip
 
 
 INBOXES = {"consumed": "consumed", "failed": "failed", "parked": "parked", "discarded": "parked",
-           "fenced_off": "rolled_back"}  # fmt: skip
+           "quarantined": "quarantined"}  # fmt: skip
 HALVES = {"fenced": "undecided", "parked_half": "undecided", "compensated": "dispatched",
-          "being_rolled_back": "dispatched"} | dict.fromkeys(INBOXES, "dispatched")  # fmt: skip
+          "compensating": "dispatched"} | dict.fromkeys(INBOXES, "dispatched")  # fmt: skip
 CHANGES_OF_HALVES = {
     "fenced": ["UPDATE outbox.half_check SET fenced = true WHERE half_id = :id"],
     "parked_half": [
@@ -43,10 +43,10 @@ CHANGES_OF_HALVES = {
         "INSERT INTO outbox.compensation (half_id, function, requested_by, reason, result) "
         """VALUES (:id, 'app.undo', 'bob', 'no account', '{"iban": "DE1", "n": 1}')"""
     ],
-    "being_rolled_back": [
-        "INSERT INTO outbox.operation (id, action, requested_by, reason, selector, total) "
-        "VALUES (:id, 'rollback', 'bob', 'r', '{}', 1)",
-        "INSERT INTO outbox.operation_item (operation_id, number, action, message_id) VALUES (:id, 1, 'rollback', :id)",
+    "compensating": [
+        "INSERT INTO outbox.bulk_job (id, action, requested_by, reason, selector, total) "
+        "VALUES (:id, 'compensate', 'bob', 'r', '{}', 1)",
+        "INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id) VALUES (:id, 1, 'compensate', :id)",
     ],
 }
 
@@ -110,13 +110,13 @@ def world(server: ServerLike, template: str) -> Iterator[World]:
         ("scheduled", "scheduled", f"scheduled for {at(born(90_000))}"),
         ("recalled", "recalled", "recalled by ann: it is not sent"),
         ("compensated", "dispatched", "rolled back (compensated) on "),
-        ("being_rolled_back", "dispatched", "its local transaction is being rolled back"),
+        ("compensating", "dispatched", "its local transaction is being compensated"),
         ("dispatched", "dispatched", "left out by group till"),
         ("consumed", "dispatched", "consumed by group till"),
         ("failed", "dispatched", f"retry 4 of 16 by till at {at(born(90_000))}"),
         ("parked", "dispatched", "waits for a human: parked by group till"),
         ("discarded", "dispatched", "discarded in group till"),
-        ("fenced_off", "dispatched", "fenced off in group till"),
+        ("quarantined", "dispatched", "quarantined in group till"),
     ],
 )
 def test_what_comes_next(world: World, state: str, status: str, told: str) -> None:
@@ -130,13 +130,13 @@ def test_what_comes_next(world: World, state: str, status: str, told: str) -> No
 @pytest.mark.parametrize(
     ("state", "able"),
     [
-        ("undecided", "check reset commit abort"), ("fenced", "check reset abort"),
-        ("parked_half", "check reset commit abort"), ("rolled_back", ""), ("committed", "rollback"),
-        ("scheduled", "recall rollback"), ("recalled", "rollback"), ("dispatched", "resend rollback"),
-        ("compensated", ""), ("being_rolled_back", ""), ("consumed", "resend rollback"),
-        ("failed", "resend rollback retry park"),
-        ("parked", "resend rollback retry discard"), ("discarded", "resend rollback restore"),
-        ("fenced_off", "resend rollback"),
+        ("undecided", "check reset commit rollback"), ("fenced", "check reset rollback"),
+        ("parked_half", "check reset commit rollback"), ("rolled_back", ""), ("committed", "compensate"),
+        ("scheduled", "recall compensate"), ("recalled", "compensate"), ("dispatched", "resend compensate"),
+        ("compensated", ""), ("compensating", ""), ("consumed", "resend compensate"),
+        ("failed", "resend compensate retry park"),
+        ("parked", "resend compensate retry discard"), ("discarded", "resend compensate restore"),
+        ("quarantined", "resend compensate"),
     ],
 )  # fmt: skip
 def test_what_can_be_done(world: World, state: str, able: str) -> None:
@@ -220,31 +220,31 @@ def test_groups_without_a_row(world: World) -> None:
 
 
 def test_what_workers_tell(world: World) -> None:
-    """How often is retried, and whether somebody could roll back, is known from the workers that live."""
+    """How often is retried, and whether somebody could compensate, is known from the workers that live."""
     worker = {"id": uuid7(), "name": "w", "version": "1", "roles": [], "duties": {}}
     consumer = {"kind": "consumer", "topic": "orders", "group": "till", "name": "f", "options": {"retries": 5}}
     undo: dict[str, Any] = {"kind": "compensation", "topic": "orders", "group": None, "name": "g", "options": {}}
     try:
         insert(world.engines["cash"], "worker", [worker | {"handlers": [consumer]}])
         assert world.view("failed").next.startswith("retry 4 of 5 by till")
-        assert "rollback" in world.view("failed").actions
+        assert "compensate" in world.view("failed").actions
         insert(world.engines["sales"], "worker", [worker | {"handlers": [undo | {"topic": "payments"}]}])
-        assert "no worker that runs has a compensation for topic orders" in world.view("failed").refused["rollback"]
+        assert "no worker that runs has a compensation for topic orders" in world.view("failed").refused["compensate"]
         insert(world.engines["sales"], "worker", [worker | {"handlers": [undo], "id": uuid7()}])
-        assert "rollback" in world.view("failed").actions
+        assert "compensate" in world.view("failed").actions
         world.run("sales", "UPDATE outbox.worker SET seen_at = now() - interval '1 hour'")
-        assert "rollback" in world.view("failed").actions
+        assert "compensate" in world.view("failed").actions
     finally:
         for name in world.engines:
             world.run(name, "TRUNCATE outbox.worker")
 
 
-def test_operations_and_findings(world: World) -> None:
-    """Operations which had the message, and what reconciliations found about it, of all databases."""
-    (operation,) = world.view("being_rolled_back").operations
-    assert (operation.database, operation.action, operation.pending, operation.total) == ("sales", "rollback", 1, 1)
+def test_bulk_jobs_and_findings(world: World) -> None:
+    """Bulk jobs which had the message, and what reconciliations found about it, of all databases."""
+    (bulk_job,) = world.view("compensating").bulk_jobs
+    assert (bulk_job.database, bulk_job.action, bulk_job.pending, bulk_job.total) == ("sales", "compensate", 1, 1)
     half_id = world.bring("parked")
-    assert world.view(half_id).operations == []
+    assert world.view(half_id).bulk_jobs == []
     run = {"id": uuid7(), "topic": "orders", "consumer_group": "till", "job_id": uuid7(), "started_at": born(600)}
     insert(world.engines["cash"], "reconciliation_run", [run])
     insert(world.engines["cash"], "reconciliation_finding", [

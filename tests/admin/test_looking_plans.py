@@ -23,16 +23,18 @@ NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 ID = uuid7()
 
 MESSAGES = [
-    messages_sql.Wanted(), messages_sql.Wanted(topic="t"), messages_sql.Wanted(key="k"), messages_sql.Wanted(header=("a", "b"), tag="t"),
-    messages_sql.Wanted(since=NOW, until=NOW), messages_sql.Wanted(json_body=True), messages_sql.Wanted(statuses=("undecided",)),
-    messages_sql.Wanted(statuses=("scheduled",)), messages_sql.Wanted(statuses=("recalled",)), messages_sql.Wanted(statuses=("rolled_back",)),
+    messages_sql.Wanted(), messages_sql.Wanted(topic="t"), messages_sql.Wanted(key="k"),
+    messages_sql.Wanted(header=("a", "b"), tag="t"), messages_sql.Wanted(since=NOW, until=NOW),
+    messages_sql.Wanted(json_body=True), messages_sql.Wanted(statuses=("undecided",)),
+    messages_sql.Wanted(statuses=("scheduled",)), messages_sql.Wanted(statuses=("recalled",)),
+    messages_sql.Wanted(statuses=("rolled_back",)),
     messages_sql.Wanted(statuses=("committed", "dispatched")),
 ]  # fmt: skip
 PARKED = inbox_sql.Wanted(statuses=("parked",))
 FAILED = inbox_sql.Wanted(statuses=("failed",))
 INBOX: list[tuple[inbox_sql.Wanted, inbox_sql.Source]] = [
     (inbox_sql.Wanted(), "all"), (inbox_sql.Wanted(group="g", topic="t", error="e"), "all"),
-    (inbox_sql.Wanted(statuses=("consumed", "rolled_back"), until=NOW), "all"), (PARKED, "parked"),
+    (inbox_sql.Wanted(statuses=("consumed", "quarantined"), until=NOW), "all"), (PARKED, "parked"),
     (inbox_sql.Wanted(statuses=("parked",), group="g"), "parked"),
     (inbox_sql.Wanted(statuses=("parked",), group="g", topic="t", error_kind="k"), "parked"), (PARKED, "parked_few"),
     (FAILED, "failed"), (inbox_sql.Wanted(statuses=("failed",), group="g"), "failed"),

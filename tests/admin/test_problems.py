@@ -73,17 +73,17 @@ def test_a_duty_that_fails(engine: Engine) -> None:
 
 
 def test_what_no_worker_does(engine: Engine) -> None:
-    """Workers are alive, but none of them dispatches, checks, or carries operations out."""
+    """Workers are alive, but none of them dispatches, checks, or carries bulk jobs out."""
     report(engine, duties=["prune"])
     prepare(engine)
     sql(
         engine,
-        "INSERT INTO outbox.operation (id, action, requested_by, reason, selector, total, created_at) "
+        "INSERT INTO outbox.bulk_job (id, action, requested_by, reason, selector, total, created_at) "
         "VALUES (gen_random_uuid(), 'resend', 'ann', 'why', '{}', 1, now() - interval '1 minute')",
     )
     found = look(bank=engine)
-    assert [len(told(found, word)) for word in ("dispatches", "checks undecided", "role operate")] == [1, 1, 1]
-    assert told(found, "operate")[0].page == "operations"
+    assert [len(told(found, word)) for word in ("dispatches", "checks undecided", "role bulk")] == [1, 1, 1]
+    assert told(found, "bulk")[0].page == "bulk-jobs"
 
 
 def test_dead_letters(engine: Engine) -> None:

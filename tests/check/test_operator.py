@@ -335,7 +335,7 @@ def test_two_operators(bench: Bench) -> None:
             with pytest.raises(AlreadyRolledBack, match="by the operator"):
                 second.result(60)
     result = {"resolution": "rollback", "force": False}
-    assert audit(bench, half_id) == [("ann", "resolve", "the provider called", result)]
+    assert audit(bench, half_id) == [("ann", "rollback", "the provider called", result)]
 
 
 # --- fences --------------------------------------------------------------------------------------------------------

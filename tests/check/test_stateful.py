@@ -127,11 +127,11 @@ class Machine(Checking):
 
     def _resume(self, half: Half) -> None:
         if self.state.inbox.get(half.id) == "parked":
-            self.world.sink.resume(GROUP, half.id, **WHO)
+            self.world.sink.retry(GROUP, half.id, **WHO)
             self.model.audits += 1
         else:
             with pytest.raises(NotParked):
-                self.world.sink.resume(GROUP, half.id, **WHO)
+                self.world.sink.retry(GROUP, half.id, **WHO)
 
     @precondition(lambda self: "consumed" in self.state.inbox.values() or self.model.ended())
     @rule()

@@ -228,7 +228,7 @@ def test_help(cli: Cli) -> None:
         *(f"messages {name}" for name in ("resend", "recall", "rollback", "export")),
         *(f"dead {name}" for name in ("groups", "list", "retry", "discard", "restore")),
         *(f"inbox {name}" for name in ("list", "retry", "park")),
-        *(f"ops {name}" for name in ("list", "show", "watch", "cancel")),
+        *(f"bulk {name}" for name in ("list", "show", "watch", "cancel")),
         *("audit list", "audit export", "console", "console hash-password", "console token", "workers", "handlers"),
     ]
     check: Callable[[str], Any] = lambda text: cli(*text.split(), "--help")  # noqa: E731

@@ -84,7 +84,7 @@ def test_retry_one(cli: Cli, books: Books) -> None:
 
 
 def test_a_probe_and_then_all(cli: Cli, books: Books) -> None:
-    """--limit 1 retries the newest of a kind, alone; without it all are retried as an operation."""
+    """--limit 1 retries the newest of a kind, alone; without it all are retried as a bulk job."""
     ids = books.parked("no account 17", "no account 18", "no account 19")
     (other,) = books.parked("looks wrong")
     of_kind = fingerprint(cli, "no account")
@@ -93,9 +93,9 @@ def test_a_probe_and_then_all(cli: Cli, books: Books) -> None:
     assert books.statuses(*ids) == ["parked", "parked", "failed"]
     result = cli("dead", "retry", "--group", of_kind, "--yes", *BECAUSE, "-o", "json")
     assert result.code == 0, result.err
-    operation = result.json
-    assert (operation["action"], operation["state"], operation["done"], operation["total"]) == ("retry", "done", 2, 2)
-    assert (operation["requested_by"], operation["reason"]) == ("ann", "mended in 2.4.1")
+    bulk_job = result.json
+    assert (bulk_job["action"], bulk_job["state"], bulk_job["done"], bulk_job["total"]) == ("retry", "done", 2, 2)
+    assert (bulk_job["requested_by"], bulk_job["reason"]) == ("ann", "mended in 2.4.1")
     assert books.statuses(*ids, other) == ["failed", "failed", "failed", "parked"]
 
 

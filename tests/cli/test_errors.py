@@ -27,7 +27,7 @@ COMMANDS = (
     ("half", "show", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"),
     ("half", "check", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "--reason", "why"),
     ("half", "reset", "--parked", "--yes", "--reason", "why"),
-    ("half", "resolve", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "commit", "--yes", "--reason", "why"),
+    ("half", "commit", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "--yes", "--reason", "why"),
 )
 
 
@@ -151,8 +151,8 @@ def test_help_names_every_exit_code(cli: Cli) -> None:
     for code in Code:
         assert f"{code.value:>3}  {code.meaning}" in text_
     for command in ("db upgrade", "db downgrade", "db current", "db check", "db sql", "run", "stats", "messages list",
-                    "messages show", "half list", "half show", "half check", "half reset", "half resolve", "demo",
-                    "version"):  # fmt: skip
+                    "messages show", "half list", "half show", "half check", "half reset", "half commit",
+                    "half rollback", "demo", "version"):  # fmt: skip
         result = cli(*command.split(), "--help")
         assert (result.code, result.err) == (0, "")
         assert f"Usage: outbox {command}" in result.out

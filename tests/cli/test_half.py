@@ -565,29 +565,29 @@ def test_reset_of_something_else(cli: Cli, arguments: list[str]) -> None:
 def test_resolve(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     """Decided for ever; the same once more is told who did it, another decision is a conflict."""
     half_id = str(world["parked"])
-    result = cli("half", "resolve", half_id, "commit", *BECAUSE, "--yes", "-o", "json")
+    result = cli("half", "commit", half_id, *BECAUSE, "--yes", "-o", "json")
     assert result.code == 0
     assert result.err == f"half message {half_id} was committed by the operator\n"
     shown = result.json
     assert shown.pop("decided_at") > "2"
     assert shown == {"id": half_id, "resolution": "commit", "decided_by": "operator", "first": True}
-    again = cli("half", "resolve", half_id, "commit", *BECAUSE, "--yes")
+    again = cli("half", "commit", half_id, *BECAUSE, "--yes")
     assert (again.code, again.out) == (0, "")
     assert again.err == f"half message {half_id} was committed by the operator, before this\n"
-    other = cli("half", "resolve", half_id, "rollback", *BECAUSE, "--yes", "-o", "json")
+    other = cli("half", "rollback", half_id, *BECAUSE, "--yes", "-o", "json")
     assert (other.code, other.out) == (Code.CONFLICT, "")
     assert other.err == f"error: half message {half_id} was already committed (by the operator)\n"
-    assert audit(bench) == [("ann", "resolve", half_id, "the provider called")]
+    assert audit(bench) == [("ann", "commit", half_id, "the provider called")]
     assert show(cli, world["parked"])["audit"][0]["result"] == {"resolution": "commit", "force": False}
 
 
 def test_resolve_fenced(cli: Cli, bench: Bench) -> None:
     """A fenced half is committed by force only: 2."""
     half_id = fenced(bench)
-    refused = cli("half", "resolve", str(half_id), "commit", *BECAUSE, "--yes")
+    refused = cli("half", "commit", str(half_id), *BECAUSE, "--yes")
     assert (refused.code, "is fenced and has no op" in refused.err) == (Code.USAGE, True)
     assert bench.op(half_id) is None
-    assert cli("half", "resolve", str(half_id), "commit", *BECAUSE, "--yes", "--force").code == 0
+    assert cli("half", "commit", str(half_id), *BECAUSE, "--yes", "--force").code == 0
     assert bench.op(half_id) == ("commit", "operator")
 
 
@@ -603,11 +603,11 @@ class Terminal(io.StringIO):
 def test_resolve_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     """Who sits at a terminal is asked, on stderr; without one and without --yes nothing is done."""
     half_id = bench.prepare(key=ESCAPE)
-    nobody = cli("half", "resolve", str(half_id), "rollback", *BECAUSE)
+    nobody = cli("half", "rollback", str(half_id), *BECAUSE)
     assert (nobody.code, nobody.out) == (Code.USAGE, "")
     assert "nobody here to ask; give --yes if you are sure" in nobody.err
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
-    asked = cli("half", "resolve", str(half_id), "rollback", *BECAUSE)
+    asked = cli("half", "rollback", str(half_id), *BECAUSE)
     question = (
         f"Rollback half message {half_id} of topic 'paid', key {ESCAPE!r} (orphan)? Then no consumer will ever see"
     )
@@ -622,9 +622,9 @@ def test_resolve_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, t
 
 def test_resolve_asks_only_what_is_open(cli: Cli, world: dict[str, UUID]) -> None:
     """Nobody is asked about a half that is decided, or isn't there."""
-    decided = cli("half", "resolve", str(world["decided"]), "rollback", *BECAUSE)
+    decided = cli("half", "rollback", str(world["decided"]), *BECAUSE)
     assert (decided.code, "was already committed" in decided.err) == (Code.CONFLICT, True)
-    assert cli("half", "resolve", str(uuid4()), "rollback", *BECAUSE).code == Code.NOT_FOUND
+    assert cli("half", "rollback", str(uuid4()), *BECAUSE).code == Code.NOT_FOUND
 
 
 def test_resolve_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -633,7 +633,7 @@ def test_resolve_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pyte
     half_id = bench.prepare()
     with bench.engine.begin() as rival:
         decide(rival, "outbox", half_id, COMMIT)
-        for command in (["resolve", str(half_id), "rollback", "--yes"], ["reset", str(half_id)]):
+        for command in (["rollback", str(half_id), "--yes"], ["reset", str(half_id)]):
             result = cli("half", *command, *BECAUSE)
             assert (result.code, "another transaction is at it" in result.err) == (Code.CONFLICT, True), result.err
         checked = cli("half", "check", str(half_id), *BECAUSE)
@@ -643,7 +643,7 @@ def test_resolve_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pyte
 
 # --- all acts ------------------------------------------------------------------------------------------------------
 
-ACTS = (("check", "{id}"), ("reset", "{id}"), ("reset", "--parked", "--yes"), ("resolve", "{id}", "commit", "--yes"))
+ACTS = (("check", "{id}"), ("reset", "{id}"), ("reset", "--parked", "--yes"), ("commit", "{id}", "--yes"))
 
 
 @pytest.mark.parametrize("act", ACTS, ids=" ".join)

@@ -51,7 +51,7 @@ def test_resend_one(cli: Cli, books: Books) -> None:
 
 
 def test_resend_what_fits(cli: Cli, books: Books) -> None:
-    """What options pick is shown, and run as an operation; what isn't dispatched isn't picked."""
+    """What options pick is shown, and run as a bulk job; what isn't dispatched isn't picked."""
     ids = books.send({"n": 1}, {"n": 2}, key="a")
     (other,) = books.send({"n": 1}, key="b")
     books.work()
@@ -122,38 +122,38 @@ def test_rollback_waits_for_a_worker(cli: Cli, books: Books) -> None:
 
     def work() -> None:
         while not done.wait(0.05):
-            testing.operate(books.outbox)
+            testing.bulk(books.outbox)
 
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        result = run_cli("messages", "rollback", str(one), *BECAUSE, "-o", "json")
+        result = run_cli("messages", "compensate", str(one), *BECAUSE, "-o", "json")
     finally:
         done.set()
         worker.join()
     assert result.code == 0, result.err
-    assert (result.json["action"], result.json["state"], result.json["total"]) == ("rollback", "done", 1)
+    assert (result.json["action"], result.json["state"], result.json["total"]) == ("compensate", "done", 1)
     assert undone == [{"do": "park", "why": "no account 17"}]
-    assert books.statuses(one) == ["rolled_back"]
-    assert cli("messages", "rollback", str(one), *BECAUSE).code == Code.CONFLICT
+    assert books.statuses(one) == ["quarantined"]
+    assert cli("messages", "compensate", str(one), *BECAUSE).code == Code.CONFLICT
     assert undone == [{"do": "park", "why": "no account 17"}]
 
 
 def test_rollback_without_waiting(cli: Cli, books: Books) -> None:
-    """With --no-wait the id of the operation is all there is on stdout; it can be watched later."""
+    """With --no-wait the id of the bulk job is all there is on stdout; it can be watched later."""
     undone: list[Any] = []
     compensated(books, undone)
     (one,) = books.parked("no account 17")
-    assert cli("messages", "rollback", str(one), "--yes").code == Code.USAGE
-    preview = cli("messages", "rollback", str(one), "--dry-run", "-o", "json").json
-    assert (preview["action"], preview["eligible"]) == ("rollback", 1)
-    ordered = cli("messages", "rollback", str(one), "--no-wait", *BECAUSE)
+    assert cli("messages", "compensate", str(one), "--yes").code == Code.USAGE
+    preview = cli("messages", "compensate", str(one), "--dry-run", "-o", "json").json
+    assert (preview["action"], preview["eligible"]) == ("compensate", 1)
+    ordered = cli("messages", "compensate", str(one), "--no-wait", *BECAUSE)
     assert ordered.code == 0, ordered.err
-    operation = ordered.out.strip()
-    assert f"outbox ops watch {operation}" in ordered.err
+    bulk_job = ordered.out.strip()
+    assert f"outbox bulk watch {bulk_job}" in ordered.err
     assert undone == []
-    testing.operate(books.outbox)
-    watched = cli("ops", "watch", operation, "-o", "json")
+    testing.bulk(books.outbox)
+    watched = cli("bulk", "watch", bulk_job, "-o", "json")
     assert (watched.code, watched.json["state"]) == (0, "done")
     assert len(undone) == 1
 
@@ -164,16 +164,16 @@ def test_rollback_of_what_took_effect(cli: Cli, books: Books) -> None:
     compensated(books, undone)
     (one,) = books.send({"do": "nothing"})
     books.work()
-    refused = cli("messages", "rollback", str(one), *BECAUSE, "--no-wait")
+    refused = cli("messages", "compensate", str(one), *BECAUSE, "--no-wait")
     if refused.code == 0:
-        testing.operate(books.outbox)
-        refused = cli("ops", "watch", refused.out.strip())
+        testing.bulk(books.outbox)
+        refused = cli("bulk", "watch", refused.out.strip())
     assert refused.code == Code.CONFLICT
     assert undone == []
-    ordered = cli("messages", "rollback", str(one), "--acknowledge-delivered", "--no-wait", *BECAUSE)
+    ordered = cli("messages", "compensate", str(one), "--acknowledge-delivered", "--no-wait", *BECAUSE)
     assert ordered.code == 0, ordered.err
-    testing.operate(books.outbox)
-    assert cli("ops", "watch", ordered.out.strip()).code == 0
+    testing.bulk(books.outbox)
+    assert cli("bulk", "watch", ordered.out.strip()).code == 0
     assert len(undone) == 1
 
 
@@ -195,10 +195,10 @@ def test_interrupted(books: Books, url: str, cli: Cli) -> None:
     assert (process.returncode, out) == (Code.INTERRUPTED, "")
     assert "Traceback" not in err
     command = err.splitlines()[-1].partition("to watch it: ")[2].split()
-    assert command[:3] == ["outbox", "ops", "watch"]
+    assert command[:3] == ["outbox", "bulk", "watch"]
     assert "parked" in books.statuses(*ids)
-    assert cli("ops", "cancel", command[3], "--yes", "--actor", "ann").code == 0
-    watched = cli("ops", "watch", command[3], "-o", "json")
+    assert cli("bulk", "cancel", command[3], "--yes", "--actor", "ann").code == 0
+    watched = cli("bulk", "watch", command[3], "-o", "json")
     assert watched.code == Code.PARTIAL
     assert watched.json["done"] + watched.json["cancelled"] == 6
     assert books.statuses(*ids).count("failed") == watched.json["done"]

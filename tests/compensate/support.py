@@ -1,4 +1,4 @@
-"""What the tests of rollbacks share: bank A, which sends transfers; banks that credit them; and who rolls them back."""
+"""What the tests of compensations share: bank A, which sends transfers; banks that credit them; compensations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ END $$
 TAKE = text("UPDATE account SET balance = balance - :amount")
 GIVE = text("UPDATE account SET balance = balance + :amount")
 REFUND = text("INSERT INTO refund VALUES (:id, :amount)")
-AGE = "UPDATE outbox.operation_item SET next_attempt_at = clock_timestamp() - interval '1 s' WHERE state = 'pending'"
+AGE = "UPDATE outbox.bulk_item SET next_attempt_at = clock_timestamp() - interval '1 s' WHERE state = 'pending'"
 
 
 def give_back(message: Message, session: Session) -> dict[str, int]:
@@ -102,17 +102,17 @@ class Town(Bench):
         consumer.start(connection, self.source)
         return consumer
 
-    # --- rollbacks ---------------------------------------------------------------------------------------
+    # --- compensations ---------------------------------------------------------------------------------------
 
     def order(self, half_id: UUID, **options: Any) -> UUID:
-        """Order the rollback of a transfer; return the operation."""
-        return self.app.request_rollback(half_id, actor="ada", reason="no such account", **options)
+        """Order the compensation of a transfer; return the bulk job."""
+        return self.app.compensate(half_id, actor="ada", reason="no such account", **options)
 
     def roll_back(self, half_id: UUID, **options: Any) -> str:
         """Order it, and make one pass; return the state of the item."""
-        operation_id = self.order(half_id, **options)
+        bulk_job_id = self.order(half_id, **options)
         self.work()
-        return self.item(operation_id)[0]
+        return self.item(bulk_job_id)[0]
 
     def work(self, new_runner: NewRunner | None = None, **options: Any) -> Counts:
         """Make one pass, as a worker does."""
@@ -128,22 +128,22 @@ class Town(Bench):
         """Make the items due whose time has yet to come."""
         self.run_at_a(AGE)
 
-    def cancel(self, operation_id: UUID) -> None:
-        """Cancel an operation that has begun."""
-        sql = "UPDATE outbox.operation SET cancelled_at = clock_timestamp(), cancelled_by = 'bob' WHERE id = :id"
-        self.run_at_a(sql, id=operation_id)
+    def cancel(self, bulk_job_id: UUID) -> None:
+        """Cancel a bulk job that has begun."""
+        sql = "UPDATE outbox.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = 'bob' WHERE id = :id"
+        self.run_at_a(sql, id=bulk_job_id)
 
     # --- looks -------------------------------------------------------------------------------------------
 
-    def item(self, operation_id: UUID) -> tuple[str, str | None]:
-        """Return state and outcome of the only item of an operation."""
-        sql = "SELECT state, outcome FROM outbox.operation_item WHERE operation_id = :id"
-        ((state, outcome),) = self.rows_at_a(sql, id=operation_id)
+    def item(self, bulk_job_id: UUID) -> tuple[str, str | None]:
+        """Return state and outcome of the only item of a bulk job."""
+        sql = "SELECT state, outcome FROM outbox.bulk_item WHERE bulk_job_id = :id"
+        ((state, outcome),) = self.rows_at_a(sql, id=bulk_job_id)
         return state, outcome
 
-    def said(self, operation_id: UUID) -> str:
-        """Return the outcome of the only item of an operation."""
-        return self.item(operation_id)[1] or ""
+    def said(self, bulk_job_id: UUID) -> str:
+        """Return the outcome of the only item of a bulk job."""
+        return self.item(bulk_job_id)[1] or ""
 
     def status(self, half_id: UUID, engine: Engine | None = None) -> dict[str, str]:
         """Return what the inboxes at bank B, or in another database, say of a message, by group."""

@@ -1,4 +1,4 @@
-"""Compensations that fail, and rollbacks that have to wait: what is undone, what stands, and when it goes on."""
+"""Compensations that fail, and compensations that have to wait: what is undone, what stands, and when it goes on."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def give_back_and_fail(message: Message, session: Session) -> None:
 
 def due_in(town: Town) -> float:
     """Return the seconds until the only item is due, rounded to a multiple of ten."""
-    sql = "SELECT extract(epoch FROM next_attempt_at - changed_at)::float8 FROM outbox.operation_item"
+    sql = "SELECT extract(epoch FROM next_attempt_at - changed_at)::float8 FROM outbox.bulk_item"
     return round(float(town.rows_at_a(sql)[0]), -1)
 
 
 def test_tried_five_times(town: Town, caplog: pytest.LogCaptureFixture) -> None:
-    """What it did is undone each time, the waits double, the fences stand; then it is given up, until ordered anew."""
+    """Its change is undone each time, waits double, the quarantines stand; then it is given up until ordered anew."""
     caplog.set_level(logging.INFO, "outbox.compensate")
     town.compensate_by(give_back_and_fail)
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     waits = []
     for attempt in range(1, 5):
         counts = town.work()
         assert (counts.taken, counts.failed, counts.parked) == (1, 1, 0)
         said = f"failed: RuntimeError: bank A is closed (attempt {attempt} of 5)"
-        assert town.item(operation_id) == ("pending", said)
+        assert town.item(bulk_job_id) == ("pending", said)
         assert (town.balance, town.refunds(half_id)) == (900, 0)
         assert town.rows_at_a("SELECT count(*) FROM outbox.compensation") == [0]
         waits.append(due_in(town))
@@ -47,11 +47,11 @@ def test_tried_five_times(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     assert waits == [30, 60, 120, 240]
     counts = town.work()
     assert (counts.taken, counts.failed, counts.parked) == (1, 0, 1)
-    assert town.item(operation_id) == ("failed", "failed 5 times, at last: RuntimeError: bank A is closed")
-    assert town.rows_at_a("SELECT finished_at IS NOT NULL FROM outbox.operation") == [True]
+    assert town.item(bulk_job_id) == ("failed", "failed 5 times, at last: RuntimeError: bank A is closed")
+    assert town.rows_at_a("SELECT finished_at IS NOT NULL FROM outbox.bulk_job") == [True]
     assert [entry.levelname for entry in caplog.records] == ["ERROR"] * 5
     settle(town, town.declare())
-    assert town.status(half_id) == {"g": "rolled_back"}
+    assert town.status(half_id) == {"g": "quarantined"}
     town.compensate_by()
     assert town.roll_back(half_id) == "done"
     assert (town.balance, town.refunds(half_id), town.effects(half_id)) == (1000, 1, 0)
@@ -93,9 +93,9 @@ def test_what_counts_as_a_failure(village: Town, function: Any, said: str) -> No
     village.run_at_a("CREATE TABLE IF NOT EXISTS deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     village.compensate_by(function)
     half_id = village.transfer()
-    operation_id = village.order(half_id)
+    bulk_job_id = village.order(half_id)
     assert village.work().failed == 1
-    assert said in village.said(operation_id)
+    assert said in village.said(bulk_job_id)
     assert village.balance == 900
     assert village.rows_at_a("SELECT count(*) FROM outbox.compensation") == [0]
 
@@ -109,10 +109,10 @@ def test_connection_is_lost(village: Town) -> None:
 
     village.compensate_by(cut)
     half_id = village.transfer()
-    operation_id = village.order(half_id)
+    bulk_job_id = village.order(half_id)
     assert village.work().failed == 1
-    assert village.said(operation_id).startswith("failed: ")
-    assert village.said(operation_id).endswith("(attempt 1 of 5)")
+    assert village.said(bulk_job_id).startswith("failed: ")
+    assert village.said(bulk_job_id).endswith("(attempt 1 of 5)")
     assert village.balance == 900
     village.compensate_by()
     village.age()
@@ -123,20 +123,20 @@ def test_connection_is_lost(village: Town) -> None:
 def test_worker_dies_each_time(village: Town) -> None:
     """One that is begun again and again without an end is given up."""
     half_id = village.transfer()
-    operation_id = village.order(half_id)
-    village.run_at_a("UPDATE outbox.operation_item SET attempts = 5")
+    bulk_job_id = village.order(half_id)
+    village.run_at_a("UPDATE outbox.bulk_item SET attempts = 5")
     assert village.work().parked == 1
-    assert village.item(operation_id) == ("failed", "failed: the worker died over it each time")
+    assert village.item(bulk_job_id) == ("failed", "failed: the worker died over it each time")
 
 
 def test_database_of_a_consumer_is_down(town: Town) -> None:
-    """A rollback waits for a consumer's database that can't be reached, says so, and is not charged with an attempt."""
+    """A compensation waits for a consumer's database that can't be reached, says so, and is charged no attempt."""
     half_id = town.parked()
     town.compensate_by(give_back, "postgresql://ada:secret@127.0.0.1:1/nowhere")
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     for _ in range(7):
         assert town.work().failed == 1
-        state, said = town.item(operation_id)
+        state, said = town.item(bulk_job_id)
         assert state == "pending"
         assert said is not None
         assert said.startswith("waits: database 127.0.0.1:1/nowhere: ")
@@ -144,7 +144,7 @@ def test_database_of_a_consumer_is_down(town: Town) -> None:
         assert due_in(town) == 30
         town.age()
     assert town.status(half_id) == {"g": "parked"}
-    assert town.rows_at_a("SELECT attempts FROM outbox.operation_item") == [1]
+    assert town.rows_at_a("SELECT attempts FROM outbox.bulk_item") == [1]
     town.compensate_by()
     assert town.work().done == 1
 
@@ -154,9 +154,9 @@ def test_database_without_tables(town: Town, server: Any) -> None:
     server.create_database("bare")
     town.compensate_by(give_back, server.url("bare"))
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     assert town.work().failed == 1
-    assert "run: outbox db upgrade" in town.said(operation_id)
+    assert "run: outbox db upgrade" in town.said(bulk_job_id)
     server.drop_database("bare")
 
 
@@ -178,13 +178,13 @@ def test_one_that_waits_holds_up_nobody(town: Town) -> None:
 def test_worker_that_stops(town: Town) -> None:
     """A worker that is to stop begins nothing more, and gives back what it couldn't begin."""
     ids = [town.transfer() for _ in range(2)]
-    operations = [town.order(half_id) for half_id in ids]
+    bulk_jobs = [town.order(half_id) for half_id in ids]
     stopping = iter([False, True])
     counts = town.work(stopping=lambda: next(stopping))
     assert (counts.done, counts.more) == (1, True)
-    assert town.item(operations[1]) == ("pending", None)
+    assert town.item(bulk_jobs[1]) == ("pending", None)
     assert town.work(lambda is_async: _Closed(town.producer)).failed == 1
-    assert town.item(operations[1]) == ("pending", "waits: the worker was stopped")
+    assert town.item(bulk_jobs[1]) == ("pending", "waits: the worker was stopped")
     assert town.work().done == 1
 
 
@@ -198,47 +198,47 @@ class _Closed(EngineRunner):
 def test_no_connection_for_the_compensation(town: Town) -> None:
     """A room that can't be opened costs no attempt."""
     half_id = town.transfer()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
 
     class Locked(EngineRunner):
         def run(self, act: Any) -> Any:  # noqa: ARG002
             raise OSError("too many clients")
 
     assert town.work(lambda is_async: Locked(town.producer)).failed == 1
-    assert town.item(operation_id) == ("pending", "waits: OSError: too many clients")
+    assert town.item(bulk_job_id) == ("pending", "waits: OSError: too many clients")
     town.age()
     assert town.work().done == 1
 
 
 def test_cancelled_between_two_tries(town: Town) -> None:
-    """A rollback that keeps failing can be cancelled: its message goes its way again, at once."""
+    """A compensation that keeps failing can be cancelled: its message goes its way again, at once."""
     town.compensate_by(give_back_and_fail)
     half_id = town.transfer()
     consumer = town.declare()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work()
-    town.cancel(operation_id)
+    town.cancel(bulk_job_id)
     assert town.work().taken == 1
-    assert town.item(operation_id) == ("cancelled", "refused: cancelled by bob")
+    assert town.item(bulk_job_id) == ("cancelled", "refused: cancelled by bob")
     settle(town, consumer)
     assert town.effects(half_id) == 1
 
 
 def test_pruned_before_its_turn(town: Town) -> None:
-    """A message that was pruned before its rollback came to it is refused."""
+    """A message that was pruned before its compensation came to it is refused."""
     half_id = town.transfer()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
         town.run_at_a(f"DELETE FROM outbox.{table} WHERE {column} = :id", id=half_id)
     town.work()
-    assert town.item(operation_id)[0] == "skipped"
-    assert "no half message has this id" in town.said(operation_id)
+    assert town.item(bulk_job_id)[0] == "skipped"
+    assert "no half message has this id" in town.said(bulk_job_id)
 
 
 def test_compensated_by_the_application_meanwhile(town: Town) -> None:
-    """A message that the application compensates by itself while it is rolled back keeps its fence."""
+    """A message that the application compensates by itself while it is rolled back keeps its quarantine."""
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
 
     def compensate(is_async: bool) -> EngineRunner:
         town.run_at_a(
@@ -248,9 +248,9 @@ def test_compensated_by_the_application_meanwhile(town: Town) -> None:
         return EngineRunner(town.producer)
 
     assert town.work(compensate).failed == 1
-    assert town.item(operation_id) == ("pending", "waits: it was compensated")
+    assert town.item(bulk_job_id) == ("pending", "waits: it was compensated")
     town.work()
-    assert town.item(operation_id)[0] == "skipped"
-    assert "compensated already" in town.said(operation_id)
-    assert town.status(half_id) == {"g": "rolled_back"}
+    assert town.item(bulk_job_id)[0] == "skipped"
+    assert "compensated already" in town.said(bulk_job_id)
+    assert town.status(half_id) == {"g": "quarantined"}
     assert town.refunds(half_id) == 0

@@ -1,4 +1,4 @@
-"""Workers that are killed in each step of a rollback: others finish it, and the money is back once."""
+"""Workers that are killed in each step of a compensation: others finish it, and the money is back once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import wait_until
 
 pytestmark = pytest.mark.slow
 
-NAME = "outbox-rollback"
+NAME = "outbox-compensation"
 #: A step has more round trips than that: the statements of a process that has never run them go one by one.
 STRIDE = 4
 
@@ -124,28 +124,28 @@ def test_killed_while_it_rolls_back(banks: Banks) -> None:
     stages = set()
     for after in itertools.count(1, STRIDE):
         half_id = banks.transfer()
-        operation_id = town.order(half_id)
+        bulk_job_id = town.order(half_id)
         ended = banks.killer.kill_after(after)
         stages.add((bool(town.status(half_id)), town.status(half_id, banks.third)["c"], town.refunds(half_id)))
         banks.finish()
-        assert town.item(operation_id)[0] == "done"
-        assert (town.status(half_id), town.status(half_id, banks.third)) == ({"g": "rolled_back"}, {"c": "rolled_back"})
+        assert town.item(bulk_job_id)[0] == "done"
+        assert (town.status(half_id), town.status(half_id, banks.third)) == ({"g": "quarantined"}, {"c": "quarantined"})
         assert (town.balance, town.refunds(half_id)) == (before, 1)
         with pytest.raises(NotParked):
-            town.sink.resume("g", half_id, actor="me", reason="test")
+            town.sink.retry("g", half_id, actor="me", reason="test")
         if ended:
             break
     settle(town, banks.at_b)
     assert town.ledger() == []
-    # Each stage was seen: nothing done, one bank fenced off, both, and all done.
-    assert stages == {(False, "parked", 0), (True, "parked", 0), (True, "rolled_back", 0), (True, "rolled_back", 1)}
-    # Each fence was made, and recorded, once.
-    acts = town.rows("SELECT count(*), count(DISTINCT target) FROM outbox.audit WHERE action = 'fence'")
+    # Each stage was seen: nothing done, one bank quarantined, both, and all done.
+    assert stages == {(False, "parked", 0), (True, "parked", 0), (True, "quarantined", 0), (True, "quarantined", 1)}
+    # Each quarantine was made, and recorded, once.
+    acts = town.rows("SELECT count(*), count(DISTINCT target) FROM outbox.audit WHERE action = 'quarantine'")
     assert acts == [(len(range(1, after + 1, STRIDE)),) * 2]
 
 
 def test_killed_while_it_withdraws(banks: Banks) -> None:
-    """Killed anywhere while the fences are lifted, all are lifted in the end, and the money is not given back."""
+    """Killed anywhere while it releases: all quarantines are released in the end, and no money is given back."""
     town = banks.town
 
     def fail(message: Message, session: object) -> None:
@@ -157,18 +157,18 @@ def test_killed_while_it_withdraws(banks: Banks) -> None:
         half_id = banks.transfer()
         transfers.append(half_id)
         town.compensate_by(fail, banks.third)
-        operation_id = town.order(half_id)
+        bulk_job_id = town.order(half_id)
         town.work()
-        assert town.said(operation_id).startswith("failed: ")
-        town.cancel(operation_id)
+        assert town.said(bulk_job_id).startswith("failed: ")
+        town.cancel(bulk_job_id)
         ended = banks.killer.kill_after(after)
         stages.add((bool(town.status(half_id)), town.status(half_id, banks.third)["c"]))
         banks.finish()
-        assert town.item(operation_id) == ("cancelled", "refused: cancelled by bob")
+        assert town.item(bulk_job_id) == ("cancelled", "refused: cancelled by bob")
         assert (town.status(half_id), town.status(half_id, banks.third)) == ({}, {"c": "parked"})
         if ended:
             break
     assert town.balance == 1000 - 100 * len(transfers)
     settle(town, banks.at_b)
     assert [town.effects(half_id) for half_id in transfers] == [1] * len(transfers)
-    assert stages == {(True, "rolled_back"), (False, "rolled_back"), (False, "parked")}
+    assert stages == {(True, "quarantined"), (False, "quarantined"), (False, "parked")}

@@ -1,4 +1,4 @@
-"""Fences that are lifted: a rollback which will not be leaves the message as if nothing had been ordered."""
+"""Quarantines that are released: a compensation which will not be leaves the message as if nothing had been ordered."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def fail(message: Message, session: Session) -> None:
     raise RuntimeError("bank A is closed")
 
 
-def fenced(town: Town, half_id: UUID) -> UUID:
-    """Order a rollback that fences the message off, and fails then; return the operation."""
+def quarantined(town: Town, half_id: UUID) -> UUID:
+    """Order a compensation that quarantines the message, and fails then; return the bulk job."""
     town.compensate_by(fail)
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work()
-    assert town.said(operation_id).startswith("failed: RuntimeError: bank A is closed")
-    return operation_id
+    assert town.said(bulk_job_id).startswith("failed: RuntimeError: bank A is closed")
+    return bulk_job_id
 
 
-def withdrawn(town: Town, operation_id: UUID) -> None:
-    """Cancel an operation that has begun, and see it end."""
-    town.cancel(operation_id)
+def withdrawn(town: Town, bulk_job_id: UUID) -> None:
+    """Cancel a bulk job that has begun, and see it end."""
+    town.cancel(bulk_job_id)
     assert town.work().taken == 1
-    assert town.item(operation_id) == ("cancelled", "refused: cancelled by bob")
-    assert town.rows_at_a("SELECT finished_at IS NOT NULL FROM outbox.operation WHERE id = :id", id=operation_id) == [
+    assert town.item(bulk_job_id) == ("cancelled", "refused: cancelled by bob")
+    assert town.rows_at_a("SELECT finished_at IS NOT NULL FROM outbox.bulk_job WHERE id = :id", id=bulk_job_id) == [
         True
     ]
 
@@ -44,39 +44,39 @@ def test_unconsumed(town: Town) -> None:
     """A group that was yet to come to the message comes to it in its place, as if nothing had been."""
     consumer = town.declare()
     first, half_id, last = (town.transfer(amount) for amount in (1, 2, 3))
-    operation_id = fenced(town, half_id)
-    assert town.status(half_id) == {"g": "rolled_back"}
-    withdrawn(town, operation_id)
+    bulk_job_id = quarantined(town, half_id)
+    assert town.status(half_id) == {"g": "quarantined"}
+    withdrawn(town, bulk_job_id)
     assert town.status(half_id) == {}
     town.consume(consumer)
     assert [eval(body)["amount"] for body in town.ledger()] == [1, 2, 3]  # noqa: S307
     assert [town.effects(each) for each in (first, half_id, last)] == [1, 1, 1]
-    assert [act[1] for act in town.acts(half_id)] == ["fence", "unfence"]
+    assert [act[1] for act in town.acts(half_id)] == ["quarantine", "unfence"]
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
 def test_stepped_over(town: Town, ordered: bool) -> None:
-    """A group that has stepped over the fence gets the message by a retry."""
+    """A group that has stepped over the quarantine gets the message by a retry."""
     consumer = town.declare(ordered=ordered)
     half_id = town.transfer()
-    operation_id = fenced(town, half_id)
+    bulk_job_id = quarantined(town, half_id)
     town.transfer()
     town.consume(consumer)
     assert town.effects(half_id) == 0
-    withdrawn(town, operation_id)
+    withdrawn(town, bulk_job_id)
     assert town.status(half_id) == {"g": "failed"}
     assert town.retry(consumer, due=False).done == 1
     assert (town.effects(half_id), town.status(half_id)) == (1, {"g": "consumed"})
 
 
 def test_stepped_over_while_it_was_no_message(town: Town) -> None:
-    """So does one for which the message came out, and was stepped over, after it was fenced off."""
+    """So does one for which the message came out, and was stepped over, after it was quarantined."""
     consumer = town.declare()
     half_id = town.transfer(dispatched=False)
-    operation_id = fenced(town, half_id)
+    bulk_job_id = quarantined(town, half_id)
     town.transfer()
     town.consume(consumer)
-    withdrawn(town, operation_id)
+    withdrawn(town, bulk_job_id)
     assert town.retry(consumer, due=False).done == 1
     assert town.effects(half_id) == 1
 
@@ -85,20 +85,20 @@ def test_still_no_message(town: Town) -> None:
     """One that comes out after all is consumed then."""
     consumer = town.declare()
     half_id = town.transfer(dispatched=False)
-    withdrawn(town, fenced(town, half_id))
+    withdrawn(town, quarantined(town, half_id))
     assert town.status(half_id) == {}
     settle(town, consumer)
     assert town.effects(half_id) == 1
 
 
 def test_filter_holds(town: Town) -> None:
-    """What a group's filter would have left out isn't given to it by a lifted fence."""
+    """What a group's filter would have left out isn't given to it by a released quarantine."""
     consumer = town.declare(tags={"eu"})
     half_id = town.transfer(tag="us")
     mine = town.transfer(tag="eu")
-    operation_id = fenced(town, half_id)
+    bulk_job_id = quarantined(town, half_id)
     town.consume(consumer)
-    withdrawn(town, operation_id)
+    withdrawn(town, bulk_job_id)
     town.retry(consumer, due=False)
     assert (town.effects(half_id), town.status(half_id)) == (0, {})
     assert town.effects(mine) == 1
@@ -111,74 +111,74 @@ def test_what_it_was_before(town: Town, status: str) -> None:
     town.consume(town.declare(refuse, retry_delays=(60,) if status == "failed" else ()))
     before = town.inbox()
     assert before[half_id].status == status
-    operation_id = fenced(town, half_id)
-    assert town.status(half_id) == {"g": "rolled_back"}
-    withdrawn(town, operation_id)
+    bulk_job_id = quarantined(town, half_id)
+    assert town.status(half_id) == {"g": "quarantined"}
+    withdrawn(town, bulk_job_id)
     assert town.inbox() == before
     again = town.declare()
     if status == "parked":
-        town.sink.resume("g", half_id, actor="me", reason="test")
+        town.sink.retry("g", half_id, actor="me", reason="test")
     assert town.retry(again, due=False).done == 1
     assert town.effects(half_id) == 1
 
 
 def test_in_every_database_but_those_of_others(town: Town, new_engine: Callable[[], Engine]) -> None:
-    """Fences are lifted wherever they were made; a fence of nobody's order stays."""
+    """Quarantines are released wherever they were made; a quarantine of nobody's order stays."""
     third = new_engine()
     town.compensate_by(fail, third)
     half_id = town.parked()
     town.declare(group="repaired")
     town.run(
         "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)"
-        " VALUES ('repaired', :id, 't', 0, 0, 'rolled_back', 0)",
+        " VALUES ('repaired', :id, 't', 0, 0, 'quarantined', 0)",
         id=half_id,
     )
     with third.connect() as connection:
         town.declare_on(connection, group="h")
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work()
-    assert town.status(half_id) == {"g": "rolled_back", "repaired": "rolled_back"}
-    assert town.status(half_id, third) == {"h": "rolled_back"}
-    withdrawn(town, operation_id)
-    assert town.status(half_id) == {"g": "parked", "repaired": "rolled_back"}
+    assert town.status(half_id) == {"g": "quarantined", "repaired": "quarantined"}
+    assert town.status(half_id, third) == {"h": "quarantined"}
+    withdrawn(town, bulk_job_id)
+    assert town.status(half_id) == {"g": "parked", "repaired": "quarantined"}
     assert town.status(half_id, third) == {}
 
 
-def test_later_order_takes_the_fences_over(town: Town) -> None:
-    """An order after one that has failed for good owns its fences: it may lift them, and the first one not any more."""
+def test_later_order_takes_the_quarantines_over(town: Town) -> None:
+    """A later order owns the quarantines of one that failed for good: it may release them, the first one no more."""
     half_id = town.parked()
-    first = fenced(town, half_id)
+    first = quarantined(town, half_id)
     for _ in range(4):
         town.age()
         town.work()
     assert town.item(first)[0] == "failed"
-    second = fenced(town, half_id)
-    assert town.rows("SELECT fenced_by FROM outbox.consumer_message") == [second]
+    second = quarantined(town, half_id)
+    assert town.rows("SELECT quarantined_by FROM outbox.consumer_message") == [second]
     straggler = Order(half_id, "t", first, "ada", "late", None, ((0, 1),))
     for doubt in (False, True):
-        quarantine.lift(town.connection, "outbox", straggler, doubt=doubt)
-    assert quarantine.fence(town.connection, "outbox", straggler, acknowledged=False).fenced == ["g"]
-    assert town.rows("SELECT fenced_by, fenced_from FROM outbox.consumer_message") == [(second, "parked")]
+        quarantine.release(town.connection, "outbox", straggler, doubt=doubt)
+    assert quarantine.quarantine(town.connection, "outbox", straggler, acknowledged=False).quarantined == ["g"]
+    assert town.rows("SELECT quarantined_by, quarantined_from FROM outbox.consumer_message") == [(second, "parked")]
     withdrawn(town, second)
     assert town.status(half_id) == {"g": "parked"}
 
 
 def test_unreachable_while_lifting(town: Town, new_database: Callable[[], str]) -> None:
-    """A refusal that can't lift all fences yet stands, is seen, and is ended once it can."""
+    """A refusal that can't release all quarantines yet stands, is seen, and is ended once it can."""
     url = new_database()
     third = create_engine(url)
     with third.connect() as connection:
         town.declare_on(connection, group="h")
     town.compensate_by(fail, third)
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work()
-    town.cancel(operation_id)
+    town.cancel(bulk_job_id)
     rename(town, third.url.database, "gone")
     third.dispose()
     try:
         assert town.work().failed == 1
-        state, outcome = town.item(operation_id)
+        state, outcome = town.item(bulk_job_id)
         assert (state, (outcome or "").partition("\n")[0]) == ("pending", "refused: cancelled by bob")
         assert "does not exist" in (outcome or "")
         assert town.status(half_id) == {"g": "parked"}
@@ -188,7 +188,7 @@ def test_unreachable_while_lifting(town: Town, new_database: Callable[[], str]) 
     town.age()
     town.compensate_by(give_back, third)
     town.work()
-    assert town.item(operation_id) == ("cancelled", "refused: cancelled by bob")
+    assert town.item(bulk_job_id) == ("cancelled", "refused: cancelled by bob")
     assert town.status(half_id, third) == {}
     assert town.refunds(half_id) == 0
     third.dispose()
@@ -204,14 +204,14 @@ def rename(town: Town, name: str | None, to: str | None) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
-def test_it_comes_out_while_it_is_lifted(town: Town, monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
-    """A message that comes out, and is stepped over, right before its fence is lifted isn't lost, whoever dies."""
+def test_it_comes_out_while_it_is_released(town: Town, monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """A message that comes out and is skipped right before its quarantine is released isn't lost, whoever dies."""
     consumer = town.declare()
     half_id = town.transfer(dispatched=False)
-    operation_id = fenced(town, half_id)
-    inner = quarantine.lift
+    bulk_job_id = quarantined(town, half_id)
+    inner = quarantine.release
 
-    def lift(*args: Any, **options: Any) -> None:
+    def release(*args: Any, **options: Any) -> None:
         monkeypatch.undo()
         town.dispatch()
         town.consume(consumer)
@@ -219,21 +219,21 @@ def test_it_comes_out_while_it_is_lifted(town: Town, monkeypatch: pytest.MonkeyP
         if dies:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(quarantine, "lift", lift)
-    town.cancel(operation_id)
+    monkeypatch.setattr(quarantine, "release", release)
+    town.cancel(bulk_job_id)
     if dies:
         with pytest.raises(KeyboardInterrupt):
             town.work()
         town.age()
     assert town.work().taken == 1
-    assert town.item(operation_id)[0] == "cancelled"
+    assert town.item(bulk_job_id)[0] == "cancelled"
     town.retry(consumer, due=False)
     assert town.effects(half_id) == 1
 
 
 @pytest.mark.parametrize("dispatched", [True, False], ids=["message", "no message yet"])
 def test_refused_by_the_second_database(town: Town, new_engine: Callable[[], Engine], dispatched: bool) -> None:
-    """A consumer that comes between look and fence has the rollback refused, and what was fenced before is lifted."""
+    """A consumer between look and quarantine has the compensation refused; earlier quarantines are released."""
     third = new_engine()
     consumer = town.declare()
     with third.connect() as connection, town.producer.connect() as source:
@@ -242,14 +242,14 @@ def test_refused_by_the_second_database(town: Town, new_engine: Callable[[], Eng
         town.compensate_by(give_back, third)
 
         def consume_it(sql: str) -> None:
-            """The fence at bank B is there: now the other bank consumes."""
+            """The quarantine at bank B is there: now the other bank consumes."""
             town.dispatch()
             town.consume_on(other, connection, source)
 
-        operation_id = town.order(half_id)
-        once_after_fence(town, consume_it)
+        bulk_job_id = town.order(half_id)
+        once_after_quarantine(town, consume_it)
         assert town.work().taken == 1
-    state, outcome = town.item(operation_id)
+    state, outcome = town.item(bulk_job_id)
     assert (state, "consumed by h (database" in (outcome or "")) == ("skipped", True)
     assert town.status(half_id, third) == {"h": "consumed"}
     settle(town, consumer)
@@ -260,15 +260,15 @@ def consume_nothing(message: Message, session: Session) -> None:
     """Take a message."""
 
 
-def once_after_fence(town: Town, act: Callable[[str], None]) -> None:
-    """Have something done right after the first fence was committed."""
-    inner = quarantine.fence
+def once_after_quarantine(town: Town, act: Callable[[str], None]) -> None:
+    """Have something done right after the first quarantine was committed."""
+    inner = quarantine.quarantine
     patch = pytest.MonkeyPatch()
 
-    def fence(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: Any, **options: Any) -> Any:
         made = inner(*args, **options)
         patch.undo()
         act("")
         return made
 
-    patch.setattr(quarantine, "fence", fence)
+    patch.setattr(quarantine, "quarantine", wrapped)

@@ -1,4 +1,4 @@
-"""Groups that start while a local transaction is rolled back, or after that: the fence is there before they consume."""
+"""Groups that start while a local transaction is compensated, or later: the quarantine is there before they consume."""
 
 from __future__ import annotations
 
@@ -21,69 +21,69 @@ def fail(message: Message, session: Session) -> None:
 
 
 def begun(town: Town, half_id: UUID) -> UUID:
-    """Order a rollback that fences the message off, and fails then; return the operation."""
+    """Order a compensation that quarantines the message, and fails then; return the bulk job."""
     town.compensate_by(fail)
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work()
     town.compensate_by(give_back)
-    return operation_id
+    return bulk_job_id
 
 
 @pytest.mark.parametrize("dispatched", [True, False], ids=["message", "no message yet"])
-def test_after_a_rollback(town: Town, dispatched: bool) -> None:
-    """A group that starts after a rollback does not handle the message, and handles all others."""
+def test_after_a_compensation(town: Town, dispatched: bool) -> None:
+    """A group that starts after a compensation does not handle the message, and handles all others."""
     first, half_id, last = (town.transfer(dispatched=dispatched) for _ in range(3))
     assert town.roll_back(half_id) == "done"
     settle(town, town.declare())
     assert [town.effects(each) for each in (first, half_id, last)] == [1, 0, 1]
-    assert town.status(half_id) == {"g": "rolled_back"}
-    assert town.acts(half_id)[0][:3] == ("ada", "fence", f"g/{half_id}")
+    assert town.status(half_id) == {"g": "quarantined"}
+    assert town.acts(half_id)[0][:3] == ("ada", "quarantine", f"g/{half_id}")
 
 
 def test_while_it_is_rolled_back(town: Town) -> None:
     """A group that starts between two tries doesn't handle it; after the second one it never will."""
     half_id = town.transfer()
-    operation_id = begun(town, half_id)
+    bulk_job_id = begun(town, half_id)
     consumer = town.declare()
     settle(town, consumer)
-    assert (town.effects(half_id), town.status(half_id)) == (0, {"g": "rolled_back"})
+    assert (town.effects(half_id), town.status(half_id)) == (0, {"g": "quarantined"})
     town.age()
     assert town.work().done == 1
     settle(town, consumer)
     assert (town.effects(half_id), town.refunds(half_id)) == (0, 1)
-    assert town.rows("SELECT fenced_by FROM outbox.consumer_message") == [operation_id]
+    assert town.rows("SELECT quarantined_by FROM outbox.consumer_message") == [bulk_job_id]
 
 
 def test_order_that_nobody_has_begun(town: Town) -> None:
     """An order that nobody has begun doesn't stop a group that starts, and is refused if that consumes the message."""
     half_id = town.transfer()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     settle(town, town.declare())
     assert town.effects(half_id) == 1
     town.work()
-    assert town.item(operation_id)[0] == "skipped"
+    assert town.item(bulk_job_id)[0] == "skipped"
 
 
-def test_withdrawn_rollback(town: Town) -> None:
-    """A group that was fenced off at its start gets the message when the rollback is withdrawn."""
+def test_withdrawn_compensation(town: Town) -> None:
+    """A group that was quarantined at its start gets the message when the compensation is withdrawn."""
     half_id = town.transfer()
-    operation_id = begun(town, half_id)
+    bulk_job_id = begun(town, half_id)
     consumer = town.declare()
     settle(town, consumer)
-    town.cancel(operation_id)
+    town.cancel(bulk_job_id)
     town.work()
-    assert town.item(operation_id)[0] == "cancelled"
+    assert town.item(bulk_job_id)[0] == "cancelled"
     settle(town, consumer)
     assert town.effects(half_id) == 1
 
 
 def test_what_a_dead_worker_left(town: Town) -> None:
-    """A fence of a rollback that ended without lifting it is lifted when the group's next worker starts."""
+    """A quarantine that its compensation left behind is released when the group's next worker starts."""
     half_id = town.transfer()
     begun(town, half_id)
     consumer = town.declare()
     settle(town, consumer)
-    town.run_at_a("UPDATE outbox.operation_item SET state = 'cancelled'")
+    town.run_at_a("UPDATE outbox.bulk_item SET state = 'cancelled'")
     settle(town, consumer)
     assert town.effects(half_id) == 0
     settle(town, town.declare())
@@ -91,41 +91,41 @@ def test_what_a_dead_worker_left(town: Town) -> None:
 
 
 def test_withdrawn_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rollback that is withdrawn after a starting group has seen it, and before it has fenced, leaves no fence."""
+    """A compensation withdrawn between a starting group's look and its quarantine leaves no quarantine."""
     half_id = town.transfer()
-    operation_id = begun(town, half_id)
-    inner = quarantine._fence
+    bulk_job_id = begun(town, half_id)
+    inner = quarantine._quarantine
 
     def late(*args: object) -> bool:
         monkeypatch.undo()
-        town.cancel(operation_id)
+        town.cancel(bulk_job_id)
         town.work()
-        assert town.item(operation_id)[0] == "cancelled"
+        assert town.item(bulk_job_id)[0] == "cancelled"
         return inner(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(quarantine, "_fence", late)
+    monkeypatch.setattr(quarantine, "_quarantine", late)
     settle(town, town.declare())
     assert town.effects(half_id) == 1
 
 
 @pytest.mark.parametrize("moment", ["before its registration", "after it"])
 def test_rollback_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """Wherever in the start of a group a whole rollback happens, the group doesn't handle the message."""
+    """Wherever in the start of a group a whole compensation happens, the group doesn't handle the message."""
     half_id = town.transfer()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
 
     def happen() -> None:
         town.work()
-        assert town.item(operation_id)[0] == "done"
+        assert town.item(bulk_job_id)[0] == "done"
 
     if moment == "after it":
-        inner = quarantine.fence_group
+        inner = quarantine.quarantine_group
 
-        def fence_group(*args: Any) -> None:
+        def quarantine_group(*args: Any) -> None:
             happen()
             inner(*args)
 
-        monkeypatch.setattr("outbox.consumer.consumer.fence_group", fence_group)
+        monkeypatch.setattr("outbox.consumer.consumer.quarantine_group", quarantine_group)
     else:
         looked: list[bool] = []
 
@@ -136,15 +136,15 @@ def test_rollback_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPat
 
         event.listen(town.source, "commit", after_heads)
     settle(town, town.declare())
-    assert (town.effects(half_id), town.status(half_id), town.refunds(half_id)) == (0, {"g": "rolled_back"}, 1)
+    assert (town.effects(half_id), town.status(half_id), town.refunds(half_id)) == (0, {"g": "quarantined"}, 1)
 
 
 def test_second_worker_of_the_group(town: Town) -> None:
-    """The first worker of a group died between registration and fence: the second one fences before it consumes."""
+    """A group's first worker died between registration and quarantine: the second quarantines before it consumes."""
     half_id = town.transfer()
     assert town.roll_back(half_id) == "done"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outbox.consumer.consumer.fence_group", lambda *args: None)
+        patch.setattr("outbox.consumer.consumer.quarantine_group", lambda *args: None)
         town.declare()
     assert town.status(half_id) == {}
     settle(town, town.declare())
@@ -152,16 +152,16 @@ def test_second_worker_of_the_group(town: Town) -> None:
 
 
 def test_what_lies_before_the_start(town: Town) -> None:
-    """A group that starts now is fenced off from what may yet come to it, and from nothing else."""
+    """A group that starts now is quarantined from what may yet come to it, and from nothing else."""
     before, scheduled = town.transfer(), town.transfer(delay=3600)
     for half_id in (before, scheduled):
         assert town.roll_back(half_id) == "done"
     town.declare(start="now")
-    assert (town.status(before), town.status(scheduled)) == ({}, {"g": "rolled_back"})
+    assert (town.status(before), town.status(scheduled)) == ({}, {"g": "quarantined"})
 
 
 def test_compensated_without_an_order(town: Town) -> None:
-    """What the application has compensated by itself is fenced off as well, in nobody's name."""
+    """What the application has compensated by itself is quarantined as well, in nobody's name."""
     half_id = town.transfer()
     town.run_at_a(
         "INSERT INTO outbox.compensation (half_id, function, requested_by, reason) VALUES (:id, 'f', 'me', 'test')",
@@ -169,7 +169,7 @@ def test_compensated_without_an_order(town: Town) -> None:
     )
     settle(town, town.declare())
     assert town.effects(half_id) == 0
-    assert town.rows("SELECT status, fenced_by FROM outbox.consumer_message") == [("rolled_back", None)]
+    assert town.rows("SELECT status, quarantined_by FROM outbox.consumer_message") == [("quarantined", None)]
 
 
 def test_source_is_only_read(town: Town, new_engine: Callable[..., Engine]) -> None:
@@ -183,11 +183,11 @@ def test_source_is_only_read(town: Town, new_engine: Callable[..., Engine]) -> N
     finally:
         town.source.exec_driver_sql("SET default_transaction_read_only = off")
         town.source.commit()
-    assert town.status(half_id) == {"g": "rolled_back"}
+    assert town.status(half_id) == {"g": "quarantined"}
 
 
-def test_many_rollbacks(town: Town) -> None:
-    """A group that starts fences off many messages in one go, and only once."""
+def test_many_compensations(town: Town) -> None:
+    """A group that starts quarantines many messages in one go, and only once."""
     ids = [town.transfer(dispatched=False, key=str(number)) for number in range(20)]
     town.dispatch()
     for half_id in ids[::2]:
@@ -196,4 +196,4 @@ def test_many_rollbacks(town: Town) -> None:
     for _ in range(2):
         settle(town, town.declare())
     assert [town.effects(each) for each in ids] == [0, 1] * 10
-    assert len(town.rows("SELECT 1 FROM outbox.audit WHERE action = 'fence'")) == 10
+    assert len(town.rows("SELECT 1 FROM outbox.audit WHERE action = 'quarantine'")) == 10

@@ -1,4 +1,4 @@
-"""Rollbacks against each other, and against consumers that have the message in hand: one wins, the other waits."""
+"""Compensations against each other, and against consumers that have the message in hand: one wins, the other waits."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def handle(town: Town, consumer: Consumer, *, retry: bool = False) -> Counts:
 
 
 def test_many_workers_at_one_item(town: Town) -> None:
-    """Of many passes that begin at the same time, one carries the rollback out."""
+    """Of many passes that begin at the same time, one carries the compensation out."""
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     engine = create_engine(town.producer.url, pool_size=2 * RIVALS)
     together = threading.Barrier(RIVALS)
 
@@ -72,18 +72,18 @@ def test_many_workers_at_one_item(town: Town) -> None:
     with ThreadPoolExecutor(RIVALS) as threads:
         assert sum(threads.map(work, range(RIVALS))) == 1
     engine.dispose()
-    assert town.item(operation_id)[0] == "done"
+    assert town.item(bulk_job_id)[0] == "done"
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
 
 
 def test_many_compensations_of_one_message(town: Town) -> None:
     """Many workers that all believe that the item is theirs: one compensation is committed, the others are undone."""
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     engine = create_engine(town.producer.url, pool_size=RIVALS)
     with engine.connect() as connection:
         book = Book(connection, "outbox")
-        item = book.claim(compensate_sql.Key(operation_id, 1))
+        item = book.claim(compensate_sql.Key(bulk_job_id, 1))
         assert item is not None
         order = book.order(item)
     together = threading.Barrier(RIVALS)
@@ -102,7 +102,7 @@ def test_many_compensations_of_one_message(town: Town) -> None:
     engine.dispose()
     assert [each.done for each in performances].count(True) == 1
     assert {str(each.error) for each in performances if not each.done} <= {
-        "it is not to be rolled back any more",
+        "it is not to be compensated any more",
         "it was compensated",
     }
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
@@ -121,13 +121,13 @@ def test_many_orders_of_one_message(town: Town) -> None:
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(order, range(RIVALS)))
     (taken,) = [each for each in results if isinstance(each, UUID)]
-    why = f"operation {taken} is about to roll it back; wait for that, or cancel it"
-    assert {each for each in results if each != taken} == {f"message {half_id} can't be rolled back: {why}"}
-    assert town.rows_at_a("SELECT id FROM outbox.operation") == [taken]
+    why = f"bulk job {taken} is about to compensate it; wait for that, or cancel it"
+    assert {each for each in results if each != taken} == {f"message {half_id} can't be compensated: {why}"}
+    assert town.rows_at_a("SELECT id FROM outbox.bulk_job") == [taken]
 
 
-def test_fence_comes_before_the_handler_ends(town: Town) -> None:
-    """A handler that is at it while the fence is made is undone: its commit fails, and it steps over the message."""
+def test_quarantine_comes_before_the_handler_ends(town: Town) -> None:
+    """A handler that runs while the quarantine is made is undone: its commit fails, and it skips the message."""
     handler = Pause(record)
     consumer = town.declare(handler)
     half_id = town.transfer()
@@ -137,33 +137,33 @@ def test_fence_comes_before_the_handler_ends(town: Town) -> None:
         handler.go_on.set()
         handling.result(60)
     assert (town.effects(half_id), town.refunds(half_id)) == (0, 1)
-    assert town.status(half_id) == {"g": "rolled_back"}
+    assert town.status(half_id) == {"g": "quarantined"}
 
 
-def test_consumer_waits_for_the_fence(town: Town) -> None:
-    """A consumer whose commit meets a fence that isn't committed yet waits for it, and loses."""
+def test_consumer_waits_for_the_quarantine(town: Town) -> None:
+    """A consumer whose commit meets a quarantine that isn't committed yet waits for it, and loses."""
     handler = Pause(record)
     consumer = town.declare(handler)
     half_id = town.transfer()
     with town.consumer.connect() as connection, elsewhere(lambda: handle(town, consumer)) as handling:
         handler.begun.wait(60)
-        fence = connection.begin()
+        quarantine = connection.begin()
         connection.exec_driver_sql(
             "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)"
-            f" VALUES ('g', '{half_id}', 't', 0, 0, 'rolled_back', 0)"
+            f" VALUES ('g', '{half_id}', 't', 0, 0, 'quarantined', 0)"
         )
         handler.go_on.set()
         wait_until(town.waiting, "the consumer waits")
-        fence.commit()
+        quarantine.commit()
         handling.result(60)
-    assert (town.effects(half_id), town.status(half_id)) == (0, {"g": "rolled_back"})
+    assert (town.effects(half_id), town.status(half_id)) == (0, {"g": "quarantined"})
 
 
-def test_fence_waits_for_the_consumer(town: Town) -> None:
-    """A fence that meets an inbox row which isn't committed yet waits for it, and the rollback is refused."""
+def test_quarantine_waits_for_the_consumer(town: Town) -> None:
+    """A quarantine that meets an inbox row which isn't committed yet waits for it, and the compensation is refused."""
     half_id = town.transfer()
     town.declare()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     with town.consumer.connect() as connection:
         handling = connection.begin()
         connection.exec_driver_sql(
@@ -171,32 +171,32 @@ def test_fence_waits_for_the_consumer(town: Town) -> None:
             f" VALUES ('g', '{half_id}', 't', 0, 1, 'consumed', 1)"
         )
         with elsewhere(town.work) as working:
-            wait_until(town.waiting, "the fence waits")
+            wait_until(town.waiting, "the quarantine waits")
             handling.commit()
             assert working.result(60).done == 0
-    assert town.item(operation_id)[0] == "skipped"
+    assert town.item(bulk_job_id)[0] == "skipped"
     assert town.refunds(half_id) == 0
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_fence_waits_for_a_retry(town: Town, succeeds: bool) -> None:
-    """A fence waits for the retry that holds the row: if that succeeds the rollback is refused, else it is done."""
+def test_quarantine_waits_for_a_retry(town: Town, succeeds: bool) -> None:
+    """A quarantine waits for the retry that holds the row: its success has the compensation refused."""
     half_id = town.transfer()
     town.consume(town.declare(_fail))
     town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
     handler = Pause(record if succeeds else _fail_later)
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     consumer = town.declare(handler)
     with elsewhere(lambda: handle(town, consumer, retry=True)):
         handler.begun.wait(60)
         with elsewhere(town.work):
-            wait_until(town.waiting, "the fence waits")
+            wait_until(town.waiting, "the quarantine waits")
             handler.go_on.set()
-    assert town.item(operation_id)[0] == ("skipped" if succeeds else "done")
+    assert town.item(bulk_job_id)[0] == ("skipped" if succeeds else "done")
     assert (town.effects(half_id), town.refunds(half_id)) == ((1, 0) if succeeds else (0, 1))
 
 
-def test_fence_does_not_wait_for_ever(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quarantine_does_not_wait_for_ever(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the retry takes too long, the item says so and waits; then it goes on."""
     monkeypatch.setattr("outbox.compensate.quarantine.PATIENCE", 0.05)
     half_id = town.transfer()
@@ -204,11 +204,11 @@ def test_fence_does_not_wait_for_ever(town: Town, monkeypatch: pytest.MonkeyPatc
     town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
     handler = Pause(_fail_later)
     consumer = town.declare(handler)
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     with elsewhere(lambda: handle(town, consumer, retry=True)):
         handler.begun.wait(60)
         assert town.work().failed == 1
-        state, outcome = town.item(operation_id)
+        state, outcome = town.item(bulk_job_id)
         assert (state, (outcome or "").partition(" in database")[0]) == (
             "pending",
             "waits: somebody is handling the message",
@@ -217,11 +217,11 @@ def test_fence_does_not_wait_for_ever(town: Town, monkeypatch: pytest.MonkeyPatc
     assert not town.work()
     town.age()
     assert town.work().done == 1
-    assert town.rows_at_a("SELECT attempts FROM outbox.operation_item") == [1]
+    assert town.rows_at_a("SELECT attempts FROM outbox.bulk_item") == [1]
 
 
 def test_sent_again_meanwhile(town: Town) -> None:
-    """A message that is sent again between fence and compensation is fenced off from those who had passed it, too."""
+    """A message sent again between quarantine and compensation is quarantined in groups that had passed it, too."""
     half_id = town.transfer()
     passed = town.declare(group="late", start="now")
 
@@ -229,12 +229,12 @@ def test_sent_again_meanwhile(town: Town) -> None:
         pytest.fail("it was sent again")
 
     town.compensate_by(slow)
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work(lambda is_async: _Resender(town, half_id))
-    assert town.item(operation_id) == ("pending", "waits: it was sent again")
+    assert town.item(bulk_job_id) == ("pending", "waits: it was sent again")
     town.compensate_by(give_back)
     assert town.work().done == 1
-    assert town.status(half_id) == {"late": "rolled_back"}
+    assert town.status(half_id) == {"late": "quarantined"}
     town.consume(passed)
     assert town.effects(half_id) == 0
 
@@ -256,17 +256,17 @@ def test_resend_waits_for_the_compensation(town: Town) -> None:
 
 
 def test_cancelled_while_it_runs(town: Town) -> None:
-    """A compensation that is under way when the operation's item is cancelled is undone, and its fences are lifted."""
+    """A compensation under way when its bulk item is cancelled is undone, and its quarantines are released."""
     half_id = town.parked()
     compensation = Pause(give_back)
     town.compensate_by(compensation)
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     with elsewhere(town.work) as working:
         compensation.begun.wait(60)
-        town.run_at_a("UPDATE outbox.operation_item SET state = 'cancelled'")
+        town.run_at_a("UPDATE outbox.bulk_item SET state = 'cancelled'")
         compensation.go_on.set()
         assert working.result(60).done == 0
-    assert town.item(operation_id)[0] == "cancelled"
+    assert town.item(bulk_job_id)[0] == "cancelled"
     assert town.status(half_id) == {"g": "parked"}
     assert (town.balance, town.refunds(half_id)) == (900, 0)
 

@@ -1,4 +1,4 @@
-"""Ordering a rollback: what is written, what is refused, and why; and declaring a compensation."""
+"""Ordering a compensation: what is written, what is refused, and why; and declaring a compensation."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests.compensate.support import Town, give_back
 
 
 def test_what_is_written(village: Town) -> None:
-    """An order is an operation of one item, with who and why, and is recorded."""
+    """An order is a bulk job of one item, with who and why, and is recorded."""
     half_id = village.transfer()
-    operation_id = village.order(half_id, acknowledge_delivered=True)
+    bulk_job_id = village.order(half_id, acknowledge_delivered=True)
     assert village.rows_at_a(
-        "SELECT id, action, requested_by, reason, options, selector, total, started_at, origin FROM outbox.operation"
+        "SELECT id, action, requested_by, reason, options, selector, total, started_at, origin FROM outbox.bulk_job"
     ) == [
         (
-            operation_id,
-            "rollback",
+            bulk_job_id,
+            "compensate",
             "ada",
             "no such account",
             {"acknowledge_delivered": True},
             {
                 "targets": [[str(half_id), None]],
-                "described": f"roll back the local transaction of message {half_id}",
+                "described": f"compensate the local transaction of message {half_id}",
             },
             1,
             None,
@@ -38,16 +38,15 @@ def test_what_is_written(village: Town) -> None:
         )
     ]
     assert village.rows_at_a(
-        "SELECT operation_id, number, action, message_id, topic, consumer_group, state, attempts"
-        " FROM outbox.operation_item"
-    ) == [(operation_id, 1, "rollback", half_id, "t", None, "pending", 0)]
+        "SELECT bulk_job_id, number, action, message_id, topic, consumer_group, state, attempts FROM outbox.bulk_item"
+    ) == [(bulk_job_id, 1, "compensate", half_id, "t", None, "pending", 0)]
     assert village.rows_at_a("SELECT actor, action, target, reason FROM outbox.audit") == [
-        ("ada", "operation", str(operation_id), "no such account")
+        ("ada", "bulk", str(bulk_job_id), "no such account")
     ]
 
 
 def test_several_in_the_callers_transaction(village: Town) -> None:
-    """Many are ordered as one operation, which is there when the caller commits; all of them or none."""
+    """Many are ordered as one bulk job, which is there when the caller commits; all of them or none."""
     ids = [village.transfer() for _ in range(3)]
     with village.producer.connect() as connection:
         with connection.begin() as transaction:
@@ -55,11 +54,11 @@ def test_several_in_the_callers_transaction(village: Town) -> None:
             transaction.rollback()
         with connection.begin():
             assert refusals(connection, village.settings, ids) == {}
-            operation_id = request(connection, village.settings, [*ids, ids[0]], actor="ada", reason="x")
+            bulk_job_id = request(connection, village.settings, [*ids, ids[0]], actor="ada", reason="x")
         with connection.begin():
             assert set(refusals(connection, village.settings, ids)) == set(ids)
-    assert village.rows_at_a("SELECT operation_id, number FROM outbox.operation_item ORDER BY number") == [
-        (operation_id, number) for number in (1, 2, 3)
+    assert village.rows_at_a("SELECT bulk_job_id, number FROM outbox.bulk_item ORDER BY number") == [
+        (bulk_job_id, number) for number in (1, 2, 3)
     ]
     assert village.work().done == 3
     assert village.balance == 1000
@@ -99,30 +98,30 @@ def ordered(town: Town) -> UUID:
         (undecided, "it is not decided yet; roll the half back instead"),
         (rolled_back, "its local transaction was rolled back (by the producer): there is nothing to undo"),
         (compensated, "it was compensated already, at "),
-        (ordered, "is about to roll it back; wait for that, or cancel it"),
+        (ordered, "is about to compensate it; wait for that, or cancel it"),
     ],
     ids=["unknown", "undecided", "rolled back", "compensated", "ordered"],
 )
 def test_refused(village: Town, make: Callable[[Town], UUID], why: str) -> None:
-    """What can't be rolled back is refused with the reason, and nothing is written."""
+    """What can't be compensated is refused with the reason, and nothing is written."""
     half_id = make(village)
-    before = village.rows_at_a("SELECT count(*) FROM outbox.operation")
+    before = village.rows_at_a("SELECT count(*) FROM outbox.bulk_job")
     with pytest.raises(CompensationRefused) as refused:
         village.order(half_id)
-    assert str(refused.value).startswith(f"message {half_id} can't be rolled back: ")
+    assert str(refused.value).startswith(f"message {half_id} can't be compensated: ")
     assert why in str(refused.value)
     with village.producer.begin() as connection:
         assert why in (refusal(connection, village.settings, half_id) or "")
-    assert village.rows_at_a("SELECT count(*) FROM outbox.operation") == before
+    assert village.rows_at_a("SELECT count(*) FROM outbox.bulk_job") == before
 
 
 def test_decided_after_the_order(village: Town) -> None:
     """What the order overlooked is refused when it is carried out."""
     half_id = rolled_back(village)
-    operation_id = village.order(village.transfer())
-    village.run_at_a("UPDATE outbox.operation_item SET message_id = :id", id=half_id)
+    bulk_job_id = village.order(village.transfer())
+    village.run_at_a("UPDATE outbox.bulk_item SET message_id = :id", id=half_id)
     assert village.work().taken == 1
-    assert village.item(operation_id) == (
+    assert village.item(bulk_job_id) == (
         "skipped",
         "refused: its local transaction was rolled back (by the producer): there is nothing to undo",
     )
@@ -132,7 +131,7 @@ def test_decided_after_the_order(village: Town) -> None:
 def test_reason_is_needed(village: Town, reason: str) -> None:
     """Nobody rolls a local transaction back without a reason."""
     with pytest.raises(CompensationRefused, match="give a reason"):
-        village.app.request_rollback(village.transfer(), actor="ada", reason=reason)
+        village.app.compensate(village.transfer(), actor="ada", reason=reason)
 
 
 # --- declarations ----------------------------------------------------------------------------------------
@@ -175,4 +174,4 @@ def test_consumers_of_every_kind(town: Town) -> None:
     assert "postgres" not in repr(compensation)
     half_id = town.parked()
     assert town.roll_back(half_id) == "done"
-    assert [act[1] for act in town.acts(half_id)] == ["fence", "rollback"]
+    assert [act[1] for act in town.acts(half_id)] == ["quarantine", "compensate"]

@@ -1,4 +1,4 @@
-"""The whole way of a rollback: the message is fenced off, the local transaction undone, the money back once."""
+"""The whole way of a compensation: the message is quarantined, the local transaction undone, the money back once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def see_nothing_happens(town: Town, half_id: UUID) -> None:
     assert town.app.resend([half_id], actor="me", reason="test") == 0
     for group in town.status(half_id):
         with pytest.raises(NotParked):
-            town.sink.resume(group, half_id, actor="me", reason="test")
+            town.sink.retry(group, half_id, actor="me", reason="test")
         settle(town, town.declare(group=group))
     assert town.effects(half_id) == 0
     town.age()
@@ -39,22 +39,22 @@ def test_parked_transfer(town: Town) -> None:
     half_id = town.parked(300)
     other = town.transfer(7)
     assert town.balance == 693
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     counts = town.work()
     assert (counts.taken, counts.done, counts.failed, counts.parked) == (1, 1, 0, 0)
-    assert town.item(operation_id) == ("done", "compensated by tests.compensate.support.give_back")
+    assert town.item(bulk_job_id) == ("done", "compensated by tests.compensate.support.give_back")
     assert town.balance == 993
-    assert town.status(half_id) == {"g": "rolled_back"}
+    assert town.status(half_id) == {"g": "quarantined"}
     assert town.acts(half_id) == [
-        ("ada", "fence", f"g/{half_id}", "no such account"),
-        ("ada", "rollback", str(half_id), "no such account"),
+        ("ada", "quarantine", f"g/{half_id}", "no such account"),
+        ("ada", "compensate", str(half_id), "no such account"),
     ]
     ((function, by, reason, result),) = town.rows_at_a(
         "SELECT function, requested_by, reason, result FROM outbox.compensation"
     )
     assert (function, by, reason) == ("tests.compensate.support.give_back", "ada", "no such account")
     assert result == {"given back": 300}
-    (finished,) = town.rows_at_a("SELECT finished_at IS NOT NULL AND started_at IS NOT NULL FROM outbox.operation")
+    (finished,) = town.rows_at_a("SELECT finished_at IS NOT NULL AND started_at IS NOT NULL FROM outbox.bulk_job")
     assert finished
     see_nothing_happens(town, half_id)
     settle(town, town.declare())
@@ -104,10 +104,10 @@ def test_recalled_transfer(town: Town) -> None:
 
 
 def test_one_database_for_both_sides(village: Town) -> None:
-    """Where both banks are in one database, it is fenced once."""
+    """Where both banks are in one database, it is quarantined once."""
     half_id = village.parked()
     assert village.roll_back(half_id) == "done"
-    assert [act[1] for act in village.acts(half_id)] == ["fence", "rollback"]
+    assert [act[1] for act in village.acts(half_id)] == ["quarantine", "compensate"]
     see_nothing_happens(village, half_id)
 
 
@@ -123,7 +123,7 @@ def test_producer_without_inboxes(town: Town) -> None:
 
 
 def test_every_group_in_every_database(town: Town, new_engine: Callable[[], Engine]) -> None:
-    """All groups of the topic are fenced off wherever they are; those of other topics are not."""
+    """All groups of the topic are quarantined wherever they are; those of other topics are not."""
     third = new_engine()
     with third.connect() as connection:
         town.declare_on(connection, group="i")
@@ -133,12 +133,12 @@ def test_every_group_in_every_database(town: Town, new_engine: Callable[[], Engi
     half_id = town.transfer()
     town.compensate_by(give_back, third.url.render_as_string(hide_password=False))
     assert town.roll_back(half_id) == "done"
-    assert town.status(half_id) == dict.fromkeys(("g", "h"), "rolled_back")
-    assert town.status(half_id, third) == {"i": "rolled_back"}
+    assert town.status(half_id) == dict.fromkeys(("g", "h"), "quarantined")
+    assert town.status(half_id, third) == {"i": "quarantined"}
 
 
-def test_group_that_has_passed_it_needs_no_fence(town: Town) -> None:
-    """Who left the message out by a filter, or began after it, is not fenced; and it can't be sent to them again."""
+def test_group_that_has_passed_it_needs_no_quarantine(town: Town) -> None:
+    """A group that left the message out, or began after it, is not quarantined; nor can it be sent to them again."""
     early = town.transfer(tag="us")
     town.consume(town.declare(tags={"eu"}))
     town.declare(group="later", start="now")
@@ -148,14 +148,14 @@ def test_group_that_has_passed_it_needs_no_fence(town: Town) -> None:
 
 
 def test_refused_where_it_took_effect(town: Town) -> None:
-    """A message that one group has consumed is not rolled back, and is fenced off nowhere."""
+    """A message that one group has consumed is not rolled back, and is quarantined nowhere."""
     half_id = town.transfer()
     settle(town, town.declare())
     town.declare(group="h")
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     counts = town.work()
     assert (counts.taken, counts.done, counts.failed) == (1, 0, 0)
-    state, outcome = town.item(operation_id)
+    state, outcome = town.item(bulk_job_id)
     assert state == "skipped"
     assert outcome is not None
     assert outcome.startswith("refused: it took effect already: consumed by g (database ")
@@ -165,18 +165,18 @@ def test_refused_where_it_took_effect(town: Town) -> None:
 
 
 def test_acknowledged(town: Town) -> None:
-    """Who says so knowingly has it rolled back all the same, and the other groups fenced off."""
+    """Who says so knowingly has it rolled back all the same, and the other groups quarantined."""
     half_id = town.transfer()
     settle(town, town.declare())
     town.declare(group="h")
-    operation_id = town.order(half_id, acknowledge_delivered=True)
+    bulk_job_id = town.order(half_id, acknowledge_delivered=True)
     town.work()
-    assert town.item(operation_id)[0] == "done"
-    assert ", although g (database " in town.said(operation_id)
-    assert town.status(half_id) == {"g": "consumed", "h": "rolled_back"}
+    assert town.item(bulk_job_id)[0] == "done"
+    assert ", although g (database " in town.said(bulk_job_id)
+    assert town.status(half_id) == {"g": "consumed", "h": "quarantined"}
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
-    (told,) = town.rows_at_a("SELECT result FROM outbox.audit WHERE action = 'rollback'")
-    assert [name.partition(" ")[0] for name in (*told["consumed"], *told["fenced"])] == ["g", "h"]
+    (told,) = town.rows_at_a("SELECT result FROM outbox.audit WHERE action = 'compensate'")
+    assert [name.partition(" ")[0] for name in (*told["consumed"], *told["quarantined"])] == ["g", "h"]
 
 
 def test_async_compensation(town: Town) -> None:
@@ -189,15 +189,15 @@ def test_async_compensation(town: Town) -> None:
 
     town.compensate_by(later)
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     database = Database(town.producer)
     town.work(lambda is_async: AsyncRunner(database, None, threading.Event()))
-    assert town.item(operation_id)[0] == "done"
+    assert town.item(bulk_job_id)[0] == "done"
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
 
 
 def test_what_a_compensation_is_given_and_may_do(town: Town) -> None:
-    """It gets the message as its consumers do, with its model; what it sends goes out with the rollback."""
+    """It gets the message as its consumers do, with its model; what it sends goes out with the compensation."""
     seen: list[Message] = []
 
     def tell(message: Message, session: Session) -> None:
@@ -233,7 +233,7 @@ def test_what_a_compensation_is_given_and_may_do(town: Town) -> None:
     ids=str,
 )
 def test_result_is_stored_as_json(village: Town, given: Any, stored: Any) -> None:
-    """Whatever a compensation returns, it is recorded, and never fails the rollback."""
+    """Whatever a compensation returns, it is recorded, and never fails the compensation."""
     village.compensate_by(lambda message, session: given)
     half_id = village.transfer()
     assert village.roll_back(half_id) == "done"
@@ -242,7 +242,7 @@ def test_result_is_stored_as_json(village: Town, given: Any, stored: Any) -> Non
 
 
 def test_reconciliation_agrees(town: Town) -> None:
-    """After a rollback there is nothing that a reconciliation would find."""
+    """After a compensation there is nothing that a reconciliation would find."""
     pytest.importorskip("pyarrow")
     from tests.reconcile.repairing import Night
 
@@ -266,33 +266,33 @@ def test_nothing_is_opened_without_work(town: Town) -> None:
 def test_others_leave_it_alone(town: Town) -> None:
     """A worker that has no compensation for the topic leaves its items to those that have."""
     half_id = town.parked()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     mine, town.compensations = town.compensations, {}
     town.compensate_by(topic="other")
     assert not town.work()
-    assert town.item(operation_id) == ("pending", None)
+    assert town.item(bulk_job_id) == ("pending", None)
     town.compensations = mine
     assert town.work().done == 1
 
 
 def test_rate_and_turns(town: Town) -> None:
-    """An operation of many items begins no more than its rate lets it, and doesn't hold up another one."""
+    """A bulk job of many items begins no more than its rate lets it, and doesn't hold up another one."""
     ids = [town.transfer() for _ in range(6)]
-    operation_id = town.order(ids[0])
+    bulk_job_id = town.order(ids[0])
     town.run_at_a(
-        "INSERT INTO outbox.operation_item (operation_id, number, action, message_id, topic)"
-        " SELECT :id, n + 1, 'rollback', m, 't' FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY x (m, n)",
-        id=operation_id,
+        "INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id, topic)"
+        " SELECT :id, n + 1, 'compensate', m, 't' FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY x (m, n)",
+        id=bulk_job_id,
         ids=ids[1:5],
     )
-    town.run_at_a("UPDATE outbox.operation SET total = 5, rate = 0.001")
+    town.run_at_a("UPDATE outbox.bulk_job SET total = 5, rate = 0.001")
     single = town.order(ids[5])
     assert town.work().done == 2
     assert town.item(single)[0] == "done"
     assert not town.work()
-    town.run_at_a("UPDATE outbox.operation SET started_at = started_at - interval '1100 s' WHERE rate IS NOT NULL")
+    town.run_at_a("UPDATE outbox.bulk_job SET started_at = started_at - interval '1100 s' WHERE rate IS NOT NULL")
     assert town.work().done == 1
-    town.run_at_a("UPDATE outbox.operation SET rate = NULL")
+    town.run_at_a("UPDATE outbox.bulk_job SET rate = NULL")
     counts = town.work(limit=2)
     assert (counts.done, counts.more) == (2, True)
     assert town.work().done == 1

@@ -1,4 +1,4 @@
-"""Rollbacks as a worker makes them, beside all else that it does."""
+"""Compensations as a worker makes them, beside all else that it does."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def test_parked_is_rolled_back_by_a_worker(town: Town) -> None:
         await session.execute(REFUND, {"id": message.id, "amount": 0})
 
     with Worker(app):
-        operations = [town.order(plain), town.order(later)]
-        wait_until(lambda: [town.item(each)[0] for each in operations] == ["done"] * 2, "both are rolled back")
+        bulk_jobs = [town.order(plain), town.order(later)]
+        wait_until(lambda: [town.item(each)[0] for each in bulk_jobs] == ["done"] * 2, "both are rolled back")
     assert (town.balance, town.refunds(plain), town.refunds(later)) == (1000, 1, 1)
-    assert town.status(plain) == {"g": "rolled_back"}
+    assert town.status(plain) == {"g": "quarantined"}
 
 
 def test_ordered_group_gets_what_was_set_aside(town: Town) -> None:
-    """A worker retries for an ordered group what its queue has left behind: resumed messages, and lifted fences."""
+    """A worker retries for an ordered group what its queue has left behind: retried messages, released quarantines."""
     resumed = town.parked(ordered=True)
-    stepped_over = _fenced_and_passed(town)
+    stepped_over = _quarantined_and_passed(town)
     app = Outbox(town.consumer, settings=town.settings)
     app.consumer("t", group="g", ordered=True, source=town.producer)(record)
-    town.sink.resume("g", resumed, actor="me", reason="the account is there now")
+    town.sink.retry("g", resumed, actor="me", reason="the account is there now")
     with Worker(app):
         for half_id in (resumed, stepped_over):
             wait_until(lambda half_id=half_id: town.effects(half_id) == 1, "it is handled")  # type: ignore[misc]
 
 
-def _fenced_and_passed(town: Town) -> UUID:
-    """Return a message whose fence was lifted after the group had stepped over it."""
+def _quarantined_and_passed(town: Town) -> UUID:
+    """Return a message whose quarantine was released after the group had stepped over it."""
 
     def fail(message: Message, session: Session) -> None:
         raise RuntimeError("bank A is closed")
 
     town.compensate_by(fail)
     half_id = town.transfer()
-    operation_id = town.order(half_id)
+    bulk_job_id = town.order(half_id)
     town.work()
     town.consume(town.declare(refuse, ordered=True))
-    town.cancel(operation_id)
+    town.cancel(bulk_job_id)
     town.work()
     assert town.status(half_id) == {"g": "failed"}
     town.compensate_by()

@@ -58,13 +58,13 @@ def test_a_scheduled_message_is_recalled(shop: Shop, acting: Http) -> None:
 
 
 def test_halves_are_checked_reset_and_decided(shop: Shop, acting: Http) -> None:
-    """Check and reset leave a half undecided; commit and abort decide it, once."""
+    """Check and reset leave a half undecided; commit and rollback decide it, once."""
     half, other = shop.half(1), shop.half(2)
     assert acting.post(f"/messages/{half}/check").status_code == 200
     assert acting.post(f"/messages/{half}/reset", WHY).json()["message"]["status"] == "undecided"
     assert acting.post(f"/messages/{half}/commit", WHY).json()["message"]["op"]["decided_by"] == "operator"
-    assert acting.post(f"/messages/{other}/abort", WHY).json()["message"]["status"] == "rolled_back"
-    for action in ("commit", "abort", "check"):
+    assert acting.post(f"/messages/{other}/rollback", WHY).json()["message"]["status"] == "rolled_back"
+    for action in ("commit", "rollback", "check"):
         assert acting.post(f"/messages/{half}/{action}", WHY).status_code == 409
 
 
@@ -114,7 +114,7 @@ def test_of_many_who_do_the_same_one_does_it(shop: Shop, acting: Http) -> None:
     assert len(audited(acting, message_id)) == 1
 
 
-@pytest.mark.parametrize("action", [each for each in Action if each is not Action.ROLLBACK])
+@pytest.mark.parametrize("action", [each for each in Action if each is not Action.COMPENSATE])
 def test_nobody_knows_the_message(acting: Http, action: Action) -> None:
     """An act on what isn't there is not found, as long as the request itself is one."""
     where = f"/inbox/{GROUP}/{uuid.uuid4()}" if action.part == "consumer" else f"/messages/{uuid.uuid4()}"
@@ -138,7 +138,7 @@ def test_nobody_knows_the_message(acting: Http, action: Action) -> None:
 def test_bad_bodies_are_refused(shop: Shop, acting: Http, body: Any, field: str) -> None:
     """What isn't a body of an act is refused before anything is done."""
     message_id = shop.half(7)
-    answer = acting.ask("POST", f"/api/v1/messages/{message_id}/abort", json=body)
+    answer = acting.ask("POST", f"/api/v1/messages/{message_id}/rollback", json=body)
     assert problem(answer) == (422, "invalid")
     assert [error["field"] for error in answer.json()["errors"]] == [field]
     assert audited(acting, message_id) == []

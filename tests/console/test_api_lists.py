@@ -9,7 +9,7 @@ import pytest
 
 from tests.console.web import GROUP, TOPIC, Http, Shop
 
-LISTS = ("/messages", "/inbox", "/dead", "/halves", "/scheduled", "/audit", "/operations")
+LISTS = ("/messages", "/inbox", "/dead", "/halves", "/scheduled", "/audit", "/bulk-jobs")
 PLAIN = ("/meta", "/overview", "/topics", "/dead/groups", "/handlers", "/workers", "/system")
 
 
@@ -132,10 +132,10 @@ def test_an_entity_tag_spares_what_is_known(looking: Http) -> None:
 
 
 def test_what_is_not_there_is_not_found(looking: Http) -> None:
-    """Messages and operations that nobody knows."""
+    """Messages and bulk jobs that nobody knows."""
     nobody = uuid.uuid4()
-    for path in (f"/messages/{nobody}", f"/messages/{nobody}/payload", f"/operations/{nobody}",
-                 f"/operations/{nobody}/items", "/nothing"):  # fmt: skip
+    for path in (f"/messages/{nobody}", f"/messages/{nobody}/payload", f"/bulk-jobs/{nobody}",
+                 f"/bulk-jobs/{nobody}/items", "/nothing"):  # fmt: skip
         answer = looking.get(path)
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:outbox:problem:not-found"), path
 
@@ -153,7 +153,7 @@ def test_what_is_not_there_is_not_found(looking: Http) -> None:
         ("/inbox", {"attempts_gte": -1}, "query.attempts_gte"),
         ("/halves", {"min_age": "inf"}, "query.min_age"),
         ("/overview", {"window": "1y"}, "query.window"),
-        ("/operations", {"state": "odd"}, "query.state"),
+        ("/bulk-jobs", {"state": "odd"}, "query.state"),
         ("/messages/42", {}, "path.message_id"),
     ],
 )

@@ -19,18 +19,18 @@ PUBLIC = {"/login", "/logout", "/static/{name}", "/healthz", "/readyz"}
 #: What changes nothing although its method is POST.
 READING = {f"{API}/messages/query"}
 #: Actions that need more than an operator.
-OF_ADMINS = {Action.COMMIT, Action.ABORT, Action.ROLLBACK}
+OF_ADMINS = {Action.COMMIT, Action.ROLLBACK, Action.COMPENSATE}
 
-TARGETS = {"action": "rollback", "selector": {"ids": [str(uuid.uuid4())]}, "reason": "x"}
+TARGETS = {"action": "compensate", "selector": {"ids": [str(uuid.uuid4())]}, "reason": "x"}
 BODIES: dict[str, Any] = {
-    f"{API}/operations": TARGETS,
-    f"{API}/operations/preview": {name: TARGETS[name] for name in ("action", "selector")},
+    f"{API}/bulk-jobs": TARGETS,
+    f"{API}/bulk-jobs/preview": {name: TARGETS[name] for name in ("action", "selector")},
     f"{API}/messages/reSend": {"ids": [str(uuid.uuid4())]},
-    f"{API}/messages/rollback": {"ids": [str(uuid.uuid4())]},
-    f"{API}/messages/{{message_id}}/rollback/preview": {},
+    f"{API}/messages/compensate": {"ids": [str(uuid.uuid4())]},
+    f"{API}/messages/{{message_id}}/compensate/preview": {},
 }
 ID = str(uuid.uuid4())
-VALUES = {"message_id": ID, "operation_id": ID, "group": GROUP, "action": "resend", "name": "x.css", "rest": "nothing"}
+VALUES = {"message_id": ID, "bulk_job_id": ID, "group": GROUP, "action": "resend", "name": "x.css", "rest": "nothing"}
 #: What forms of the pages send.
 FORM = {"action": "resend", "reason": "x", "token": "x", "of": "messages", "target": f"{ID}//console_museum"}
 
@@ -94,13 +94,13 @@ def test_a_viewer_can_change_nothing(looking: Http) -> None:
 
 
 def test_an_operator_decides_and_compensates_nothing(looking: Http) -> None:
-    """What only an admin may do is forbidden to an operator, alone and in operations."""
+    """What only an admin may do is forbidden to an operator, alone and in bulk jobs."""
     operator = looking.as_role("operator")
     for action in Action:
         where = f"/inbox/{GROUP}/{uuid.uuid4()}" if action.part == "consumer" else f"/messages/{uuid.uuid4()}"
         of_group = {"group": GROUP} if action.part == "consumer" else {}
         order = {"action": action, "selector": {"ids": [str(uuid.uuid4())], **of_group}, "reason": "x"}
-        for answer in (operator.post(f"{where}/{action}", {"reason": "x"}), operator.post("/operations", order)):
+        for answer in (operator.post(f"{where}/{action}", {"reason": "x"}), operator.post("/bulk-jobs", order)):
             assert (answer.status_code == 403) == (action in OF_ADMINS), (action, answer.text)
 
 

@@ -104,7 +104,7 @@ def test_without_a_prefix_the_rest_is_the_applications(museum: Shop, ask: Asker)
     http = ask(of_application(museum, ""), "admin")
     assert http.ask("GET", "/api/v1/meta").json()["principal"] == "ada"
     assert http.ask("PUT", "/api/v1/meta").headers["allow"] == "GET"
-    for path in ("orders", "api/v2/orders", "operations/1/nothing"):
+    for path in ("orders", "api/v2/orders", "bulk jobs/1/nothing"):
         assert http.ask("GET", f"/{path}").json() == f"the application has {path}"
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from outbox.testing import check, operate
+from outbox.testing import bulk, check
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http, Shop
 
@@ -86,7 +86,7 @@ def test_what_has_changed_meanwhile_is_looked_at_again(visitor: Visitor, shop: S
     """The question knows which state it was asked in; if that has passed, nothing is done."""
     (message,) = shop.parked(4)
     asked = ask(visitor, message, "Discard in billing")
-    shop.outbox.resume(GROUP, message, actor="otto", reason="faster")
+    shop.outbox.retry(GROUP, message, actor="otto", reason="faster")
     page = visitor.send(asked.form("/do/discard"), reason=WHY)
     assert page.status == 412
     assert "has changed since you looked at it" in page.text
@@ -109,7 +109,7 @@ def test_an_act_that_is_not_possible_is_explained(visitor: Visitor, shop: Shop) 
 def test_who_may_not_is_refused_on_a_page(visitor: Visitor, shop: Shop) -> None:
     """Neither the question nor the act: 403, with the permission that is missing."""
     (message,) = shop.parked(6)
-    for role, action, permission in (("viewer", "retry", "dead:retry"), ("operator", "rollback", "tx:compensate")):
+    for role, action, permission in (("viewer", "retry", "dead:retry"), ("operator", "compensate", "tx:compensate")):
         other = visitor.as_role(role)
         for page in (
             other.go(f"messages/{message}/do/{action}?group={GROUP}"),
@@ -121,9 +121,9 @@ def test_who_may_not_is_refused_on_a_page(visitor: Visitor, shop: Shop) -> None:
 
 
 def test_halves_are_checked_reset_and_decided(visitor: Visitor, shop: Shop) -> None:
-    """One that nobody can answer for: asked again, set back, committed by hand; the other aborted."""
+    """One that nobody can answer for: asked again, set back, committed by hand; the other rolled_back."""
     shop.outbox.checker(TOPIC, max_checks=1)(lambda orphan: None)
-    committed, aborted = shop.half(7), shop.half(8)
+    committed, rolled_back = shop.half(7), shop.half(8)
     check(shop.outbox)
     assert sum("parked" in row for row in visitor.go("halves?status=parked").rows) >= 2
     for label, action in (("Check now", "check"), ("Reset checks", "reset")):
@@ -132,8 +132,8 @@ def test_halves_are_checked_reset_and_decided(visitor: Visitor, shop: Shop) -> N
     asked = ask(visitor, committed, "Commit…")
     assert "You decide in place of the checker" in asked.text
     assert "committed" in visitor.send(asked.form("/do/commit"), reason=WHY).text.lower()
-    visitor.send(ask(visitor, aborted, "Abort…").form("/do/abort"), reason=WHY)
-    page = visitor.go(f"messages/{aborted}")
+    visitor.send(ask(visitor, rolled_back, "Roll back…").form("/do/rollback"), reason=WHY)
+    page = visitor.go(f"messages/{rolled_back}")
     assert "rolled back by the operator" in page.text.lower()
     assert not page.has_link("Commit…")
 
@@ -192,31 +192,31 @@ def test_a_local_transaction_is_rolled_back(visitor: Visitor, shop: Shop) -> Non
     if TOPIC not in shop.outbox.compensations:
         shop.outbox.compensation(TOPIC, consumers=[])(lambda message, session: undone.append(message.key))
     (message,) = shop.parked(13)
-    asked = ask(visitor, message, "Roll back…")
+    asked = ask(visitor, message, "Compensate…")
     assert "It took effect in none of the groups that are known." in asked.text
     assert "No living worker has a compensation for this topic." in asked.text
-    form = asked.form("/do/rollback")
+    form = asked.form("/do/compensate")
     again = visitor.send(form, reason=WHY, typed="order-14")
     assert again.status == 422
     assert "to go on, type 'order-13'" in again.text
     assert WHY in again.text
-    page = visitor.send(again.form("/do/rollback"), typed="order-13")
-    assert "Ordered: a worker rolls the local transaction back." in page.text
+    page = visitor.send(again.form("/do/compensate"), typed="order-13")
+    assert "Ordered: a worker compensates the local transaction." in page.text
     assert "0 of 1" in page.text
-    operate(shop.outbox)
+    bulk(shop.outbox)
     assert undone == ["order-13"]
     assert "1 of 1" in visitor.go(visitor.at).text
-    assert status(shop, message) == "rolled_back"
+    assert status(shop, message) == "quarantined"
     told = visitor.go(f"messages/{message}")
     assert re.search(rf"Rolled back \(compensated\) on .* As ordered by ada: {WHY}", told.text)
-    assert not told.has_link("Roll back…")
+    assert not told.has_link("Compensate…")
 
 
 def test_a_rollback_of_what_took_effect_is_acknowledged(visitor: Visitor, shop: Shop) -> None:
-    """The question names the groups in which it took effect; without the box the operation skips it."""
+    """The question names the groups in which it took effect; without the box the bulk job skips it."""
     message = shop.order(14)
     shop.drain()
-    asked = ask(visitor, message, "Roll back…")
+    asked = ask(visitor, message, "Compensate…")
     assert "It took effect already in billing." in asked.text
     (box,) = [values for name, values in asked.tags if values.get("name") == "acknowledged"]
     assert "required" in box

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from outbox.embedded import ServerLike
-from outbox.testing import operate
+from outbox.testing import bulk
 from tests.admin.standing import consume, dispatch, send
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, Http, Shop
@@ -59,7 +59,7 @@ def test_a_selection_is_previewed_ordered_and_done(visitor: Visitor, shop: Shop)
     told = visitor.send(page.form("/bulk/start"), reason=WHY, rate="100")
     assert "Ordered. Workers carry it out." in told.text
     assert "at most 100 a second" in told.text
-    operate(shop.outbox)
+    bulk(shop.outbox)
     assert discarded(shop, ids) == 2
     assert [row for row in visitor.go("audit?action=discard").rows if WHY in row]
 
@@ -73,8 +73,8 @@ def test_all_that_the_filter_fits(visitor: Visitor, shop: Shop) -> None:
     form = page.form("/bulk/start")
     visitor.send(form, reason=WHY)
     first = visitor.at
-    operate(shop.outbox)
-    # The same form sent twice is the same operation.
+    bulk(shop.outbox)
+    # The same form sent twice is the same bulk job.
     again = visitor.send(form, reason=WHY)
     assert (visitor.at, again.status) == (first, 200)
     left = visitor.go("bulk?action=discard&of=inbox&error=smeared")
@@ -88,7 +88,7 @@ def test_what_was_confirmed_is_what_runs(visitor: Visitor, shop: Shop) -> None:
     (first, _) = shop.parked(20, 21, trouble="burnt")
     page = visitor.go("bulk?action=discard&of=inbox&error=burnt")
     assert "Discard 2 of 2?" in page.text
-    shop.outbox.resume(GROUP, first, actor="otto", reason="meanwhile")
+    shop.outbox.retry(GROUP, first, actor="otto", reason="meanwhile")
     refused = visitor.send(page.form("/bulk/start"), reason=WHY)
     assert refused.status == 409
     assert "The selection has changed" in refused.text
@@ -116,14 +116,14 @@ def test_the_rest_is_cancelled(visitor: Visitor, shop: Shop) -> None:
     assert not told.has_link("Cancel the rest")
     again = visitor.send(asked.form("/cancel"))
     assert again.status == 409
-    assert "a mistake" in " ".join(visitor.go("audit?action=operation").rows)
+    assert "a mistake" in " ".join(visitor.go("audit?action=bulk").rows)
 
 
 def test_many_rollbacks_need_their_number_typed(visitor: Visitor, shop: Shop) -> None:
     """The number that stands there, or nothing is ordered."""
     shop.parked(50, 51, trouble="void")
-    page = visitor.go("bulk?action=rollback&of=inbox&error=void")
-    assert "Roll back 2 of 2?" in page.text
+    page = visitor.go("bulk?action=compensate&of=inbox&error=void")
+    assert "Compensate 2 of 2?" in page.text
     refused = visitor.send(page.form("/bulk/start"), reason=WHY, typed="3")
     assert refused.status == 422
     assert "type the number of messages" in refused.text
@@ -137,8 +137,8 @@ def test_who_may_not_cannot_preview_or_order(visitor: Visitor) -> None:
     assert viewer.go("bulk?action=retry&of=inbox").status == 403
     assert viewer.http.ask("POST", "/bulk", data=data).status_code == 403
     assert viewer.http.ask("POST", "/bulk/start", data=data).status_code == 403
-    assert operator.go("bulk?action=rollback&of=inbox").status == 403
-    assert operator.http.ask("POST", "/bulk/start", data=data | {"action": "abort"}).status_code == 403
+    assert operator.go("bulk?action=compensate&of=inbox").status == 403
+    assert operator.http.ask("POST", "/bulk/start", data=data | {"action": "compensate"}).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def two(server: ServerLike, template: str) -> Iterator[tuple[Engine, Engine]]:
 
 
 def test_one_database_at_a_time(two: tuple[Engine, Engine], make_console: Callable[..., Http]) -> None:
-    """An operation works in one database: where it could be several, one is asked which; lists show both."""
+    """A bulk job works in one database: where it could be several, one is asked which; lists show both."""
     from outbox import Park
 
     for engine in two:
@@ -185,7 +185,7 @@ def test_one_database_at_a_time(two: tuple[Engine, Engine], make_console: Callab
     assert sorted(row.split()[-1] for row in listed.rows[1:]) == ["east", "east", "west", "west"]
     boxes = [value for form in listed.forms if form.id == "bulk" for _, value in form.boxes if "/" in value]
     asked = preview(visitor, {"action": "retry", "of": "inbox", "target": boxes})
-    assert "An operation works in one database, and the selected rows are in 2." in asked.text
+    assert "A bulk job works in one database, and the selected rows are in 2." in asked.text
     east = next(form for form in asked.forms if ("in", "east") in form.fields)
     assert "Retry 2 of 2?" in visitor.send(east).text
     by_filter = visitor.go("bulk?action=retry&of=inbox&status=parked")

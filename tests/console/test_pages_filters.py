@@ -76,7 +76,7 @@ def test_a_filter_is_filled_in_and_sent(visitor: Visitor) -> None:
         ("halves?age=-1", "age '-1' must be a number over 0"),
         ("halves?status=lost", "lost"),
         ("audit?until=never", "until 'never' must be a time like"),
-        ("operations?state=lost", "lost"),
+        ("bulk-jobs?state=lost", "lost"),
     ],
 )
 def test_a_filter_that_is_none_is_explained(visitor: Visitor, path: str, fault: str) -> None:
@@ -96,7 +96,7 @@ def test_a_filter_that_is_none_is_explained(visitor: Visitor, path: str, fault: 
         ("dead?group=nobody", "No dead letter fits"),
         ("dead?tab=discarded", "Nothing was discarded"),
         ("scheduled?recalled=yes", "Nothing was recalled"),
-        ("operations", "No operation yet"),
+        ("bulk-jobs", "No bulk job yet"),
         ("handlers", "No worker is seen"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_token_of_another_filter_is_refused(visitor: Visitor) -> None:
 
 
 def test_the_jump_box_leads_to_a_message_or_a_key(visitor: Visitor) -> None:
-    """An id is a message (or an operation), everything else a key, to the letter."""
+    """An id is a message (or a bulk job), everything else a key, to the letter."""
     form = visitor.go("system").form("/jump")
     assert keys(visitor.send(form, q="order-6")) == ["order-6"]
     message = visitor.go("messages?key=order-6").link("…").rpartition("/")[2]
@@ -169,7 +169,7 @@ def test_the_audit_leads_to_its_file(visitor: Visitor) -> None:
 
 
 def test_a_span_becomes_a_moment() -> None:
-    """So that an operation on all that fits means the same a minute later."""
+    """So that a bulk job on all that fits means the same a minute later."""
     fields = fixed(Fields.of_query("within=1h&topic=orders"))
     since = fields.since()
     assert since is not None

@@ -56,8 +56,9 @@ def visitor(hostile: Shop, ask: Asker) -> Iterator[Visitor]:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "messages", "messages/{id}", "dead", "dead?tab=discarded", "inbox", "operations", "audit", "system",
-     "messages/{id}/do/retry?group=billing", "messages/{id}/do/rollback", "bulk?action=discard&of=inbox&status=parked"],
+    ["", "messages", "messages/{id}", "dead", "dead?tab=discarded", "inbox", "bulk-jobs", "audit", "system",
+     "messages/{id}/do/retry?group=billing", "messages/{id}/do/compensate",
+     "bulk?action=discard&of=inbox&status=parked"],
 )  # fmt: skip
 def test_it_stays_text(visitor: Visitor, message: UUID, path: str) -> None:
     """To the letter, escaped; no element, attribute or template comes of it, and no control character remains."""
@@ -91,7 +92,7 @@ def test_a_revealed_body_is_text_too(visitor: Visitor, message: UUID) -> None:
     "path",
     [
         "messages?topic={x}", "messages?status={x}", "messages?after={x}", "messages?trail={x}", "messages?{x}={x}",
-        "messages/{x}", "operations/{x}", "?did={x}", "?window={x}", "dead?group={x}&tab={x}", "jump?q={x}", "{x}",
+        "messages/{x}", "bulk-jobs/{x}", "?did={x}", "?window={x}", "dead?group={x}&tab={x}", "jump?q={x}", "{x}",
         "bulk?action={x}&of={x}", "messages/{x}/do/{x}", "audit?actor={x}&within={x}",
     ],
 )  # fmt: skip

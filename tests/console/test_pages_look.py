@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from outbox.console import create_console_router
-from outbox.testing import operate
+from outbox.testing import bulk
 from tests.admin.standing import handler, report
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
@@ -27,7 +27,7 @@ PAGES = {
     "scheduled": "Scheduled",
     "scheduled?recalled=yes": "Scheduled",
     "inbox": "Inbox",
-    "operations": "Operations",
+    "bulk-jobs": "Bulk jobs",
     "handlers": "Handlers",
     "audit": "Audit",
     "system": "System",
@@ -80,7 +80,7 @@ def test_every_page_for_every_role(visitor: Visitor, path: str, role: str) -> No
 def test_nobody_sees_a_page_without_being_let_in(visitor: Visitor) -> None:
     """Who isn't known is asked to log in, and learns nothing, not even whether a message is there."""
     nobody = visitor.as_role(None)
-    for path in (*PAGES, f"messages/{uuid4()}", f"operations/{uuid4()}"):
+    for path in (*PAGES, f"messages/{uuid4()}", f"bulk-jobs/{uuid4()}"):
         page = nobody.go(path)
         assert nobody.at.startswith("/login")
         assert "Log in" in page.text
@@ -115,8 +115,8 @@ def test_who_may_not_act_is_offered_nothing(visitor: Visitor) -> None:
     """A viewer sees neither buttons nor boxes; an operator sees no rollback, no decision, no reveal."""
     dead = visitor.go("inbox?status=parked").link("…")
     for role, seen, unseen in (
-        ("viewer", [], ["Retry in", "Resend…", "Roll back…", "Discard in"]),
-        ("operator", ["Retry in", "Resend…", "Discard in"], ["Roll back…", "Commit…"]),
+        ("viewer", [], ["Retry in", "Resend…", "Compensate…", "Discard in"]),
+        ("operator", ["Retry in", "Resend…", "Discard in"], ["Compensate…", "Commit…"]),
     ):
         page = visitor.as_role(role).go(dead)
         assert all(page.has_link(text) for text in seen)
@@ -156,25 +156,25 @@ def test_pages_are_found_behind_prefix_and_proxy(museum: Shop, ask: Asker) -> No
     assert visitor.go(message.removeprefix("/behind")).status == 200
 
 
-def test_the_page_of_an_operation(acting: Http, shop: Shop) -> None:
+def test_the_page_of_an_bulk_job(acting: Http, shop: Shop) -> None:
     """How far it is, what became of each, by whom and why; and the list of all."""
     ids = shop.parked(1, 2, 3)
     visitor = Visitor(acting)
     preview = visitor.go("bulk?action=retry&of=inbox&status=parked")
     page = visitor.send(preview.form("/bulk/start"), reason="the customer is there now")
     assert "0 of 3" in page.text
-    assert "A worker with the role operate takes it up." in page.text
-    operate(shop.outbox)
+    assert "A worker with the role bulk takes it up." in page.text
+    bulk(shop.outbox)
     page = visitor.go(visitor.at)
     well_made(page)
     assert "3 of 3" in page.text
     assert "the customer is there now" in page.text
     assert sum(str(each)[-8:] in page.text for each in ids) == 3
-    assert any("Retry 3 parked messages" in row and "done" in row for row in visitor.go("operations").rows)
+    assert any("Retry 3 parked messages" in row and "done" in row for row in visitor.go("bulk-jobs").rows)
 
 
 def test_handlers_show_what_has_no_compensation(acting: Http, shop: Shop) -> None:
-    """It is visible before an incident that something can't be rolled back."""
+    """It is visible before an incident that something can't be compensated."""
     report(shop.engine, handlers=[handler("consumer", TOPIC, GROUP), handler("checker", "loans")])
     page = Visitor(acting).go("handlers")
     assert f"No compensation is registered for {TOPIC}:" in page.text
@@ -185,7 +185,7 @@ def test_handlers_show_what_has_no_compensation(acting: Http, shop: Shop) -> Non
     ("path", "status", "title"),
     [
         (f"messages/{UUID(int=7)}", 404, "Not found"),
-        (f"operations/{UUID(int=7)}", 404, "Not found"),
+        (f"bulk-jobs/{UUID(int=7)}", 404, "Not found"),
         ("nowhere/at-all", 404, "Not found"),
         ("messages/not-an-id", 422, "The request isn't valid"),
         ("?window=3h", 422, "The request isn't valid"),

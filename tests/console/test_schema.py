@@ -68,8 +68,8 @@ def test_conditions_are_in_the_document(document: dict[str, Any]) -> None:
         return {each["name"] for each in document["paths"][API + path]["post"]["parameters"] if each["in"] == "header"}
 
     assert headers("/messages/{message_id}/resend") == headers("/inbox/{group}/{message_id}/retry") == {"if-match"}
-    assert headers("/operations") == headers("/messages/reSend") == {"idempotency-key"}
-    assert headers("/messages/{message_id}/rollback") == {"if-match", "idempotency-key"}
+    assert headers("/bulk-jobs") == headers("/messages/reSend") == {"idempotency-key"}
+    assert headers("/messages/{message_id}/compensate") == {"if-match", "idempotency-key"}
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])

@@ -15,7 +15,8 @@ from outbox import Message
 from tests.conftest import wait_until
 from tests.consumer.support import Bench, record
 
-FENCE = """INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)
+QUARANTINE = """INSERT INTO outbox.consumer_message
+                (consumer_group, message_id, topic, queue, position, status, attempts)
            VALUES ('g', :id, 't', 0, 1, :status, 0)"""
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
@@ -168,13 +169,13 @@ def test_many_consumers_race(any_bench: Bench) -> None:
     assert set(any_bench.statuses()) == {("consumed", 1)}
 
 
-@pytest.mark.parametrize("status", ["rolled_back", "parked", "consumed"])
+@pytest.mark.parametrize("status", ["quarantined", "parked", "consumed"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_fence_keeps_a_message_from_running(any_bench: Bench, status: str, batch: int) -> None:
+def test_a_quarantine_keeps_a_message_from_running(any_bench: Bench, status: str, batch: int) -> None:
     """A message that the inbox knows already, for whatever reason, is stepped over and the row left as it is."""
     consumer = any_bench.declare(batch=batch)
     ids = any_bench.send(1, 2, 3)
-    any_bench.run(FENCE, id=ids[1], status=status)
+    any_bench.run(QUARANTINE, id=ids[1], status=status)
     counts = any_bench.consume(consumer)
     assert (counts.taken, counts.done) == (3, 2)
     assert any_bench.ledger() == ["1", "3"]
@@ -182,33 +183,33 @@ def test_a_fence_keeps_a_message_from_running(any_bench: Bench, status: str, bat
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_fence_that_comes_in_between(any_bench: Bench, batch: int) -> None:
-    """A fence that commits between the look into the inbox and the commit undoes the batch, which is redone without."""
+def test_a_quarantine_that_comes_in_between(any_bench: Bench, batch: int) -> None:
+    """A quarantine committed between the look into the inbox and the commit undoes the batch, which is redone."""
     done: list[int] = []
 
     def handler(message: Message, session: Session) -> None:
         record(message, session)
         if message.body == 2 and not done:
             done.append(1)
-            any_bench.run(FENCE, id=message.id, status="rolled_back")
+            any_bench.run(QUARANTINE, id=message.id, status="quarantined")
 
     consumer = any_bench.declare(handler, batch=batch)
     ids = any_bench.send(1, 2, 3)
     any_bench.consume(consumer)
     assert any_bench.ledger() == ["1", "3"]
-    assert any_bench.inbox()[ids[1]].status == "rolled_back"
+    assert any_bench.inbox()[ids[1]].status == "quarantined"
     assert [row.attempts for row in any_bench.inbox().values() if row.status == "consumed"] == [1, 1]
 
 
-def test_a_fence_that_is_not_committed_yet(any_bench: Bench) -> None:
-    """A consumer waits for a fence in an open transaction, and goes on with its message when that one rolls back."""
+def test_a_quarantine_that_is_not_committed_yet(any_bench: Bench) -> None:
+    """A consumer waits for a quarantine in an open transaction, and goes on with its message if that rolls back."""
     consumer = any_bench.declare()
     (half_id,) = any_bench.send(1)
     with any_bench.consumer.connect() as rival, ThreadPoolExecutor(1) as pool:
         rival.begin()
-        rival.execute(text(FENCE), {"id": half_id, "status": "rolled_back"})
+        rival.execute(text(QUARANTINE), {"id": half_id, "status": "quarantined"})
         running = pool.submit(any_bench.consume, consumer)
-        wait_until(lambda: any_bench.rows(WAITING) == [1], "the consumer waits for the fence")
+        wait_until(lambda: any_bench.rows(WAITING) == [1], "the consumer waits for the quarantine")
         rival.rollback()
         running.result()
     assert any_bench.ledger() == ["1"]

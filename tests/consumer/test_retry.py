@@ -150,26 +150,26 @@ def test_resume(bench: Bench) -> None:
     consumer = bench.declare(patient, retry_delays=(1,))
     parked, fine = bench.send(1, 2)
     with pytest.raises(NotParked, match="never seen it"):
-        bench.sink.resume("g", parked, actor="me", reason="test")
+        bench.sink.retry("g", parked, actor="me", reason="test")
     bench.consume(consumer)
     with pytest.raises(NotParked, match="it is failed"):
-        bench.sink.resume("g", parked, actor="me", reason="test")
+        bench.sink.retry("g", parked, actor="me", reason="test")
     bench.retry(consumer)
-    bench.sink.resume("g", parked, actor="me", reason="fixed it")
+    bench.sink.retry("g", parked, actor="me", reason="fixed it")
     bench.retry(consumer)
     bench.retry(consumer)
     assert bench.inbox()[parked].status == "parked"
     patient.ill.clear()
-    bench.sink.resume("g", parked, actor="me", reason="fixed it")
+    bench.sink.retry("g", parked, actor="me", reason="fixed it")
     assert consumer.retry_once(bench.connection, bench.source).done == 1
     assert bench.ledger() == ["2", "1"]
     for half_id in (parked, fine):
         with pytest.raises(NotParked, match="it is consumed"):
-            bench.sink.resume("g", half_id, actor="me", reason="test")
+            bench.sink.retry("g", half_id, actor="me", reason="test")
     with pytest.raises(NotParked):
-        bench.sink.resume("nobody", uuid4(), actor="me", reason="test")
+        bench.sink.retry("nobody", uuid4(), actor="me", reason="test")
     assert (
-        bench.rows("SELECT actor, reason, target FROM outbox.audit WHERE action = 'resume'")
+        bench.rows("SELECT actor, reason, target FROM outbox.audit WHERE action = 'retry'")
         == [("me", "fixed it", f"g/{parked}")] * 2
     )
 
@@ -247,10 +247,10 @@ def test_resume_in_an_ordered_group(bench: Bench, copies: int) -> None:
     half_id, *_ = bench.send(1, 2, 3)
     bench.consume(consumer)
     assert bench.inbox()[half_id].status == "parked"
-    bench.sink.resume("g", half_id, actor="me", reason="test")
+    bench.sink.retry("g", half_id, actor="me", reason="test")
     assert consumer.retry_once(bench.connection, bench.source).parked == 1
     patient.ill.clear()
-    bench.sink.resume("g", half_id, actor="me", reason="test")
+    bench.sink.retry("g", half_id, actor="me", reason="test")
     for _ in range(copies):
         bench.resend(half_id)
     bench.consume(consumer)

@@ -71,7 +71,7 @@ def test_findings_as_table(engine: Engine, outbox: Outbox) -> None:
     start = lines.index("PROBLEM  checker.missing")
     assert lines[start + 1].startswith("  Nobody was ever asked about 1 half of topic 'payments', such as ")
     assert lines[start + 2].startswith("  mend: register one with @outbox.checker('payments')")
-    assert lines[start + 3].startswith(f"        or decide one by hand: outbox half resolve {half_id} commit|rollback")
+    assert lines[start + 3].startswith(f"        or decide one by hand: outbox half commit|rollback {half_id}")
     assert "; looked at 23 of 24 things in " in lines[-1]
     assert result.out.index("PROBLEM") < result.out.index("NOTE  durability.full_page_writes")
     assert str(engine.url.password) not in result.out

@@ -37,7 +37,7 @@ def _order_refund(banks: Banks) -> Outbox:
     outbox.compensation(TOPIC, model=TransferOrdered, consumers=[banks.b])(bank_a.refund)
     with banks.a.connect() as a:
         message_id = a.execute(text("SELECT half_id FROM outbox.message")).scalar_one()
-    outbox.request_rollback(message_id, actor="alice", reason="the account is closed")
+    outbox.compensate(message_id, actor="alice", reason="the account is closed")
     return outbox
 
 
@@ -51,17 +51,19 @@ def _statuses(connection: Connection) -> list[str]:
 
 
 def test_the_money_comes_back_once(scene: Scene) -> None:
-    """The parked transfer is fenced off at bank B, the sender has the money, and the audit of the banks is content."""
+    """The parked transfer is quarantined at bank B, the sender has the money, and the audit of the banks is content."""
     parked = scene.audit(executed=1)
     assert ([p.amount for p in parked.parked], parked.faults) == ([Decimal("30.00")], ())
     outbox = _order_refund(scene.banks)
-    testing.operate(outbox)
-    testing.operate(outbox)
+    testing.bulk(outbox)
+    testing.bulk(outbox)
     audited = scene.audit(executed=1)
     assert (dict(audited.refunded), audited.parked, audited.in_flight) == ({7: Decimal("30.00")}, (), 0)
     assert (audited.faults, audited.sums) == ((), scene.before)
     with scene.banks.a.connect() as a:
-        told = a.execute(text("SELECT actor, reason, result -> 'returned' FROM outbox.audit WHERE action = 'rollback'"))
+        told = a.execute(
+            text("SELECT actor, reason, result -> 'returned' FROM outbox.audit WHERE action = 'compensate'")
+        )
         ((actor, reason, returned),) = told.all()
     assert (actor, reason) == ("alice", "the account is closed")
     assert returned == {"account": str(_sender(scene)), "refunded": "30.00"}
@@ -69,19 +71,19 @@ def test_the_money_comes_back_once(scene: Scene) -> None:
 
 def test_the_message_takes_no_effect_any_more(scene: Scene) -> None:
     """An account that is opened after the refund gets nothing."""
-    testing.operate(_order_refund(scene.banks))
+    testing.bulk(_order_refund(scene.banks))
     with Session(scene.banks.b) as session, session.begin():
         session.add(bank_b.Account(id="AB-71000001", balance=Decimal()))
     deliver(scene.banks)
     with scene.banks.b.connect() as b:
-        assert _statuses(b) == ["rolled_back"]
+        assert _statuses(b) == ["quarantined"]
         assert b.scalar(select(bank_b.Account.balance)) == 0
     assert scene.audit(executed=1).faults == ()
 
 
 def test_the_ledger_refuses_a_second_refund(scene: Scene) -> None:
     """Whoever calls the function by hand once more is stopped by the books themselves."""
-    testing.operate(_order_refund(scene.banks))
+    testing.bulk(_order_refund(scene.banks))
     body = TransferOrdered(transfer_id=7, sender=1, receiver="AB-71000001", amount=Decimal("30.00"))
     with Session(scene.banks.a) as session, session.begin():
         sender = session.scalars(select(bank_a.Account.id)).one()

@@ -1,4 +1,4 @@
-"""Prune of what both sides have: samples, workers, operations; and of what was discarded."""
+"""Prune of what both sides have: samples, workers, bulk jobs; and of what was discarded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WORKER = """
 INSERT INTO outbox.worker (id, name, version, seen_at, roles, handlers, duties)
 VALUES (gen_random_uuid(), :name, '1', clock_timestamp() - CAST(:seen AS interval), '[]', '[]', '{}')
 """
-OPERATION = """
-INSERT INTO outbox.operation (id, action, requested_by, reason, selector, total, finished_at)
+BULK_JOB = """
+INSERT INTO outbox.bulk_job (id, action, requested_by, reason, selector, total, finished_at)
 VALUES (:id, 'resend', 'test', 'why', '{}', 7, clock_timestamp() - CAST(:finished AS interval))
 """
 ITEM = """
-INSERT INTO outbox.operation_item (operation_id, number, action, message_id, state)
+INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id, state)
 SELECT :id, n, 'resend', gen_random_uuid(), :state FROM generate_series(1, 7) n
 """
 INBOX = """
@@ -59,12 +59,12 @@ def test_dead_workers_go_after_a_day(engine: Engine, settings: Settings) -> None
         assert column(connection, "SELECT name FROM outbox.worker ORDER BY 1") == ["alive", "dead"]
 
 
-def test_old_operations_go_with_their_items_and_the_audit_stays(engine: Engine) -> None:
-    """Operations go ``record_retention`` after their end; one that isn't finished never does, nor anything audited."""
+def test_old_bulk_jobs_go_with_their_items_and_the_audit_stays(engine: Engine) -> None:
+    """Bulk jobs go ``record_retention`` after their end; one that isn't finished never does, nor anything audited."""
     ended, recent, unfinished = (UUID(int=n) for n in (1, 2, 3))
     with engine.begin() as connection:
         for id_, finished in ((ended, "91 days"), (recent, "89 days"), (unfinished, None)):
-            connection.execute(text(OPERATION), {"id": id_, "finished": finished})
+            connection.execute(text(BULK_JOB), {"id": id_, "finished": finished})
             connection.execute(text(ITEM), {"id": id_, "state": "done" if finished else "pending"})
         connection.execute(
             text(
@@ -75,27 +75,27 @@ def test_old_operations_go_with_their_items_and_the_audit_stays(engine: Engine) 
     with engine.connect() as connection:
         counts = prune_records_once(connection, Settings(prune_batch=3))
         assert (counts.taken, counts.done) == (8, 1)
-        assert column(connection, "SELECT id FROM outbox.operation ORDER BY id") == [recent, unfinished]
-        assert len(column(connection, "SELECT 1 FROM outbox.operation_item")) == 14
+        assert column(connection, "SELECT id FROM outbox.bulk_job ORDER BY id") == [recent, unfinished]
+        assert len(column(connection, "SELECT 1 FROM outbox.bulk_item")) == 14
         assert len(column(connection, "SELECT 1 FROM outbox.audit")) == 1
 
 
-def test_operations_outlive_what_an_inbox_knows(engine: Engine) -> None:
-    """With a short ``record_retention`` operations are kept as long as inbox rows are."""
+def test_bulk_jobs_outlive_what_an_inbox_knows(engine: Engine) -> None:
+    """With a short ``record_retention`` bulk jobs are kept as long as inbox rows are."""
     settings = Settings(record_retention=3600.0)
     with engine.begin() as connection:
         for number, finished in ((1, "5 days"), (2, "7 days")):
-            connection.execute(text(OPERATION), {"id": UUID(int=number), "finished": finished})
+            connection.execute(text(BULK_JOB), {"id": UUID(int=number), "finished": finished})
     with engine.connect() as connection:
         assert prune_records_once(connection, settings).done == 1
 
 
-def test_more_operations_than_a_batch(engine: Engine) -> None:
-    """A pass takes the items of as many operations as a batch has, and the next ones the next time."""
+def test_more_bulk_jobs_than_a_batch(engine: Engine) -> None:
+    """A pass takes the items of as many bulk jobs as a batch has, and the next ones the next time."""
     settings = Settings(prune_batch=2)
     with engine.begin() as connection:
         for number in range(1, 6):
-            connection.execute(text(OPERATION), {"id": UUID(int=number), "finished": "91 days"})
+            connection.execute(text(BULK_JOB), {"id": UUID(int=number), "finished": "91 days"})
             connection.execute(text(ITEM), {"id": UUID(int=number), "state": "done"})
     with engine.connect() as connection:
         done = [prune_records_once(connection, settings).done for _ in range(4)]

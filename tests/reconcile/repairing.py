@@ -25,7 +25,7 @@ PAIR = Pair.of("t", "g", effect=Effect("ledger"))
 ACTIVE = {
     Outcome.PHANTOM: Action.PARK,
     Outcome.DIGEST_MISMATCH: Action.PARK,
-    Outcome.PARKED: Action.RESUME,
+    Outcome.PARKED: Action.RETRY,
     Outcome.FAILED: Action.PARK,
     Outcome.UNDECIDED: Action.CHECK,
 }

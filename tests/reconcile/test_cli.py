@@ -206,7 +206,7 @@ def test_apply(sides: Town) -> None:
     assert sides.rows("SELECT message_id, result FROM outbox.reconciliation_finding WHERE result IS NOT NULL") == [
         (first, "done")
     ]
-    assert reconcile(*PAIR, "--apply", "--yes", "--policy", "parked=resume").code == Code.DONE
+    assert reconcile(*PAIR, "--apply", "--yes", "--policy", "parked=retry").code == Code.DONE
     assert sides.inbox()[second].status == "failed"
 
 

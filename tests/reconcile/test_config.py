@@ -48,7 +48,7 @@ grace = "1m30s"
 [policy]
 max_resends = 5
 missing = "alert"
-parked = "resume"
+parked = "retry"
 
 [[measure]]
 name = "debited"
@@ -107,7 +107,7 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
                 in_flight={"receiver": "receiver", "amount": "amount"},
             ),
         ),
-        policy=Policy({Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RESUME}, 5),
+        policy=Policy({Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RETRY}, 5),
         apply=True,
         record=False,
         keep_for=2 * 86400.0,
@@ -261,13 +261,13 @@ def test_measures_find_their_pair() -> None:
 
 def test_a_command_line_counts_more_than_a_file() -> None:
     """What is said twice is taken from the command line, and the rest from the file."""
-    file = JobParts(tier=Tier.FULL, workers=4, actions={Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RESUME})
+    file = JobParts(tier=Tier.FULL, workers=4, actions={Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RETRY})
     line = JobParts(tier=Tier.DIGEST, apply=True, actions={Outcome.MISSING: Action.RESEND})
     assert file.overridden(line) == JobParts(
         tier=Tier.DIGEST,
         workers=4,
         apply=True,
-        actions={Outcome.MISSING: Action.RESEND, Outcome.PARKED: Action.RESUME},
+        actions={Outcome.MISSING: Action.RESEND, Outcome.PARKED: Action.RETRY},
     )
     assert file.overridden(JobParts()) == file
 

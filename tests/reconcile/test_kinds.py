@@ -15,7 +15,7 @@ from outbox.reconcile.result import to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Place, Town, counted, fate, ids_at, ids_in, kinds
 
 UNDECIDED, ROLLED_BACK, COMMITTED, SCHEDULED, RECALLED, DISPATCHED = ProducerState
-NONE, CONSUMED, FAILED, PARKED, FENCED = InboxState
+NONE, CONSUMED, FAILED, PARKED, QUARANTINED = InboxState
 
 #: A name, what is planted, what it is; with a business table that has one row of each message that took effect.
 EFFECT = fate(effects=1)
@@ -39,10 +39,10 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "skipped, another body": (fate(skipped=True, same_body=False), Outcome.DIGEST_MISMATCH),
     "rolled back": (unread(state=ROLLED_BACK), Outcome.ROLLED_BACK),
     "rolled back just now": (unread(state=ROLLED_BACK, age=0), Outcome.ROLLED_BACK),
-    "rolled back, and fenced off": (fate(state=ROLLED_BACK, status=FENCED), Outcome.ROLLED_BACK),
+    "rolled back, and quarantined": (fate(state=ROLLED_BACK, status=QUARANTINED), Outcome.ROLLED_BACK),
     "rolled back, skipped": (fate(state=ROLLED_BACK, skipped=True), Outcome.ROLLED_BACK),
     "recalled": (unread(state=RECALLED), Outcome.ROLLED_BACK),
-    "compensated, and fenced off": (fate(compensated=True, status=FENCED), Outcome.ROLLED_BACK),
+    "compensated, and quarantined": (fate(compensated=True, status=QUARANTINED), Outcome.ROLLED_BACK),
     "compensated, never dispatched": (unread(compensated=True, state=COMMITTED), Outcome.ROLLED_BACK),
     "compensated, left out by the filter": (unread(compensated=True, tag="other"), Outcome.ROLLED_BACK),
     "compensated, before the group": (unread(compensated=True, place=Place.BEFORE), Outcome.ROLLED_BACK),
@@ -57,15 +57,15 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "dispatched just now": (unread(age=0), Outcome.IN_FLIGHT),
     "dispatched just now, not read yet": (unread(age=0, place=Place.AHEAD), Outcome.IN_FLIGHT),
     "failed just now": (fate(status=FAILED, inbox_age=0), Outcome.IN_FLIGHT),
-    "fenced off just now": (fate(status=FENCED, inbox_age=0), Outcome.IN_FLIGHT),
+    "quarantined just now": (fate(status=QUARANTINED, inbox_age=0), Outcome.IN_FLIGHT),
     "consumed though rolled back": (fate(state=ROLLED_BACK, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "consumed though recalled": (fate(state=RECALLED, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "consumed though compensated": (fate(compensated=True, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "effect though rolled back": (unread(state=ROLLED_BACK, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "inbox says so though rolled back": (fate(state=ROLLED_BACK), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "rolled back just now, consumed": (fate(state=ROLLED_BACK, effects=1, age=0), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
-    "fenced off, compensated, effect": (
-        fate(compensated=True, status=FENCED, effects=1),
+    "quarantined, compensated, effect": (
+        fate(compensated=True, status=QUARANTINED, effects=1),
         Outcome.CONSUMED_THOUGH_ROLLED_BACK,
     ),
     "parked, rolled back, effect": (
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "two effects, another body": (fate(effects=2, same_body=False), Outcome.DUPLICATE_EFFECT),
     "never written": (fate(state=None, effects=1), Outcome.PHANTOM),
     "never written, parked": (fate(state=None, status=PARKED), Outcome.PHANTOM),
-    "never written, fenced off": (fate(state=None, status=FENCED), Outcome.PHANTOM),
+    "never written, quarantined": (fate(state=None, status=QUARANTINED), Outcome.PHANTOM),
     "never written, failed just now": (fate(state=None, status=FAILED, age=0), Outcome.PHANTOM),
     "never decided, consumed": (fate(state=UNDECIDED, effects=1), Outcome.PHANTOM),
     "never decided, took effect": (unread(state=UNDECIDED, effects=1), Outcome.PHANTOM),
@@ -94,12 +94,12 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "took effect, unknown, not read yet": (unread(effects=1, place=Place.AHEAD), Outcome.UNRECORDED),
     "failed, took effect": (fate(status=FAILED, effects=1), Outcome.STATUS_MISMATCH),
     "parked, took effect": (fate(status=PARKED, effects=1), Outcome.STATUS_MISMATCH),
-    "fenced off, took effect": (fate(status=FENCED, effects=1), Outcome.STATUS_MISMATCH),
+    "quarantined, took effect": (fate(status=QUARANTINED, effects=1), Outcome.STATUS_MISMATCH),
     "failed, rolled back": (fate(status=FAILED, state=ROLLED_BACK), Outcome.STATUS_MISMATCH),
     "parked, compensated": (fate(status=PARKED, compensated=True), Outcome.STATUS_MISMATCH),
-    "compensated, not fenced off": (unread(compensated=True), Outcome.STATUS_MISMATCH),
-    "fenced off": (fate(status=FENCED), Outcome.UNCOMPENSATED),
-    "fenced off, never dispatched": (fate(status=FENCED, state=COMMITTED), Outcome.UNCOMPENSATED),
+    "compensated, not quarantined": (unread(compensated=True), Outcome.STATUS_MISMATCH),
+    "quarantined": (fate(status=QUARANTINED), Outcome.UNCOMPENSATED),
+    "quarantined, never dispatched": (fate(status=QUARANTINED, state=COMMITTED), Outcome.UNCOMPENSATED),
     "committed, not dispatched": (unread(state=COMMITTED), Outcome.UNDISPATCHED),
     "scheduled, overdue": (unread(state=SCHEDULED), Outcome.UNDISPATCHED),
     "committed, consumed, no message": (fate(state=COMMITTED, effects=1), Outcome.UNDISPATCHED),

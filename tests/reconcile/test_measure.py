@@ -64,7 +64,7 @@ def test_sums_are_exact_beyond_the_digits_of_a_default_context(books: Books) -> 
     assert str(total.unexplained) == large
 
 
-@pytest.mark.parametrize("status", ["failed", "parked", "rolled_back", None])
+@pytest.mark.parametrize("status", ["failed", "parked", "quarantined", None])
 def test_what_is_under_way_is_explained_by_the_body(books: Books, status: str | None) -> None:
     """A transfer that the consumer doesn't know, failed at, or set aside counts with what its body carries."""
     arrived, waiting = books.transfer("A", "10.00"), books.transfer("A", "0.33")

@@ -24,7 +24,7 @@ from outbox.reconcile.record import settled
 from outbox.reconcile.result import PairResult
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 
-NONE, CONSUMED, FAILED, PARKED, FENCED = InboxState
+NONE, CONSUMED, FAILED, PARKED, QUARANTINED = InboxState
 
 #: Written from what `Outcome` says, in its order, with nothing from the package. ``:grace`` etc. are seconds.
 ORACLE = """
@@ -70,14 +70,14 @@ SELECT message, CASE
   WHEN effects > 1 THEN 'duplicate_effect'
   WHEN fate = 'unknown' THEN 'phantom'
   WHEN is_to_come AND (status IS NOT NULL OR effects > 0) THEN 'phantom'
-  WHEN fate = 'live' AND status <> 'rolled_back' AND handled <> body_digest THEN 'digest_mismatch'
+  WHEN fate = 'live' AND status <> 'quarantined' AND handled <> body_digest THEN 'digest_mismatch'
   WHEN fate = 'live' AND handled_it AND effects = 0 THEN 'no_effect'
   WHEN fate = 'live' AND status IS NULL AND effects = 1 THEN 'unrecorded'
   WHEN fate = 'live' AND status <> 'consumed' AND effects = 1 THEN 'status_mismatch'
   WHEN fate = 'withdrawn' AND status IN ('failed', 'parked') THEN 'status_mismatch'
   WHEN fate = 'withdrawn' AND resolution = 'commit' AND is_message AND status IS NULL AND meant THEN 'status_mismatch'
   WHEN fate = 'withdrawn' THEN 'rolled_back'
-  WHEN fate = 'live' AND status = 'rolled_back' THEN CASE WHEN changed_at <= lately THEN 'uncompensated'
+  WHEN fate = 'live' AND status = 'quarantined' THEN CASE WHEN changed_at <= lately THEN 'uncompensated'
                                                           ELSE 'in_flight' END
   WHEN fate = 'live' AND NOT is_message THEN CASE WHEN coalesce(deliver_at, decided_at) <= lately THEN 'undispatched'
                                                   ELSE 'in_flight' END
@@ -207,7 +207,7 @@ def resume(town: Town, chance: random.Random, ids: list[UUID]) -> None:
     """Resume a parked message."""
     sql = "SELECT message_id FROM outbox.consumer_message WHERE status = 'parked'"
     if (one := one_of(town, chance, sql)) is not None:
-        town.sink.resume("g", one, actor="me", reason="test")
+        town.sink.retry("g", one, actor="me", reason="test")
 
 
 def consume(town: Town, chance: random.Random, ids: list[UUID]) -> None:
@@ -230,10 +230,10 @@ def dispatch(town: Town, chance: random.Random, ids: list[UUID]) -> None:
 
 
 def compensate(town: Town, chance: random.Random, ids: list[UUID]) -> None:
-    """Fence a parked message off, and compensate it."""
+    """Quarantine a parked message, and compensate it."""
     sql = "SELECT message_id FROM outbox.consumer_message WHERE status = 'parked'"
     if (one := one_of(town, chance, sql)) is not None:
-        town.set_inbox(FENCED, one)
+        town.set_inbox(QUARANTINED, one)
         town.run(
             "INSERT INTO outbox.compensation (half_id, function, requested_by, reason) VALUES (:id, 'f', 'me', 'test')"
             " ON CONFLICT DO NOTHING",

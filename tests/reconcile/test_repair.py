@@ -57,7 +57,7 @@ def assert_repaired(night: Night, kind: Outcome, action: Action, ids: list[UUID]
     assert {(each.kind, each.action, each.result) for each in repaired} == {(kind, action, "done")}
     assert [each.id for each in repaired] == sorted(ids)
     acts = night.acts(action)[before:]
-    consumers = action in {Action.SYNC_STATUS, Action.PARK, Action.RESUME}
+    consumers = action in {Action.SYNC_STATUS, Action.PARK, Action.RETRY}
     assert [target for _, target, _ in acts] == [f"{'g/' if consumers else ''}{each}" for each in sorted(ids)]
     assert {actor for actor, _, _ in acts} == {"night"}
     reasons = {reason for _, _, reason in acts}
@@ -291,7 +291,7 @@ def test_unrecorded_and_undispatched(night: Night) -> None:
     assert night.ledger() == ["early"]
 
 
-@pytest.mark.parametrize("status", ["failed", "parked", "rolled_back"])
+@pytest.mark.parametrize("status", ["failed", "parked", "quarantined"])
 def test_what_took_effect_is_consumed(night: Night, many: int, status: str) -> None:
     """A row that contradicts the business table is consumed from then on: no retry, no resume."""
     ids = night.consumed(*range(many))
@@ -307,8 +307,8 @@ def test_what_took_effect_is_consumed(night: Night, many: int, status: str) -> N
 
 @pytest.mark.parametrize("status", ["failed", "parked"])
 @pytest.mark.parametrize("how", ["rolled back", "compensated", "recalled"])
-def test_what_was_withdrawn_is_fenced_off(night: Night, status: str, how: str) -> None:
-    """A row that waits for a message which the producer has withdrawn is fenced off."""
+def test_what_was_withdrawn_is_quarantined_off(night: Night, status: str, how: str) -> None:
+    """A row that waits for a message which the producer has withdrawn is quarantined."""
     ids = night.consumed(*range(3))
     night.set_status(status, *ids)
     night.run("DELETE FROM ledger")
@@ -326,19 +326,19 @@ def test_what_was_withdrawn_is_fenced_off(night: Night, status: str, how: str) -
             ids=ids,
         )
     assert_repaired(night, Outcome.STATUS_MISMATCH, Action.SYNC_STATUS, ids)
-    assert night.status(*ids) == ["rolled_back"] * 3
+    assert night.status(*ids) == ["quarantined"] * 3
     assert night.found() == []
     (error,) = set(night.rows("SELECT last_error FROM outbox.consumer_message"))
-    assert error.startswith("fenced off by reconciliation ")
+    assert error.startswith("quarantined by reconciliation ")
     assert error.endswith(": status_mismatch; before: boom")
 
 
-def test_what_was_compensated_gets_its_fence(night: Night, many: int) -> None:
-    """A compensated message that the consumer hasn't seen is fenced off there, and takes no effect when it comes."""
+def test_what_was_compensated_gets_its_quarantine(night: Night, many: int) -> None:
+    """A compensated message that the consumer hasn't seen is quarantined there, and takes no effect when it comes."""
     ids = night.send(*range(many))
     night.compensate(*ids)
     assert_repaired(night, Outcome.STATUS_MISMATCH, Action.SYNC_STATUS, ids)
-    assert night.status(*ids) == ["rolled_back"] * many
+    assert night.status(*ids) == ["quarantined"] * many
     night.settle()
     assert night.ledger() == []
     assert night.found() == []
@@ -395,18 +395,18 @@ def test_unrecorded_of_what_healed(night: Night) -> None:
     assert night.status(*ids) == ["consumed", "failed", None]
 
 
-def test_a_fence_that_was_meant(night: Night) -> None:
-    """A fence over an effect stays where the producer has compensated the message meanwhile."""
+def test_a_quarantine_that_was_meant(night: Night) -> None:
+    """A quarantine over an effect stays where the producer has compensated the message meanwhile."""
     (half_id,) = night.consumed("x")
-    night.set_status("rolled_back", half_id)
+    night.set_status("quarantined", half_id)
     findings = night.found()
     night.compensate(half_id)
     assert night.repair(findings) == {half_id: "refused: it was compensated"}
-    assert night.status(half_id) == ["rolled_back"]
+    assert night.status(half_id) == ["quarantined"]
 
 
-def test_no_fence_over_an_effect(night: Night) -> None:
-    """A compensated message that took effect after it was found isn't fenced off: that would hide it."""
+def test_no_quarantine_over_an_effect(night: Night) -> None:
+    """A compensated message that took effect after it was found isn't quarantined: that would hide it."""
     unseen, waiting = ids = night.send(1, 2)
     night.settle()
     night.set_status("failed", waiting)
@@ -508,7 +508,7 @@ def test_parked_is_resumed(night: Night, many: int) -> None:
     ids = night.consumed(*range(many))
     night.set_status("parked", *ids)
     night.run("DELETE FROM ledger")
-    assert_repaired(night, Outcome.PARKED, Action.RESUME, ids)
+    assert_repaired(night, Outcome.PARKED, Action.RETRY, ids)
     while night.retry(night.group).more:
         pass
     assert night.status(*ids) == ["consumed"] * many
@@ -522,7 +522,7 @@ def test_resume_of_what_healed(night: Night) -> None:
     night.run("DELETE FROM ledger")
     findings = night.found()
     for each in (resumed, again):
-        night.sink.resume("g", each, actor="me", reason="test")
+        night.sink.retry("g", each, actor="me", reason="test")
     night.set_status("parked", again)
     night.forget(gone)
     assert night.repair(findings) == {
@@ -637,7 +637,7 @@ def test_every_kind_in_one_go(any_night: Night) -> None:
         (missing, Action.RESEND, "done"),
         (unrecorded, Action.SYNC_STATUS, "done"),
         (mismatch, Action.SYNC_STATUS, "done"),
-        (parked, Action.RESUME, "done"),
+        (parked, Action.RETRY, "done"),
         (undispatched, Action.DISPATCH, "done"),
         (undecided, Action.CHECK, "done"),
         (withdrawn, Action.SYNC_STATUS, "done"),

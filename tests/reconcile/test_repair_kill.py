@@ -53,7 +53,7 @@ class Broken:
     @property
     def consumers(self) -> list[UUID]:
         """Those that the consumer has handled in the end."""
-        return [*self.ids[Action.RESEND], *self.ids[Action.DISPATCH], *self.by_dispatch, *self.ids[Action.RESUME]]
+        return [*self.ids[Action.RESEND], *self.ids[Action.DISPATCH], *self.by_dispatch, *self.ids[Action.RETRY]]
 
 
 def broken(night: Night, each: int) -> Broken:
@@ -64,7 +64,7 @@ def broken(night: Night, each: int) -> Broken:
     night.forget(*missing)
     night.forget(*withdrawn)
     night.forget(*unrecorded, ledger=False)
-    night.set_status("rolled_back", *mismatch)
+    night.set_status("quarantined", *mismatch)
     night.set_status("parked", *parked)
     night.set_status("failed", *phantom)
     night.run("DELETE FROM ledger WHERE message_id = ANY (:ids)", ids=[*parked, *phantom])
@@ -78,7 +78,7 @@ def broken(night: Night, each: int) -> Broken:
         Action.RESEND: missing,
         Action.DISPATCH: undispatched,
         Action.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
-        Action.RESUME: parked,
+        Action.RETRY: parked,
         Action.PARK: phantom,
         Action.CHECK: undecided,
     }

@@ -152,7 +152,7 @@ def test_two_repairs_at_once(night: Night, pool: ThreadPoolExecutor, monkeypatch
     missing, unrecorded, mismatch, parked, withdrawn = (ids[n * each : n * each + each] for n in range(5))
     night.forget(*missing, *withdrawn)
     night.forget(*unrecorded, ledger=False)
-    night.set_status("rolled_back", *mismatch)
+    night.set_status("quarantined", *mismatch)
     night.set_status("parked", *parked)
     night.run("DELETE FROM ledger WHERE message_id = ANY (:ids)", ids=parked)
     night.compensate(*withdrawn)
@@ -176,7 +176,7 @@ def test_two_repairs_at_once(night: Night, pool: ThreadPoolExecutor, monkeypatch
         Action.RESEND: missing,
         Action.DISPATCH: undispatched,
         Action.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
-        Action.RESUME: parked,
+        Action.RETRY: parked,
         Action.CHECK: undecided,
     }.items():
         acts = [target.removeprefix("g/") for _, target, _ in night.acts(action)]
@@ -228,7 +228,7 @@ def test_a_failed_message_that_is_being_handled(
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["retry", "ordered"])
 def test_a_handler_that_comes_after_the_repair(night: Night, pool: ThreadPoolExecutor, ordered: bool) -> None:
-    """While a repair fences a message off no handler of it begins, and none afterwards."""
+    """While a repair quarantines a message no handler of it begins, and none afterwards."""
     (half_id,) = night.send("x")
     consumer = night.declare(explode, ordered=ordered)
     night.consume(consumer)
@@ -237,7 +237,7 @@ def test_a_handler_that_comes_after_the_repair(night: Night, pool: ThreadPoolExe
     night.run("UPDATE outbox.consumer_message SET next_attempt_at = now()")
     with gate(night.consumer, AT_AUDIT) as stopped:
         repairing = pool.submit(night.repair, findings)
-        wait_until(stopped, "the fence is written")
+        wait_until(stopped, "the quarantine is written")
         other = night.declare(record, early=True, ordered=ordered)
         assert not night.retry(other, due=False)
         assert not night.consume(other).done
@@ -246,7 +246,7 @@ def test_a_handler_that_comes_after_the_repair(night: Night, pool: ThreadPoolExe
     night.retry(other, due=False)
     assert not night.consume(other).done
     assert night.ledger() == []
-    assert night.status(half_id) == ["rolled_back"]
+    assert night.status(half_id) == ["quarantined"]
     night.send("next")
     night.consume(other)
     assert night.ledger() == ["next"]
@@ -278,7 +278,7 @@ def test_the_repair_is_first(night: Night, pool: ThreadPoolExecutor, how: str) -
     held.go_on.set()
     assert running.result().done == 0
     assert night.ledger() == before
-    assert night.status(half_id) == ["rolled_back" if how == "compensated" else "consumed"]
+    assert night.status(half_id) == ["quarantined" if how == "compensated" else "consumed"]
     assert night.found() == []
 
 
@@ -338,7 +338,7 @@ def test_a_handler_that_never_commits(night: Night, pool: ThreadPoolExecutor, hu
         assert night.repair(findings) == {ids[0]: BUSY, **dict.fromkeys(ids[1:], "done")}
     running.result()
     assert night.ledger() == ["0"]
-    assert night.status(*ids) == ["consumed", *["rolled_back"] * 4]
+    assert night.status(*ids) == ["consumed", *["quarantined"] * 4]
 
 
 # --- dispatch --------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ DIRT = {
     "body": fate(same_body=False, effects=1),
     "parked": fate(status=InboxState.PARKED),
     "failed": fate(status=InboxState.FAILED),
-    "fenced": fate(status=InboxState.ROLLED_BACK),
+    "quarantined": fate(status=InboxState.QUARANTINED),
     "consumed though rolled back": fate(state=ProducerState.ROLLED_BACK, effects=1),
     "consumed though compensated": fate(compensated=True, effects=1),
     "two effects": fate(effects=2),

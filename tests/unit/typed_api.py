@@ -128,9 +128,9 @@ def compensate(outbox: Outbox, engine: Engine, async_engine: AsyncEngine) -> Non
     async def give_back_later(message: Message, session: AsyncSession) -> None: ...
 
     assert_type(give_back(Message.__new__(Message), Session()), dict[str, int])
-    assert_type(outbox.request_rollback(UUID(int=1), actor="ada", reason="no such account"), UUID)
-    outbox.request_rollback(UUID(int=1), actor="ada", reason="x", acknowledge_delivered=True)
-    outbox.request_rollback(UUID(int=1))  # type: ignore[call-arg]
+    assert_type(outbox.compensate(UUID(int=1), actor="ada", reason="no such account"), UUID)
+    outbox.compensate(UUID(int=1), actor="ada", reason="x", acknowledge_delivered=True)
+    outbox.compensate(UUID(int=1))  # type: ignore[call-arg]
     outbox.compensation("v", consumers=[1])  # type: ignore[list-item]
     del give_back_later
 

@@ -53,8 +53,8 @@ class Why(Strict):
     reason: Reason = ""
 
 
-class RollbackPreview(Strict):
-    """What a rollback of one message would do."""
+class CompensationPreview(Strict):
+    """What a compensation of one message would do."""
 
     acknowledge_delivered: bool = False
     database: Text | None = None
@@ -64,15 +64,15 @@ class RollbackPreview(Strict):
         return {"acknowledge_delivered": True} if self.acknowledge_delivered else {}
 
 
-class Rollback(RollbackPreview):
-    """A rollback of one message; ``token`` is that of its preview."""
+class CompensationOrder(CompensationPreview):
+    """A compensation of one message; ``token`` is that of its preview."""
 
     reason: Reason = ""
     token: Token | None = None
 
 
 class Ids(Strict):
-    """Messages by their ids, in one operation."""
+    """Messages by their ids, in one bulk job."""
 
     ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_IDS)]
     reason: Reason = ""
@@ -92,7 +92,7 @@ class Named(Strict):
 
 
 class Selected(Strict):
-    """What an operation acts on: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
+    """What a bulk job acts on: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
 
     ids: Annotated[list[UUID], Field(max_length=MAX_IDS)] | None = None
     group: Text | None = None
@@ -124,7 +124,7 @@ class Selected(Strict):
 
 
 class Options(Strict):
-    """What an operation is told beside: ``force`` for ``commit``, ``acknowledge_delivered`` for ``rollback``."""
+    """What a bulk job is told beside: ``force`` for ``commit``, ``acknowledge_delivered`` for ``compensate``."""
 
     force: bool = False
     acknowledge_delivered: bool = False
@@ -134,8 +134,8 @@ class Options(Strict):
         return {name: True for name, value in self if value}
 
 
-class OperationPreview(Strict):
-    """What an operation would do."""
+class BulkJobPreview(Strict):
+    """What a bulk job would do."""
 
     action: Action
     selector: Selected
@@ -143,8 +143,8 @@ class OperationPreview(Strict):
     options: Options = Options()
 
 
-class Order(OperationPreview):
-    """An operation; ``token`` is that of its preview, ``rate`` how many items a second at most."""
+class Order(BulkJobPreview):
+    """A bulk job; ``token`` is that of its preview, ``rate`` how many items a second at most."""
 
     reason: Reason = ""
     token: Token | None = None
@@ -157,7 +157,7 @@ _SUMMARIES = {
     Action.CHECK: "Have an undecided half checked now",
     Action.RESET: "Give a parked half all of its checks again",
     Action.COMMIT: "Decide an undecided half: commit",
-    Action.ABORT: "Decide an undecided half: roll back",
+    Action.ROLLBACK: "Decide an undecided half: roll back",
     Action.RETRY: "Handle a parked or failed message again, now",
     Action.PARK: "Set a failed message aside",
     Action.DISCARD: "Put a parked message away; it can be restored until it is pruned",

@@ -13,27 +13,27 @@ from outbox.console.api.fields import PREFIX, IdempotencyKey, IfMatch, expected_
 from outbox.console.context import Context, requires
 from outbox.console.permissions import Permission
 from outbox.errors import VersionMismatch
-from outbox.operator.model import Action, OperationItem, OperationRow, Page, Preview, Selector, Target
+from outbox.operator.model import Action, BulkItem, BulkJob, Page, Preview, Selector, Target
 
-router = APIRouter(prefix=PREFIX, responses=problems(), tags=["operations"])
+router = APIRouter(prefix=PREFIX, responses=problems(), tags=["bulk-jobs"])
 
 _ORDER_ERRORS = problems(404, 409, 415)
 
 
-@router.post("/operations/preview", responses=_ORDER_ERRORS)
-def preview(context: Context, body: acts.OperationPreview) -> Preview:
-    """Return what an operation would do; writes nothing. Its token goes with the order."""
+@router.post("/bulk-jobs/preview", responses=_ORDER_ERRORS)
+def preview(context: Context, body: acts.BulkJobPreview) -> Preview:
+    """Return what a bulk job would do; writes nothing. Its token goes with the order."""
     context.demand(body.action)
     return context.admin.preview(
         body.action, body.selector.selector(), database=body.database, options=body.options.chosen()
     )
 
 
-@router.post("/operations", status_code=202, responses=_ORDER_ERRORS)
+@router.post("/bulk-jobs", status_code=202, responses=_ORDER_ERRORS)
 def start(
     context: Context, body: acts.Order, response: Response, idempotency_key: IdempotencyKey = None
-) -> OperationRow:
-    """Order an operation, which workers carry out. The same Idempotency-Key returns the same operation."""
+) -> BulkJob:
+    """Order a bulk job, which workers carry out. The same Idempotency-Key returns the same bulk job."""
     context.demand(body.action)
     ordered = context.admin.start(
         body.action,
@@ -50,33 +50,33 @@ def start(
 
 
 @router.post(
-    "/messages/{message_id}/rollback/preview", dependencies=[requires(Action.ROLLBACK)], responses=_ORDER_ERRORS
+    "/messages/{message_id}/compensate/preview", dependencies=[requires(Action.COMPENSATE)], responses=_ORDER_ERRORS
 )
-def preview_rollback(context: Context, message_id: UUID, body: acts.RollbackPreview) -> Preview:
-    """Return what a rollback of the local transaction would do; writes nothing."""
-    return context.admin.preview(Action.ROLLBACK, _one(message_id), database=body.database, options=body.options())
+def preview_compensation(context: Context, message_id: UUID, body: acts.CompensationPreview) -> Preview:
+    """Return what a compensation of the local transaction would do; writes nothing."""
+    return context.admin.preview(Action.COMPENSATE, _one(message_id), database=body.database, options=body.options())
 
 
 @router.post(
-    "/messages/{message_id}/rollback",
+    "/messages/{message_id}/compensate",
     status_code=202,
-    dependencies=[requires(Action.ROLLBACK)],
+    dependencies=[requires(Action.COMPENSATE)],
     responses=_ORDER_ERRORS | problems(412),
 )
-def rollback(
+def compensate(
     context: Context,
     message_id: UUID,
-    body: acts.Rollback,
+    body: acts.CompensationOrder,
     response: Response,
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
-) -> OperationRow:
-    """Order that the local transaction of a message is rolled back, by the function that the service registered."""
+) -> BulkJob:
+    """Order that the local transaction of a message is compensated, by the function that the service registered."""
     expected = expected_version(if_match)
     if expected is not None and context.admin.message(message_id).version != expected:
         raise VersionMismatch(f"message {message_id} has changed since you saw it; look at it again")
     ordered = context.admin.start(
-        Action.ROLLBACK,
+        Action.COMPENSATE,
         _one(message_id),
         actor=context.actor,
         reason=body.reason,
@@ -91,50 +91,50 @@ def rollback(
 @router.post("/messages/reSend", status_code=202, dependencies=[requires(Action.RESEND)], responses=_ORDER_ERRORS)
 def resend_by_ids(
     context: Context, body: acts.Ids, response: Response, idempotency_key: IdempotencyKey = None
-) -> OperationRow:
-    """Order a resend of the messages of these ids: the short way for `POST /operations`, without a preview."""
+) -> BulkJob:
+    """Order a resend of the messages of these ids: the short way for `POST /bulk_jobs`, without a preview."""
     return _by_ids(context, Action.RESEND, body, response, idempotency_key)
 
 
-@router.post("/messages/rollback", status_code=202, dependencies=[requires(Action.ROLLBACK)], responses=_ORDER_ERRORS)
-def rollback_by_ids(
+@router.post("/messages/compensate", status_code=202, dependencies=[requires(Action.COMPENSATE)], responses=_ORDER_ERRORS)
+def compensate_by_ids(
     context: Context, body: acts.Ids, response: Response, idempotency_key: IdempotencyKey = None
-) -> OperationRow:
-    """Order a rollback of the messages of these ids: the short way for `POST /operations`, without a preview."""
-    return _by_ids(context, Action.ROLLBACK, body, response, idempotency_key)
+) -> BulkJob:
+    """Order a compensation of the messages of these ids: the short way for `POST /bulk_jobs`, without a preview."""
+    return _by_ids(context, Action.COMPENSATE, body, response, idempotency_key)
 
 
-@router.get("/operations")
-def operations(context: Context, query: Annotated[fields.Operations, Query()]) -> Page[OperationRow]:
-    """Return operations, the newest first."""
-    return context.admin.operations(query.page(), state=query.state, database=query.database)
+@router.get("/bulk-jobs")
+def bulk_jobs(context: Context, query: Annotated[fields.BulkJobs, Query()]) -> Page[BulkJob]:
+    """Return bulk jobs, the newest first."""
+    return context.admin.bulk_jobs(query.page(), state=query.state, database=query.database)
 
 
-@router.get("/operations/{operation_id}", responses=problems(404))
-def operation(context: Context, operation_id: UUID) -> OperationRow:
-    """Return an operation, and how far it is."""
-    return context.admin.operation(operation_id)
+@router.get("/bulk-jobs/{bulk_job_id}", responses=problems(404))
+def bulk_job(context: Context, bulk_job_id: UUID) -> BulkJob:
+    """Return a bulk job, and how far it is."""
+    return context.admin.bulk_job(bulk_job_id)
 
 
-@router.get("/operations/{operation_id}/items", responses=problems(404))
-def items(context: Context, operation_id: UUID, query: Annotated[fields.Items, Query()]) -> Page[OperationItem]:
-    """Return the items of an operation in their order, and what became of each."""
-    return context.admin.operation_items(operation_id, query.page(), state=query.state)
+@router.get("/bulk-jobs/{bulk_job_id}/items", responses=problems(404))
+def items(context: Context, bulk_job_id: UUID, query: Annotated[fields.Items, Query()]) -> Page[BulkItem]:
+    """Return the items of a bulk job in their order, and what became of each."""
+    return context.admin.bulk_items(bulk_job_id, query.page(), state=query.state)
 
 
 @router.post(
-    "/operations/{operation_id}/cancel",
+    "/bulk-jobs/{bulk_job_id}/cancel",
     dependencies=[requires(Permission.CANCEL)],
     responses=problems(404, 409, 415),
 )
-def cancel(context: Context, operation_id: UUID, body: acts.Why) -> OperationRow:
-    """Cancel what is left of an operation; what was done stays done."""
-    return context.admin.cancel(operation_id, actor=context.actor, reason=body.reason)
+def cancel(context: Context, bulk_job_id: UUID, body: acts.Why) -> BulkJob:
+    """Cancel what is left of a bulk job; what was done stays done."""
+    return context.admin.cancel(bulk_job_id, actor=context.actor, reason=body.reason)
 
 
 def _by_ids(
     context: Context, action: Action, body: acts.Ids, response: Response, idempotency_key: str | None
-) -> OperationRow:
+) -> BulkJob:
     ordered = context.admin.start(
         action,
         body.selector(),
@@ -151,6 +151,6 @@ def _one(message_id: UUID) -> Selector:
     return Selector(targets=(Target(message_id),))
 
 
-def _located(context: Context, response: Response, ordered: OperationRow) -> OperationRow:
-    response.headers["Location"] = context.url("api", "v1", "operations", ordered.id)
+def _located(context: Context, response: Response, ordered: BulkJob) -> BulkJob:
+    response.headers["Location"] = context.url("api", "v1", "bulk-jobs", ordered.id)
     return ordered

@@ -35,7 +35,7 @@ Reason = Annotated[str, StringConstraints(max_length=2000, pattern=r"^[^\x00]*$"
 #: ``name=value``; what must be equal.
 Pair = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00=]+=[^\x00]*$")]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-InboxStatus = Literal["consumed", "failed", "parked", "rolled_back"]
+InboxStatus = Literal["consumed", "failed", "parked", "quarantined"]
 Token = Annotated[str, StringConstraints(max_length=4000)]
 
 
@@ -206,15 +206,15 @@ class AuditExported(Audit):
     limit: Annotated[int, Field(ge=1, le=100_000)] = 10_000
 
 
-class Operations(Paged):
-    """Which operations, and which page of them."""
+class BulkJobs(Paged):
+    """Which bulk jobs, and which page of them."""
 
     database: Text | None = None
     state: Literal["waiting", "running", "done", "partly", "cancelled"] | None = None
 
 
 class Items(Paged):
-    """Which items of an operation, and which page of them."""
+    """Which items of a bulk job, and which page of them."""
 
     state: Literal["pending", "done", "skipped", "failed", "cancelled"] | None = None
 
@@ -257,7 +257,7 @@ def expected_version(if_match: str | None) -> str | None:
 
 
 def order_key(principal: Principal, idempotency_key: str | None) -> str | None:
-    """Return the key of an order, bound to who orders: nobody gets at another one's operation.
+    """Return the key of an order, bound to who orders: nobody gets at another one's bulk job.
 
     Raises:
         InvalidRequest: the header isn't 1 to 200 printable characters without spaces.

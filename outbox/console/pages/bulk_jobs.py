@@ -21,7 +21,7 @@ from outbox.console.pages.view import PageView, View
 from outbox.console.pages.words import ACTS
 from outbox.console.permissions import Permission
 from outbox.errors import InvalidRequest
-from outbox.operator.model import Action, OperationRow, Page, PageRequest, Selector, Target
+from outbox.operator.model import Action, BulkJob, Page, PageRequest, Selector, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class BulkRequest:
 
     @property
     def selector(self) -> Selector:
-        """What the operation acts on.
+        """What the bulk job acts on.
 
         Raises:
             InvalidRequest: a target or a filter that isn't one.
@@ -108,8 +108,8 @@ async def start(view: View) -> Response:
     form = _form(await view.request.form())
     request = BulkRequest.read(form)
     view.context.demand(request.action)
-    rollback = request.action is Action.ROLLBACK
-    if rollback and form.text("typed") != form.text("count"):
+    compensating = request.action is Action.COMPENSATE
+    if compensating and form.text("typed") != form.text("count"):
         raise InvalidRequest("to go on, type the number of messages as it stands there", "typed")
 
     def ordered() -> UUID:
@@ -120,54 +120,54 @@ async def start(view: View) -> Response:
             reason=form.text("reason") or "",
             token=form.text("token"),
             database=request.database,
-            options={"acknowledge_delivered": True} if rollback and form.text("acknowledged") else {},
+            options={"acknowledge_delivered": True} if compensating and form.text("acknowledged") else {},
             rate=form.number("rate"),
             idempotency_key=form.text("key"),
         ).id
 
-    return view.done("start", "operations", await run_in_threadpool(ordered))
+    return view.done("start", "bulk-jobs", await run_in_threadpool(ordered))
 
 
 STATES = ("waiting", "running", "done", "partly", "cancelled")
 ITEM_STATES = ("pending", "done", "skipped", "failed", "cancelled")
 
 
-@router.get("/operations")
-def operations(view: View) -> Response:
+@router.get("/bulk-jobs")
+def bulk_jobs(view: View) -> Response:
     """Show the bulk jobs."""
 
-    def fetch(query: Fields, page: PageRequest) -> Page[OperationRow]:
-        return view.admin.operations(page, state=query.text("state"), database=query.text("database"))
+    def fetch(query: Fields, page: PageRequest) -> Page[BulkJob]:
+        return view.admin.bulk_jobs(page, state=query.text("state"), database=query.text("database"))
 
-    found = listing(view, "operations", {"state": "state", "database": "database"}, fetch)
-    return view.page("operations.html", found.status, list=found, states=STATES)
+    found = listing(view, "bulk-jobs", {"state": "state", "database": "database"}, fetch)
+    return view.page("bulk_jobs.html", found.status, list=found, states=STATES)
 
 
-@router.get("/operations/{operation_id}")
-def operation(view: View, operation_id: UUID) -> Response:
+@router.get("/bulk-jobs/{bulk_job_id}")
+def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
-    job = view.admin.operation(operation_id)
+    job = view.admin.bulk_job(bulk_job_id)
     items = listing(
         view,
         "items",
         {"state": "state"},
-        lambda query, page: view.admin.operation_items(operation_id, page, state=query.text("state")),
+        lambda query, page: view.admin.bulk_items(bulk_job_id, page, state=query.text("state")),
     )
     may_cancel = job.finished_at is None and view.context.may(Permission.CANCEL)
-    return view.page("operation.html", operation=job, list=items, states=ITEM_STATES, may_cancel=may_cancel)
+    return view.page("bulk_job.html", bulk_job=job, list=items, states=ITEM_STATES, may_cancel=may_cancel)
 
 
-@router.get("/operations/{operation_id}/cancel", dependencies=[requires(Permission.CANCEL)])
-def confirm_cancel(view: View, operation_id: UUID) -> Response:
+@router.get("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(Permission.CANCEL)])
+def confirm_cancel(view: View, bulk_job_id: UUID) -> Response:
     """Show what cancelling would leave undone, with the form that does it."""
-    return view.page("cancel.html", operation=view.admin.operation(operation_id))
+    return view.page("cancel.html", bulk_job=view.admin.bulk_job(bulk_job_id))
 
 
-@router.post("/operations/{operation_id}/cancel", dependencies=[requires(Permission.CANCEL)])
-def cancel(view: View, operation_id: UUID, reason: Annotated[str, Form(max_length=1000)] = "") -> Response:
+@router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(Permission.CANCEL)])
+def cancel(view: View, bulk_job_id: UUID, reason: Annotated[str, Form(max_length=1000)] = "") -> Response:
     """Cancel what is left of a bulk job."""
-    view.admin.cancel(operation_id, actor=view.context.actor, reason=reason)
-    return view.done("cancel", "operations", operation_id)
+    view.admin.cancel(bulk_job_id, actor=view.context.actor, reason=reason)
+    return view.done("cancel", "bulk-jobs", bulk_job_id)
 
 
 def _preview(view: PageView, order: BulkRequest) -> Response:

@@ -34,7 +34,7 @@ class Listing(Generic[T]):
 
     ``values`` are those of the filter's fields, ``applied`` is for each of them its name, its text and the URL without
     it. ``before`` and ``after`` are the URLs of the pages beside this one. ``filter`` selects the same rows again, for
-    an operation on all of them. ``fault`` tells what is wrong with the filter; then there are no rows.
+    a bulk job on all of them. ``fault`` tells what is wrong with the filter; then there are no rows.
     """
 
     of: str
@@ -239,6 +239,6 @@ def jump(view: View, q: str = "") -> Response:
     except ValueError:
         return RedirectResponse(url("messages", key=text), 303)
     try:
-        return RedirectResponse(url("operations", view.admin.operation(found).id), 303)
+        return RedirectResponse(url("bulk-jobs", view.admin.bulk_job(found).id), 303)
     except BulkJobNotFound:
         return RedirectResponse(url("messages", found), 303)

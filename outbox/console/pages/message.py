@@ -70,7 +70,7 @@ def act(view: View, message_id: UUID, action: Action, form: Annotated[ActForm, F
     """Do it."""
     view.context.demand(action)
     request = ActRequest(action, form.group or None, form.database or None)
-    if action is Action.ROLLBACK:
+    if action is Action.COMPENSATE:
         return _roll_back(view, message_id, request, form)
     view.admin.act(
         action,
@@ -120,7 +120,7 @@ def _roll_back(view: PageView, message_id: UUID, request: ActRequest, form: ActF
         fault = f"Nothing was done: to go on, type {expected!r}."
         return _ask(view, shown, request, fault=fault, reason=form.reason)
     job = view.admin.start(
-        Action.ROLLBACK,
+        Action.COMPENSATE,
         Selector(targets=(Target(message_id),)),
         actor=view.context.actor,
         reason=form.reason,
@@ -128,11 +128,11 @@ def _roll_back(view: PageView, message_id: UUID, request: ActRequest, form: ActF
         options={"acknowledge_delivered": True} if form.acknowledged else {},
         idempotency_key=form.key or None,
     )
-    return view.done(request.action, "operations", job.id)
+    return view.done(request.action, "bulk-jobs", job.id)
 
 
 def to_type(shown: MessageView) -> str:
-    """Return what has to be typed before a rollback: the message's key, or its topic where it has none."""
+    """Return what has to be typed before a compensation: the message's key, or its topic where it has none."""
     half: dict[str, Any] = shown.half or {}
     return str(half.get("key") or half.get("topic") or shown.id)
 
@@ -140,7 +140,7 @@ def to_type(shown: MessageView) -> str:
 def _ask(
     view: PageView, shown: MessageView, request: ActRequest, fault: str | None = None, reason: str = ""
 ) -> Response:
-    rollback = request.action is Action.ROLLBACK
+    compensating = request.action is Action.COMPENSATE
     return view.page(
         "ask.html",
         422 if fault else 200,
@@ -149,9 +149,9 @@ def _ask(
         act=ACTS[request.action],
         refused=_refused(shown, request),
         against_fence=request.action is Action.COMMIT and against_fence(shown),
-        expected=to_type(shown) if rollback else None,
+        expected=to_type(shown) if compensating else None,
         delivered=[row for row in shown.inbox if row.status == "consumed"],
-        compensations=_compensations(view, shown) if rollback else [],
+        compensations=_compensations(view, shown) if compensating else [],
         fault=fault,
         reason=reason,
         key=uuid4().hex,

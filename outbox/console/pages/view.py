@@ -37,7 +37,7 @@ NAVIGATION = (
     ("halves", "Halves & checks", "half", "h"),
     ("scheduled", "Scheduled", "clock", "s"),
     ("inbox", "Inbox", "inbox", "i"),
-    ("operations", "Operations", "list", "p"),
+    ("bulk-jobs", "Bulk jobs", "list", "p"),
     ("handlers", "Handlers", "braces", "l"),
     ("audit", "Audit", "book", "a"),
     ("system", "System", "server", "y"),
@@ -155,7 +155,7 @@ def problem_page(request: Request, problem: Problem) -> HTMLResponse:
     section, _, rest = view.context.path.strip("/").partition("/")
     about = rest.partition("/")[0]
     # After some errors another try may succeed: the page links to the message or bulk job that the request was about.
-    found = section in {"messages", "operations"} and about and problem.status_code in _RETRYABLE
+    found = section in {"messages", "bulk-jobs"} and about and problem.status_code in _RETRYABLE
     page = view.render(
         "login.html" if section in {"login", "logout"} else "problem.html",
         problem.status_code,

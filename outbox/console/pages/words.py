@@ -49,7 +49,8 @@ _CHIPS = MappingProxyType(
         "consumed": Chip("check", "good", "consumed", "handled, with its effect, once"),
         "failed": Chip("retry", "warn", "failed", "will be retried"),
         "parked": Chip("stop", "bad", "parked", "set aside for a human"),
-        "rolled_back": Chip("undo", "", "rolled back", "can't take effect any more"),
+        "rolled_back": Chip("undo", "", "rolled back", "will never be delivered"),
+        "quarantined": Chip("undo", "", "quarantined", "can't take effect any more"),
         "unconsumed": Chip("hourglass", "info", "unconsumed", "the group hasn't come so far"),
         "left_out": Chip("dash", "", "left out", "the group's filter left it out, or the row was pruned"),
         "discarded": Chip("archive", "", "discarded", "parked, and somebody decided that this is the end of it"),
@@ -57,7 +58,7 @@ _CHIPS = MappingProxyType(
         "immune": Chip("shield", "", "immune", "left alone before its first check"),
         "orphan": Chip("question", "warn", "orphan", "its check is due"),
         "waiting": Chip("clock", "info", "waiting", "waits for its turn"),
-        # An operation and its items.
+        # A bulk job and its items.
         "running": Chip("play", "info", "running", "workers are at it"),
         "done": Chip("check", "good", "done", "all of it was done"),
         "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
@@ -90,12 +91,12 @@ ACTS = MappingProxyType(
             "Recalled: the message isn't delivered.",
             grave=True,
         ),
-        Action.ROLLBACK: Act(
-            "Roll back",
+        Action.COMPENSATE: Act(
+            "Compensate",
             "undo",
-            "Every inbox is fenced off first, so that the message can't take effect later. Then a worker runs the "
+            "Every inbox is quarantined first, so that the message can't take effect later. Then a worker runs the "
             "compensation that the service registered, once, which undoes the local transaction.",
-            "Ordered: a worker rolls the local transaction back.",
+            "Ordered: a worker compensates the local transaction.",
             grave=True,
         ),
         Action.CHECK: Act(
@@ -118,12 +119,12 @@ ACTS = MappingProxyType(
             "Committed: the message goes out.",
             grave=True,
         ),
-        Action.ABORT: Act(
-            "Abort",
+        Action.ROLLBACK: Act(
+            "Roll back",
             "x",
             "You decide in place of the checker: the local transaction is taken to have failed, and no group ever sees "
             "the message.",
-            "Aborted: no group ever sees the message.",
+            "Rolled back: no group ever sees the message.",
             grave=True,
         ),
         Action.RETRY: Act(
@@ -172,6 +173,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "failed": "retry",
         "parked": "stop",
         "rolled_back": "undo",
+        "quarantined": "undo",
         "discarded": "archive",
         "act": "person",
         "found": "search",

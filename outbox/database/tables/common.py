@@ -68,8 +68,8 @@ def common_tables(schema: str = "outbox") -> MetaData:
     """Return the metadata of the tables that a producer and a consumer both need, in ``schema``."""
     metadata = MetaData(schema=schema, naming_convention=NAMING)
     _audit(metadata)
-    _operation(metadata)
-    _operation_item(metadata)
+    _bulk_job(metadata)
+    _bulk_item(metadata)
     _worker(metadata)
     _stats_sample(metadata)
     return metadata
@@ -94,11 +94,11 @@ def _audit(metadata: MetaData) -> None:
     Index(None, table.c.target)
 
 
-def _operation(metadata: MetaData) -> None:
+def _bulk_job(metadata: MetaData) -> None:
     # What was ordered for many messages at once, and each rollback of a local transaction. It is done when no item is
     # pending any more; ``rate`` is items a second.
     table = Table(
-        "operation",
+        "bulk_job",
         metadata,
         Column("id", Uuid, primary_key=True),
         Column("action", Text, nullable=False),
@@ -122,16 +122,16 @@ def _operation(metadata: MetaData) -> None:
     # Makes a repeated order the same order.
     Index(None, table.c.idempotency_key, unique=True)
     # Serves workers: what is to be done.
-    Index("ix_operation_open", table.c.created_at, postgresql_where=table.c.finished_at.is_(None))
+    Index("ix_bulk_job_open", table.c.created_at, postgresql_where=table.c.finished_at.is_(None))
 
 
-def _operation_item(metadata: MetaData) -> None:
+def _bulk_item(metadata: MetaData) -> None:
     # Each item is acted on in a transaction that also writes its state here. A rollback runs outside of it, and claims
     # its item by moving ``next_attempt_at`` ahead.
     table = Table(
-        "operation_item",
+        "bulk_item",
         metadata,
-        Column("operation_id", Uuid, primary_key=True),
+        Column("bulk_job_id", Uuid, primary_key=True),
         Column("number", Integer, primary_key=True, autoincrement=False),
         Column("action", Text, nullable=False),
         Column("message_id", Uuid, nullable=False),
@@ -146,21 +146,21 @@ def _operation_item(metadata: MetaData) -> None:
         CheckConstraint("number > 0", name="number"),
         CheckConstraint("attempts >= 0", name="attempts"),
     )
-    # Serves workers: the next items of an operation.
+    # Serves workers: the next items of a bulk job.
     Index(
-        "ix_operation_item_pending",
-        table.c.operation_id,
+        "ix_bulk_item_pending",
+        table.c.bulk_job_id,
         table.c.number,
         postgresql_where=table.c.state == "pending",
     )
     # Nobody rolls a message back while somebody else is at it.
     Index(
-        "ix_operation_item_rollback",
+        "ix_bulk_item_compensate",
         table.c.message_id,
         unique=True,
-        postgresql_where=(table.c.action == "rollback") & (table.c.state == "pending"),
+        postgresql_where=(table.c.action == "compensate") & (table.c.state == "pending"),
     )
-    # Serves "which operations had this message".
+    # Serves "which bulk jobs had this message".
     Index(None, table.c.message_id)
 
 

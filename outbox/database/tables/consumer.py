@@ -66,16 +66,16 @@ def _consumer_message(metadata: MetaData) -> None:
         Column("error_kind", Text),
         # Parked, and somebody has decided that this is the end of it.
         Column("discarded_at", _TIME),
-        # The operation that fenced the message off before a compensation, and what the inbox said before.
-        Column("fenced_by", Uuid),
-        Column("fenced_from", Text),
-        CheckConstraint("status IN ('consumed', 'failed', 'parked', 'rolled_back')", name="status"),
+        # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
+        Column("quarantined_by", Uuid),
+        Column("quarantined_from", Text),
+        CheckConstraint("status IN ('consumed', 'failed', 'parked', 'quarantined')", name="status"),
         CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
         CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
         CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
-        CheckConstraint("fenced_from IN ('unconsumed', 'failed', 'parked')", name="fenced_from"),
-        CheckConstraint("(fenced_by IS NULL) = (fenced_from IS NULL)", name="fenced"),
-        CheckConstraint("fenced_by IS NULL OR status = 'rolled_back'", name="fenced_by"),
+        CheckConstraint("quarantined_from IN ('unconsumed', 'failed', 'parked')", name="quarantined_from"),
+        CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
+        CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
     )
     # Serves the retry pass: the next due failures of a group.
     Index(

@@ -216,5 +216,5 @@ def _compensation(metadata: MetaData) -> None:
         Column("reason", Text, nullable=False),
         Column("result", JSONB),
         Column("compensated_at", _TIME, nullable=False, server_default=_NOW),
-        Column("operation_id", Uuid),
+        Column("bulk_job_id", Uuid),
     )

@@ -1,4 +1,4 @@
-"""Statements that choose what an operation acts on: counted for a preview, written as items at its start.
+"""Statements that choose what a bulk job acts on: counted for a preview, written as items at its start.
 
 Both evaluate the same `Matched`, so that what was shown is what is written, or else a different count or hash tells.
 """
@@ -66,23 +66,23 @@ WITH matched AS MATERIALIZED ({{matched}}
     SELECT row_number() OVER (ORDER BY place, id, consumer_group) AS number, matched.*,
            state = ANY (%(able)s::text[]) AS able
       FROM matched WHERE {{chosen}}
-), operation AS (
-    INSERT INTO {{s}}.operation (id, action, requested_by, reason, options, selector, rate, total, idempotency_key,
+), bulk_job AS (
+    INSERT INTO {{s}}.bulk_job (id, action, requested_by, reason, options, selector, rate, total, idempotency_key,
                                  origin)
     SELECT %(id)s, %(action)s, %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(rate)s,
            (SELECT count(*) FROM chosen), %(idempotency_key)s, %(origin)s::jsonb
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING id
 ), item AS (
-    INSERT INTO {{s}}.operation_item (operation_id, number, action, message_id, topic, consumer_group, state, outcome)
+    INSERT INTO {{s}}.bulk_item (bulk_job_id, number, action, message_id, topic, consumer_group, state, outcome)
     SELECT o.id, c.number, %(action)s, c.id, c.topic, c.consumer_group,
            CASE WHEN able THEN 'pending' ELSE 'skipped' END, CASE WHEN NOT able THEN %(whys)s::jsonb ->> c.state END
-      FROM chosen c, operation o
+      FROM chosen c, bulk_job o
     ON CONFLICT DO NOTHING
     RETURNING 1
 ){_SUMMARY.replace("{more}", ", (SELECT count(*) FROM chosen), (SELECT count(*) FROM item)")}"""
 
-_DESCRIBE = "UPDATE {s}.operation SET selector = selector || jsonb_build_object('described', %s::text) WHERE id = %s"
+_DESCRIBE = "UPDATE {s}.bulk_job SET selector = selector || jsonb_build_object('described', %s::text) WHERE id = %s"
 
 _INBOX_IDS = """
 SELECT DISTINCT m.message_id
@@ -114,8 +114,8 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
-class NewOperation:
-    """A row of `operation`, but for what it acts on."""
+class NewBulkJob:
+    """A row of `bulk_job`, but for what it acts on."""
 
     id: UUID
     action: str
@@ -181,12 +181,12 @@ def summary(schema: str, matched: Matched) -> Statement:
 
 
 def start(
-    schema: str, matched: Matched, new: NewOperation, able: Sequence[str], whys: Mapping[str, str], *, all_of_them: bool
+    schema: str, matched: Matched, new: NewBulkJob, able: Sequence[str], whys: Mapping[str, str], *, all_of_them: bool
 ) -> Statement:
-    """Write an operation and its items, unless its key is there; ``all_of_them``: also what is skipped, and why.
+    """Write a bulk job and its items, unless its key is there; ``all_of_them``: also what is skipped, and why.
 
     Rows as of `summary`, each with ``(items to be, items that were written)``; these differ where the key is there, or
-    a message has a rollback already.
+    a message has a compensation already.
     """
     sql = _START.replace("{matched}", matched.sql).replace(
         "{chosen}", "true" if all_of_them else "state = ANY (%(able)s::text[])"
@@ -210,9 +210,9 @@ def start(
     )
 
 
-def describe(schema: str, operation_id: UUID, described: str) -> Statement:
-    """Write down in words what an operation does."""
-    return Statement(in_schema(_DESCRIBE, schema), (described, operation_id))
+def describe(schema: str, bulk_job_id: UUID, described: str) -> Statement:
+    """Write down in words what a bulk job does."""
+    return Statement(in_schema(_DESCRIBE, schema), (described, bulk_job_id))
 
 
 def inbox_ids(schema: str, where: str, values: Mapping[str, Any], edge: object, most: int) -> Statement:

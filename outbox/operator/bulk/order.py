@@ -1,4 +1,4 @@
-"""Order an operation, so that what was previewed is what is done; and cancel what is left of one."""
+"""Order a bulk job, so that what was previewed is what is done; and cancel what is left of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outbox.operator.bulk.preview import choose_database, look_elsewhere, matche
 from outbox.operator.bulk.selection import Asked, Summary
 from outbox.operator.bulk.show import described
 from outbox.operator.look import paging
-from outbox.operator.model import Action, Actor, OperationRow, Selector
+from outbox.operator.model import Action, Actor, BulkJob, Selector
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def start(
     options: Mapping[str, Any],
     rate: float | None,
     idempotency_key: str | None,
-) -> OperationRow:
-    """Order an operation, which workers carry out; see `outbox.operator.service.Admin.start`.
+) -> BulkJob:
+    """Order a bulk job, which workers carry out; see `outbox.operator.service.Admin.start`.
 
     Of messages that are named, those that can't be acted on become items that are skipped; a filter leaves them out.
 
     Raises:
         SelectorChanged: the preview showed something else, or the key was used for something else.
         ActRefused: nothing of what is selected can be acted on.
-        CompensationRefused: (a rollback of one message) it can't be rolled back.
+        CompensationRefused: (a compensation of one message) it can't be compensated.
         BulkJobTooLarge: too many messages.
         InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
     """
@@ -76,7 +76,7 @@ def start(
         chosen, _ = choose_database(databases, asked, database)
     edge = shown["edge"] if shown else None
     elsewhere = look_elsewhere(databases, chosen, asked, edge)
-    new = choose_sql.NewOperation(
+    new = choose_sql.NewBulkJob(
         uuid7(), action, deed.actor, deed.reason, deed.options, selector_json(selector), rate, idempotency_key,
         deed.origin,
     )  # fmt: skip
@@ -92,11 +92,11 @@ def start(
         if earlier is None:
             raise SelectorChanged(f"the order with this idempotency key was withdrawn; {_AGAIN}") from None
         return earlier
-    return show.operation(databases, new.id)
+    return show.bulk_job(databases, new.id)
 
 
-def cancel(databases: Databases, operation_id: UUID, *, actor: Actor, reason: str) -> OperationRow:
-    """Cancel what is left of an operation; what was done stays done. A worker withdraws a rollback that has begun.
+def cancel(databases: Databases, bulk_job_id: UUID, *, actor: Actor, reason: str) -> BulkJob:
+    """Cancel what is left of a bulk job; what was done stays done. A worker withdraws a compensation that has begun.
 
     Raises:
         BulkJobNotFound: no registered database has it.
@@ -104,19 +104,17 @@ def cancel(databases: Databases, operation_id: UUID, *, actor: Actor, reason: st
         InvalidRequest: an actor without a name, or a reason that can't be stored.
     """
     check_said(actor, reason)
-    database = show.find(databases, operation_id)
+    database = show.find(databases, bulk_job_id)
     schema = database.schema
     with database.acting() as connection:
-        (((finished_at, cancelled_at),),) = execute(connection, sql.lock(schema, operation_id))
+        (((finished_at, cancelled_at),),) = execute(connection, sql.lock(schema, bulk_job_id))
         if finished_at is not None or cancelled_at is not None:
             what = "was cancelled before" if cancelled_at else f"has finished at {finished_at.isoformat()}"
-            raise ActRefused(f"operation {operation_id} can't be cancelled: it {what}")
-        cancelled, _ = execute(
-            connection, sql.cancel(schema, operation_id, actor.name), sql.finish(schema, operation_id)
-        )
+            raise ActRefused(f"bulk job {bulk_job_id} can't be cancelled: it {what}")
+        cancelled, _ = execute(connection, sql.cancel(schema, bulk_job_id, actor.name), sql.finish(schema, bulk_job_id))
         told = {"did": "cancel", "cancelled": len(cancelled)}
-        execute(connection, audit(schema, actor.name, "operation", str(operation_id), reason, told, actor.origin))
-    return show.operation(databases, operation_id)
+        execute(connection, audit(schema, actor.name, "bulk", str(bulk_job_id), reason, told, actor.origin))
+    return show.bulk_job(databases, bulk_job_id)
 
 
 class _KeyTaken(Exception):
@@ -124,7 +122,7 @@ class _KeyTaken(Exception):
 
 
 def _insert(
-    connection: Connection, schema: str, new: choose_sql.NewOperation, matched: choose_sql.Matched, asked: Asked
+    connection: Connection, schema: str, new: choose_sql.NewBulkJob, matched: choose_sql.Matched, asked: Asked
 ) -> list[Row]:
     wanted = states_for(asked.action, asked.options)
     whys = {state: refusal(asked.action, state) for state in STATES - wanted}
@@ -152,26 +150,26 @@ def _check_found(asked: Asked, found: Summary, rows: list[Row], digest: list[lis
     if not able:
         raise _nothing(asked, found)
     if _left_out(rows):
-        raise SelectorChanged(f"some of these are being rolled back by an operation ordered just now; {_AGAIN}")
+        raise SelectorChanged(f"some of these are being rolled back by a bulk job ordered just now; {_AGAIN}")
 
 
-def _record(connection: Connection, schema: str, new: choose_sql.NewOperation, asked: Asked, found: Summary) -> None:
+def _record(connection: Connection, schema: str, new: choose_sql.NewBulkJob, asked: Asked, found: Summary) -> None:
     able = found.able(states_for(asked.action, asked.options))
     items = found.matched if asked.by_name else sum(each.count for each in able)
     told = {"did": "start", "action": asked.action, "items": items}
     execute(
         connection,
         choose_sql.describe(schema, new.id, described(asked.action, able)),
-        audit(schema, new.actor, "operation", str(new.id), new.reason, told, new.origin),
+        audit(schema, new.actor, "bulk", str(new.id), new.reason, told, new.origin),
     )
 
 
 def _nothing(asked: Asked, found: Summary) -> ActRefused | CompensationRefused:
     whys = "; ".join(f"{each.count}: {refusal(asked.action, each.state)}" for each in found.kept)
-    if asked.action is Action.ROLLBACK and found.matched == 1 and asked.selector.targets:
+    if asked.action is Action.COMPENSATE and found.matched == 1 and asked.selector.targets:
         message_id = asked.selector.targets[0].message_id
         why = refusal(asked.action, found.kept[0].state)
-        return CompensationRefused(f"the local transaction of message {message_id} can't be rolled back: {why}")
+        return CompensationRefused(f"the local transaction of message {message_id} can't be compensated: {why}")
     return ActRefused(f"there is nothing to {asked.action}: {whys or 'the filter matches no message'}")
 
 
@@ -194,8 +192,8 @@ def _read(token: str, asked: Asked, database: str | None) -> dict[str, Any]:
         ) from None
 
 
-def _by_key(databases: Databases, key: str, deed: Deed, asked: Asked, rate: float | None) -> OperationRow | None:
-    """Return the operation that was ordered with a key before.
+def _by_key(databases: Databases, key: str, deed: Deed, asked: Asked, rate: float | None) -> BulkJob | None:
+    """Return the bulk job that was ordered with a key before.
 
     Raises:
         SelectorChanged: something else was ordered.
@@ -205,19 +203,19 @@ def _by_key(databases: Databases, key: str, deed: Deed, asked: Asked, rate: floa
             (rows,) = execute(connection, sql.by_key(database.schema, key))
         if rows:
             _same(rows[0], key, deed, asked, rate)
-            return show.operation(databases, rows[0][0])
+            return show.bulk_job(databases, rows[0][0])
     return None
 
 
 def _same(row: Row, key: str, deed: Deed, asked: Asked, rate: float | None) -> None:
-    operation_id, action, actor, reason, options, selector, earlier_rate = row
+    bulk_job_id, action, actor, reason, options, selector, earlier_rate = row
     before = {name: value for name, value in json.loads(selector).items() if name not in {"described", "counts"}}
     now = json.loads(json.dumps(selector_json(asked.selector)))
     if (action, actor, reason, json.loads(options), before, earlier_rate) != (
         str(deed.action), deed.actor, deed.reason, dict(deed.options), now, rate,
     ):  # fmt: skip
         raise SelectorChanged(
-            f"idempotency key {key!r} was used for something else (operation {operation_id}); use another key"
+            f"idempotency key {key!r} was used for something else (bulk job {bulk_job_id}); use another key"
         )
 
 

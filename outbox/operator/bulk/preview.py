@@ -1,4 +1,4 @@
-"""What an operation would do, counted in the database in which it would be done; writes nothing.
+"""What a bulk job would do, counted in the database in which it would be done; writes nothing.
 
 From a selector to a query in one database, and what that query finds.
 """
@@ -52,7 +52,7 @@ class Elsewhere:
 
 
 def look_elsewhere(databases: Databases, database: Database, asked: Asked, edge: Any = None) -> Elsewhere:
-    """Return what has to be known from other databases for an operation in this one.
+    """Return what has to be known from other databases for a bulk job in this one.
 
     Raises:
         InvalidRequest: a filter that isn't one, or an inbox filter that fits several databases.
@@ -142,7 +142,7 @@ def _ids_in_inboxes(databases: Databases, wanted: InboxFilter, edge: Any) -> tup
 
 def _delivered(databases: Databases, asked: Asked, ids: list[UUID]) -> list[UUID]:
     """Return the messages that took effect in a registered database, where that matters."""
-    if asked.action is not Action.ROLLBACK or not ids:
+    if asked.action is not Action.COMPENSATE or not ids:
         return []
     found: set[UUID] = set()
     for database in databases.having("consumer"):
@@ -155,7 +155,7 @@ def _delivered(databases: Databases, asked: Asked, ids: list[UUID]) -> list[UUID
 def preview(
     databases: Databases, action: Action, selector: Selector, *, database: str | None, options: Mapping[str, Any]
 ) -> Preview:
-    """Return what an operation would do; see `outbox.operator.service.Admin.preview`.
+    """Return what a bulk job would do; see `outbox.operator.service.Admin.preview`.
 
     Raises:
         InvalidRequest: a selector or option that isn't one, or several databases have what it matches.
@@ -181,7 +181,7 @@ def preview(
 
 
 def choose_database(databases: Databases, asked: Asked, name: str | None) -> tuple[Database, Summary]:
-    """Return the database in which the operation is to be done, and what is matched there.
+    """Return the database in which the bulk job is to be done, and what is matched there.
 
     Raises:
         InvalidRequest: several have what is matched, or none is of the kind that is needed.

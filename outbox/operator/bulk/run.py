@@ -1,4 +1,4 @@
-"""Carry operations out: item by item in small transactions, so that a crash at any point leaves nothing half done.
+"""Carry bulk jobs out: item by item in small transactions, so that a crash at any point leaves nothing half done.
 
 Whoever runs this locks the next items, skips those that others have, acts on their messages, and commits what became of
 them together with that: a worker, the command line that ordered it, or all of these at once.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
-logger = logging.getLogger("outbox.operate")
+logger = logging.getLogger("outbox.bulk")
 
-#: How many items share a transaction, and how many operations are looked at in one pass.
+#: How many items share a transaction, and how many bulk jobs are looked at in one pass.
 BATCH = 100
-OPERATIONS = 1_000
-#: How long (seconds) one operation is carried out before others have their turn.
+BULK_JOBS = 1_000
+#: How long (seconds) one bulk job is carried out before others have their turn.
 SLICE = 1.0
 #: How long (seconds) a statement waits for a lock; an item whose message somebody holds is tried again after `AGAIN`
 #: seconds, `MOST` times.
@@ -43,17 +43,17 @@ AGAIN = 5.0
 MOST = 60
 
 NOTHING = Counts()
-_ACTIONS = frozenset(Action) - {Action.ROLLBACK}
+_ACTIONS = frozenset(Action) - {Action.COMPENSATE}
 
 
 def _never() -> bool:
     return False
 
 
-def operate_once(
+def bulk_once(
     connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = _never, rated: bool = True
 ) -> Counts:
-    """Carry on with every open operation but rollbacks, each for a while; end those of which nothing is left.
+    """Carry on with every open bulk job but compensations, each for a while; end those of which nothing is left.
 
     ``connection`` must not be in a transaction. Returns ``taken`` items, of these ``done`` ones and ``failed`` ones
     (those that were refused are neither); ``more`` if something is left that could be done now. ``rated`` False takes
@@ -61,25 +61,25 @@ def operate_once(
     """
     with connection.begin():
         _, rows = execute(
-            connection, sql.finish(settings.schema), sql.open_operations(settings.schema, _ACTIONS, OPERATIONS)
+            connection, sql.finish(settings.schema), sql.open_bulk_jobs(settings.schema, _ACTIONS, BULK_JOBS)
         )
     return _carry_on_all(connection, settings, rows, stopping, rated)
 
 
-def run_operation_once(
+def run_bulk_job_once(
     connection: Connection,
     settings: Settings,
-    operation_id: UUID,
+    bulk_job_id: UUID,
     *,
     stopping: Callable[[], bool] = _never,
     rated: bool = True,
 ) -> Counts:
-    """Carry on with one operation for a while, as `operate_once` does with all; nothing if it has ended."""
+    """Carry on with one bulk job for a while, as `bulk_once` does with all; nothing if it has ended."""
     with connection.begin():
         _, rows = execute(
             connection,
-            sql.finish(settings.schema, operation_id),
-            sql.open_operations(settings.schema, _ACTIONS, 1, operation_id),
+            sql.finish(settings.schema, bulk_job_id),
+            sql.open_bulk_jobs(settings.schema, _ACTIONS, 1, bulk_job_id),
         )
     return _carry_on_all(connection, settings, rows, stopping, rated)
 
@@ -96,15 +96,15 @@ def _carry_on_all(
 
 
 def _run_of(connection: Connection, settings: Settings, row: Row, stopping: Callable[[], bool], rated: bool) -> _Run:
-    operation_id, action, actor, reason, options, origin, rate, begun = row
-    came_by = {**(json.loads(origin) if origin else {}), "operation": str(operation_id)}
+    bulk_job_id, action, actor, reason, options, origin, rate, begun = row
+    came_by = {**(json.loads(origin) if origin else {}), "bulk_job": str(bulk_job_id)}
     deed = Deed(Action(action), actor, reason, came_by, json.loads(options))
-    return _Run(connection, settings, operation_id, deed, rate if rated else None, begun, stopping)
+    return _Run(connection, settings, bulk_job_id, deed, rate if rated else None, begun, stopping)
 
 
 @dataclass(slots=True)
 class _Run:
-    """One operation, as it is carried out here; ``_taken`` are the items of the transaction that is open."""
+    """One bulk job, as it is carried out here; ``_taken`` are the items of the transaction that is open."""
 
     _connection: Connection
     _settings: Settings
@@ -184,11 +184,11 @@ class _Run:
             settled = sql.Settled(row[0], "failed", str(error))
         else:
             logger.warning(
-                "operation %s: item %d failed",
+                "bulk job %s: item %d failed",
                 self._id,
                 row[0],
                 exc_info=error,
-                extra={"event": "operate.item_failed", "operation": str(self._id)},
+                extra={"event": "bulk.item_failed", "bulk_job": str(self._id)},
             )
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
         with self._connection.begin():

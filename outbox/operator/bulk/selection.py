@@ -13,7 +13,7 @@ from outbox.errors import BulkJobTooLarge, InvalidRequest
 from outbox.operator.acts import UNCONSUMED, UNKNOWN, check_group
 from outbox.operator.model import MAX_IDS, MAX_ITEMS, Action, HalfFilter, InboxFilter, MessageFilter, Selector, Target
 
-_HALF_ACTS = frozenset({Action.CHECK, Action.RESET, Action.COMMIT, Action.ABORT})
+_HALF_ACTS = frozenset({Action.CHECK, Action.RESET, Action.COMMIT, Action.ROLLBACK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Asked:
     @property
     def by_ids(self) -> bool:
         """Has a filter to be turned into ids first? Where the databases that it needs aren't all in one place."""
-        return self.across or (self.action is Action.ROLLBACK and self.selector.messages is not None)
+        return self.across or (self.action is Action.COMPENSATE and self.selector.messages is not None)
 
     @property
     def context(self) -> object:
         """What a token is bound to."""
-        return ("operation", self.action, self.selector, sorted(self.options.items()))
+        return ("bulk_job", self.action, self.selector, sorted(self.options.items()))
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
         """Return what the rows of `choose_sql.summary` say; ``edge``: if it is not for them to say.
@@ -82,7 +82,7 @@ class Asked:
                 f"{self.action} can't be done by {given[0]}; select by {' or '.join(sorted(fits))}", "selector"
             )
         if selector.messages is not None and selector.messages.body is not None:
-            raise InvalidRequest("an operation can't select by what is in the bodies; name the messages", field="body")
+            raise InvalidRequest("a bulk job can't select by what is in the bodies; name the messages", field="body")
 
     def _check_targets(self, targets: tuple[Target, ...]) -> None:
         if not targets:

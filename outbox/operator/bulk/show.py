@@ -1,6 +1,6 @@
-"""Operations and their items, as they stand.
+"""Bulk jobs and their items, as they stand.
 
-What an operation does, in plain words.
+What a bulk job does, in plain words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outbox.operator.bulk import sql
 from outbox.operator.bulk.selection import Kept
 from outbox.operator.look.messages import check_words
 from outbox.operator.look.paging import Found, Order, Position, merged
-from outbox.operator.model import Action, OperationItem, OperationRow, Page, PageRequest
+from outbox.operator.model import Action, BulkItem, BulkJob, Page, PageRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -30,14 +30,14 @@ T = TypeVar("T")
 STATES = ("waiting", "running", "done", "partly", "cancelled")
 ITEM_STATES = ("pending", "done", "skipped", "failed", "cancelled")
 
-_NEWEST: Order[OperationRow] = Order(key=lambda row: (row.id,), shape=(UUID,))
-_BY_NUMBER: Order[OperationItem] = Order(key=lambda item: (item.number,), shape=(int,), newest_first=False)
+_NEWEST: Order[BulkJob] = Order(key=lambda row: (row.id,), shape=(UUID,))
+_BY_NUMBER: Order[BulkItem] = Order(key=lambda item: (item.number,), shape=(int,), newest_first=False)
 
 
-def list_operations(
+def list_bulk_jobs(
     databases: Databases, page: PageRequest, *, state: str | None, database: str | None
-) -> Page[OperationRow]:
-    """Return a page of operations, the newest first.
+) -> Page[BulkJob]:
+    """Return a page of bulk jobs, the newest first.
 
     Raises:
         InvalidRequest: a state or token that isn't one.
@@ -46,73 +46,73 @@ def list_operations(
     check_words([] if state is None else [state], STATES, "state")
     names = list(databases) if database is None else [databases[database].name]
 
-    def look(name: str, after: Position | None, limit: int) -> Found[OperationRow]:
+    def look(name: str, after: Position | None, limit: int) -> Found[BulkJob]:
         one = databases[name]
         with one.looking() as connection:
-            statement = sql.list_operations(one.schema, state, after[0] if after else None, limit)
+            statement = sql.list_bulk_jobs(one.schema, state, after[0] if after else None, limit)
             (rows,) = execute(connection, statement)
         return Found([_row(name, row) for row in rows])
 
-    return merged(names, page, ("operations", state), _NEWEST, look)
+    return merged(names, page, ("bulk_jobs", state), _NEWEST, look)
 
 
-def operation(databases: Databases, operation_id: UUID) -> OperationRow:
-    """Return an operation.
+def bulk_job(databases: Databases, bulk_job_id: UUID) -> BulkJob:
+    """Return a bulk job.
 
     Raises:
         BulkJobNotFound: no registered database has it.
     """
-    found = _first(databases, lambda database: _look(database, operation_id))
+    found = _first(databases, lambda database: _look(database, bulk_job_id))
     if found is None:
-        raise BulkJobNotFound(f"no registered database ({', '.join(databases)}) has operation {operation_id}")
+        raise BulkJobNotFound(f"no registered database ({', '.join(databases)}) has bulk job {bulk_job_id}")
     return found
 
 
-def find(databases: Databases, operation_id: UUID) -> Database:
-    """Return the database that has an operation.
+def find(databases: Databases, bulk_job_id: UUID) -> Database:
+    """Return the database that has a bulk job.
 
     Raises:
         BulkJobNotFound: none has.
     """
-    return databases[operation(databases, operation_id).database]
+    return databases[bulk_job(databases, bulk_job_id).database]
 
 
-def items(databases: Databases, operation_id: UUID, page: PageRequest, *, state: str | None) -> Page[OperationItem]:
-    """Return a page of the items of an operation, in their order.
+def items(databases: Databases, bulk_job_id: UUID, page: PageRequest, *, state: str | None) -> Page[BulkItem]:
+    """Return a page of the items of a bulk job, in their order.
 
     Raises:
         BulkJobNotFound: no registered database has it.
         InvalidRequest: a state or token that isn't one.
     """
     check_words([] if state is None else [state], ITEM_STATES, "state")
-    database = find(databases, operation_id)
+    database = find(databases, bulk_job_id)
 
-    def look(_: str, after: Position | None, limit: int) -> Found[OperationItem]:
+    def look(_: str, after: Position | None, limit: int) -> Found[BulkItem]:
         with database.looking() as connection:
-            statement = sql.items(database.schema, operation_id, state, after[0] if after else 0, limit)
+            statement = sql.items(database.schema, bulk_job_id, state, after[0] if after else 0, limit)
             (rows,) = execute(connection, statement)
-        return Found([OperationItem(*row) for row in rows])
+        return Found([BulkItem(*row) for row in rows])
 
-    return merged([database.name], page, ("items", operation_id, state), _BY_NUMBER, look)
+    return merged([database.name], page, ("items", bulk_job_id, state), _BY_NUMBER, look)
 
 
-def of_message(connection: Connection, database: Database, message_id: UUID) -> list[OperationRow]:
-    """Return the operations of a database that a message was in."""
+def of_message(connection: Connection, database: Database, message_id: UUID) -> list[BulkJob]:
+    """Return the bulk jobs of a database that a message was in."""
     (rows,) = execute(connection, sql.of_message(database.schema, message_id))
     return [_row(database.name, row) for row in rows]
 
 
-def _look(database: Database, operation_id: UUID) -> OperationRow | None:
+def _look(database: Database, bulk_job_id: UUID) -> BulkJob | None:
     with database.looking() as connection:
-        (rows,) = execute(connection, sql.operation(database.schema, operation_id))
+        (rows,) = execute(connection, sql.bulk_job(database.schema, bulk_job_id))
     return _row(database.name, rows[0]) if rows else None
 
 
-def _row(database: str, row: Row) -> OperationRow:
-    said = dict(zip(sql.OPERATION, row, strict=True))
+def _row(database: str, row: Row) -> BulkJob:
+    said = dict(zip(sql.BULK_JOB, row, strict=True))
     counts = json.loads(said.pop("counts") or "{}")
     said |= {"options": json.loads(said["options"]), "described": said["described"] or said["action"]}
-    return OperationRow(database, **said, **{state: counts.get(state, 0) for state in ITEM_STATES})
+    return BulkJob(database, **said, **{state: counts.get(state, 0) for state in ITEM_STATES})
 
 
 def _first(databases: Databases, look: Callable[[Database], T | None]) -> T | None:
@@ -121,7 +121,7 @@ def _first(databases: Databases, look: Callable[[Database], T | None]) -> T | No
 
 _VERB: Mapping[Action, str] = MappingProxyType({Action.ROLLBACK: "roll back"})
 _HALF_STATES = {"undecided": "undecided", "fenced": "undecided"}
-_WORD = {"delivered": "consumed", "being_rolled_back": "half rolled back", **_HALF_STATES}
+_WORD = {"delivered": "consumed", "compensating": "half compensated", **_HALF_STATES}
 
 
 def described(action: Action, able: Sequence[Kept]) -> str:

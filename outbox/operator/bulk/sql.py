@@ -1,4 +1,4 @@
-"""Statements that carry operations out, end them, and show them."""
+"""Statements that carry bulk jobs out, end them, and show them."""
 
 from __future__ import annotations
 
@@ -8,87 +8,87 @@ from uuid import UUID
 
 from outbox.database.execute import Statement, in_schema
 
-# Rollbacks are left to those who have the compensations, and what only a newer version knows to its workers.
+# Compensations are left to those who have the compensations, and what only a newer version knows to its workers.
 _OPEN = """
 SELECT id, action, requested_by, reason, options::text, origin::text, rate, started_at IS NOT NULL
-  FROM {s}.operation
+  FROM {s}.bulk_job
  WHERE finished_at IS NULL AND action = ANY (%(actions)s::text[]) AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
  ORDER BY created_at LIMIT %(limit)s
 """
 
-_BEGIN = "UPDATE {s}.operation SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"
+_BEGIN = "UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"
 
-# Who has this lock is the only one that carries the operation out: what the others just did would not be seen.
-_LOCK_RATED = "SELECT id FROM {s}.operation WHERE id = %s AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED"
+# Who has this lock is the only one that carries the bulk job out: what the others just did would not be seen.
+_LOCK_RATED = "SELECT id FROM {s}.bulk_job WHERE id = %s AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED"
 
 # So many items as the rate has in a second, but one at least, in the time that these may take.
 _BUDGET = """
 SELECT greatest(w.items - (
-           SELECT count(*) FROM {s}.operation_item
-            WHERE operation_id = %(id)s AND attempts > 0
+           SELECT count(*) FROM {s}.bulk_item
+            WHERE bulk_job_id = %(id)s AND attempts > 0
               AND changed_at > clock_timestamp() - make_interval(secs => w.items / %(rate)s::float8)), 0)::int
   FROM (SELECT greatest(floor(%(rate)s::float8), 1) AS items) w
 """
 
 _TAKE = """
 SELECT number, message_id, consumer_group, attempts
-  FROM {s}.operation_item
- WHERE operation_id = %(id)s AND state = 'pending' AND number > %(after)s AND next_attempt_at <= clock_timestamp()
+  FROM {s}.bulk_item
+ WHERE bulk_job_id = %(id)s AND state = 'pending' AND number > %(after)s AND next_attempt_at <= clock_timestamp()
  ORDER BY number LIMIT %(limit)s
    FOR UPDATE SKIP LOCKED
 """
 
 _TAKE_ONE = """
-SELECT attempts FROM {s}.operation_item
- WHERE operation_id = %s AND number = %s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
+SELECT attempts FROM {s}.bulk_item
+ WHERE bulk_job_id = %s AND number = %s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
    FOR UPDATE SKIP LOCKED
 """
 
-# The range is for the index: of an operation that is younger than the statistics, a hash join would else read all items
+# The range is for the index: of a bulk job that is younger than the statistics, a hash join would else read all items
 # for each batch.
 _SETTLE = """
-UPDATE {s}.operation_item i
+UPDATE {s}.bulk_item i
    SET state = w.state, outcome = w.outcome, attempts = i.attempts + 1, changed_at = clock_timestamp(),
        next_attempt_at = clock_timestamp() + make_interval(secs => w.delay)
   FROM unnest(%(numbers)s::int[], %(states)s::text[], %(outcomes)s::text[], %(delays)s::float8[])
        w (number, state, outcome, delay)
- WHERE i.operation_id = %(id)s AND i.number BETWEEN %(first)s AND %(last)s AND i.number = w.number
+ WHERE i.bulk_job_id = %(id)s AND i.number BETWEEN %(first)s AND %(last)s AND i.number = w.number
    AND i.state = 'pending'
 """
 
 _COUNTS = """(SELECT jsonb_object_agg(state, items)
-          FROM (SELECT state, count(*) AS items FROM {s}.operation_item i WHERE i.operation_id = p.id
+          FROM (SELECT state, count(*) AS items FROM {s}.bulk_item i WHERE i.bulk_job_id = p.id
                  GROUP BY state) n)"""
 
 # Nothing becomes pending again, so that the counts are the last ones.
 _FINISH = f"""
-UPDATE {{s}}.operation p
+UPDATE {{s}}.bulk_job p
    SET finished_at = clock_timestamp(), started_at = coalesce(started_at, clock_timestamp()),
        selector = selector || jsonb_build_object('counts', {_COUNTS})
  WHERE finished_at IS NULL AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
-   AND NOT EXISTS (SELECT FROM {{s}}.operation_item i WHERE i.operation_id = p.id AND i.state = 'pending')
+   AND NOT EXISTS (SELECT FROM {{s}}.bulk_item i WHERE i.bulk_job_id = p.id AND i.state = 'pending')
 RETURNING id
 """
 
-_LOCK = "SELECT finished_at, cancelled_at FROM {s}.operation WHERE id = %s FOR UPDATE"
+_LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %s FOR UPDATE"
 
-# A rollback that has begun has fenced consumers off: a worker lifts the fences, and ends it.
+# A compensation that has begun has quarantined the message at consumers: a worker releases it there, and ends the item.
 _CANCEL = """
 WITH marked AS (
-    UPDATE {s}.operation SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s
+    UPDATE {s}.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s
 )
-UPDATE {s}.operation_item
+UPDATE {s}.bulk_item
    SET state = 'cancelled', changed_at = clock_timestamp()
- WHERE operation_id = %(id)s AND state = 'pending' AND (action <> 'rollback' OR attempts = 0)
+ WHERE bulk_job_id = %(id)s AND state = 'pending' AND (action <> 'compensate' OR attempts = 0)
 RETURNING number
 """
 
-#: What the columns of operations and items are called by those who show them.
-OPERATION = ("id", "action", "requested_by", "reason", "options", "described", "rate", "total", "counts", "created_at",
+#: What the columns of bulk jobs and items are called by those who show them.
+BULK_JOB = ("id", "action", "requested_by", "reason", "options", "described", "rate", "total", "counts", "created_at",
              "started_at", "finished_at", "cancelled_at", "cancelled_by", "state")  # fmt: skip
 ITEM = ("number", "action", "message_id", "topic", "group", "state", "outcome", "attempts", "changed_at")
 
-# A finished operation has its counts in its row. A rollback is begun by its first attempt.
+# A finished bulk job has its counts in its row. A compensation is begun by its first attempt.
 _ROWS = f"""
 SELECT id, action, requested_by, reason, options::text, selector ->> 'described', rate, total,
        coalesce(selector -> 'counts', {_COUNTS})::text AS counts, created_at, began, finished_at, cancelled_at,
@@ -98,11 +98,11 @@ SELECT id, action, requested_by, reason, options::text, selector ->> 'described'
                     WHEN p.finished_at IS NULL THEN CASE WHEN b.began IS NULL THEN 'waiting' ELSE 'running' END
                     WHEN (p.selector -> 'counts' ->> 'done')::int = p.total THEN 'done'
                     ELSE 'partly' END AS state
-          FROM {{s}}.operation p
+          FROM {{s}}.bulk_job p
          CROSS JOIN LATERAL (
-               SELECT CASE WHEN p.started_at IS NULL AND p.action = 'rollback'
-                           THEN (SELECT p.created_at FROM {{s}}.operation_item i
-                                  WHERE i.operation_id = p.id AND i.attempts > 0 LIMIT 1)
+               SELECT CASE WHEN p.started_at IS NULL AND p.action = 'compensate'
+                           THEN (SELECT p.created_at FROM {{s}}.bulk_item i
+                                  WHERE i.bulk_job_id = p.id AND i.attempts > 0 LIMIT 1)
                            ELSE p.started_at END AS began) b) p"""
 
 _LIST = f"""{_ROWS}
@@ -113,18 +113,18 @@ _LIST = f"""{_ROWS}
 _ONE = f"{_ROWS} WHERE id = %(id)s"
 
 _OF_MESSAGE = f"""{_ROWS}
- WHERE id IN (SELECT operation_id FROM {{s}}.operation_item WHERE message_id = %s LIMIT 100) ORDER BY created_at
+ WHERE id IN (SELECT bulk_job_id FROM {{s}}.bulk_item WHERE message_id = %s LIMIT 100) ORDER BY created_at
 """
 
 _BY_KEY = """
 SELECT id, action, requested_by, reason, options::text, selector::text, rate
-  FROM {s}.operation WHERE idempotency_key = %s
+  FROM {s}.bulk_job WHERE idempotency_key = %s
 """
 
 _ITEMS = """
 SELECT number, action, message_id, topic, consumer_group, state, outcome, attempts, changed_at
-  FROM {s}.operation_item
- WHERE operation_id = %(id)s AND number > %(after)s AND (%(state)s::text IS NULL OR state = %(state)s)
+  FROM {s}.bulk_item
+ WHERE bulk_job_id = %(id)s AND number > %(after)s AND (%(state)s::text IS NULL OR state = %(state)s)
  ORDER BY number LIMIT %(limit)s
 """
 
@@ -139,45 +139,45 @@ class Settled:
     delay: float = 0.0
 
 
-def open_operations(schema: str, actions: Collection[str], limit: int, operation_id: UUID | None = None) -> Statement:
-    """Read the oldest operations of these actions that aren't done; only this one, if one is named.
+def open_bulk_jobs(schema: str, actions: Collection[str], limit: int, bulk_job_id: UUID | None = None) -> Statement:
+    """Read the oldest bulk jobs of these actions that aren't done; only this one, if one is named.
 
     Rows: ``(id, action, requested_by, reason, options, origin, rate, has begun)``.
     """
-    return Statement(in_schema(_OPEN, schema), {"actions": sorted(actions), "limit": limit, "id": operation_id})
+    return Statement(in_schema(_OPEN, schema), {"actions": sorted(actions), "limit": limit, "id": bulk_job_id})
 
 
-def begin(schema: str, operation_id: UUID) -> Statement:
-    """Write down that an operation has begun."""
-    return Statement(in_schema(_BEGIN, schema), (operation_id,))
+def begin(schema: str, bulk_job_id: UUID) -> Statement:
+    """Write down that a bulk job has begun."""
+    return Statement(in_schema(_BEGIN, schema), (bulk_job_id,))
 
 
-def lock_rated(schema: str, operation_id: UUID) -> Statement:
-    """Keep everybody else from carrying this operation out. Rows: one, or none if somebody does."""
-    return Statement(in_schema(_LOCK_RATED, schema), (operation_id,))
+def lock_rated(schema: str, bulk_job_id: UUID) -> Statement:
+    """Keep everybody else from carrying this bulk job out. Rows: one, or none if somebody does."""
+    return Statement(in_schema(_LOCK_RATED, schema), (bulk_job_id,))
 
 
-def budget(schema: str, operation_id: UUID, rate: float) -> Statement:
+def budget(schema: str, bulk_job_id: UUID, rate: float) -> Statement:
     """Read how many items may be tried now, if ``rate`` is the most in a second. Rows: ``(items,)``."""
-    return Statement(in_schema(_BUDGET, schema), {"id": operation_id, "rate": rate})
+    return Statement(in_schema(_BUDGET, schema), {"id": bulk_job_id, "rate": rate})
 
 
-def take(schema: str, operation_id: UUID, after: int, limit: int) -> Statement:
+def take(schema: str, bulk_job_id: UUID, after: int, limit: int) -> Statement:
     """Lock the next items that are due and that nobody has. Rows: ``(number, message, group, attempts)``."""
-    return Statement(in_schema(_TAKE, schema), {"id": operation_id, "after": after, "limit": limit})
+    return Statement(in_schema(_TAKE, schema), {"id": bulk_job_id, "after": after, "limit": limit})
 
 
-def take_one(schema: str, operation_id: UUID, number: int) -> Statement:
+def take_one(schema: str, bulk_job_id: UUID, number: int) -> Statement:
     """Lock one item, if it is still due and nobody has it. Rows: ``(attempts,)`` or none."""
-    return Statement(in_schema(_TAKE_ONE, schema), (operation_id, number))
+    return Statement(in_schema(_TAKE_ONE, schema), (bulk_job_id, number))
 
 
-def settle(schema: str, operation_id: UUID, items: Sequence[Settled]) -> Statement:
+def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statement:
     """Write what became of items, which are locked, and count the attempt."""
     return Statement(
         in_schema(_SETTLE, schema),
         {
-            "id": operation_id,
+            "id": bulk_job_id,
             "first": min(item.number for item in items),
             "last": max(item.number for item in items),
             "numbers": [item.number for item in items],
@@ -188,44 +188,44 @@ def settle(schema: str, operation_id: UUID, items: Sequence[Settled]) -> Stateme
     )
 
 
-def finish(schema: str, operation_id: UUID | None = None) -> Statement:
-    """End the operations of which no item is pending; only this one, if one is named. Rows: ``(id,)``."""
-    return Statement(in_schema(_FINISH, schema), {"id": operation_id})
+def finish(schema: str, bulk_job_id: UUID | None = None) -> Statement:
+    """End the bulk jobs of which no item is pending; only this one, if one is named. Rows: ``(id,)``."""
+    return Statement(in_schema(_FINISH, schema), {"id": bulk_job_id})
 
 
-def lock(schema: str, operation_id: UUID) -> Statement:
-    """Lock an operation. Rows: ``(finished_at, cancelled_at)`` or none."""
-    return Statement(in_schema(_LOCK, schema), (operation_id,))
+def lock(schema: str, bulk_job_id: UUID) -> Statement:
+    """Lock a bulk job. Rows: ``(finished_at, cancelled_at)`` or none."""
+    return Statement(in_schema(_LOCK, schema), (bulk_job_id,))
 
 
-def cancel(schema: str, operation_id: UUID, actor: str) -> Statement:
-    """Cancel what is left of an operation, which is locked. Rows: ``(number,)``."""
-    return Statement(in_schema(_CANCEL, schema), {"id": operation_id, "actor": actor})
+def cancel(schema: str, bulk_job_id: UUID, actor: str) -> Statement:
+    """Cancel what is left of a bulk job, which is locked. Rows: ``(number,)``."""
+    return Statement(in_schema(_CANCEL, schema), {"id": bulk_job_id, "actor": actor})
 
 
-def list_operations(schema: str, state: str | None, after: UUID | None, limit: int) -> Statement:
-    """Read operations, the newest first, below the id ``after``. Rows: as `OPERATION`."""
+def list_bulk_jobs(schema: str, state: str | None, after: UUID | None, limit: int) -> Statement:
+    """Read bulk jobs, the newest first, below the id ``after``. Rows: as `BULK_JOB`."""
     return Statement(in_schema(_LIST, schema), {"state": state, "after": after, "limit": limit})
 
 
-def operation(schema: str, operation_id: UUID) -> Statement:
-    """Read an operation. Rows: as `OPERATION`, or none."""
-    return Statement(in_schema(_ONE, schema), {"id": operation_id})
+def bulk_job(schema: str, bulk_job_id: UUID) -> Statement:
+    """Read a bulk job. Rows: as `BULK_JOB`, or none."""
+    return Statement(in_schema(_ONE, schema), {"id": bulk_job_id})
 
 
 def of_message(schema: str, message_id: UUID) -> Statement:
-    """Read the operations that a message was in, 100 at most. Rows: as `OPERATION`."""
+    """Read the bulk jobs that a message was in, 100 at most. Rows: as `BULK_JOB`."""
     return Statement(in_schema(_OF_MESSAGE, schema), (message_id,))
 
 
 def by_key(schema: str, key: str) -> Statement:
-    """Read the operation with an idempotency key.
+    """Read the bulk job with an idempotency key.
 
     Rows: ``(id, action, requested_by, reason, options, selector, rate)`` or none.
     """
     return Statement(in_schema(_BY_KEY, schema), (key,))
 
 
-def items(schema: str, operation_id: UUID, state: str | None, after: int, limit: int) -> Statement:
-    """Read items of an operation in their order, above the number ``after``. Rows: as `ITEM`."""
-    return Statement(in_schema(_ITEMS, schema), {"id": operation_id, "state": state, "after": after, "limit": limit})
+def items(schema: str, bulk_job_id: UUID, state: str | None, after: int, limit: int) -> Statement:
+    """Read items of a bulk job in their order, above the number ``after``. Rows: as `ITEM`."""
+    return Statement(in_schema(_ITEMS, schema), {"id": bulk_job_id, "state": state, "after": after, "limit": limit})

@@ -90,7 +90,7 @@ class Seen:
     samples: list[Sample | None]
     recent: list[Sample | None]
     unfenced: list[Row] = field(default_factory=list)
-    operations: Row = (0, None)
+    bulk_jobs: Row = (0, None)
     runs: list[Row] = field(default_factory=list)
 
     @property
@@ -146,12 +146,12 @@ def _look(database: Database, window: str, times: list[dt.datetime]) -> Seen:
     minute = counted.at.replace(second=0, microsecond=0)
     recent = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
     with database.looking(_LOOK_SECONDS) as connection:
-        workers, samples, lately, (operations,) = execute(
+        workers, samples, lately, (bulk_jobs,) = execute(
             connection,
             system.statement(schema),
             overview_sql.samples(schema, times, within(window)),
             overview_sql.samples(schema, recent, 60.0),
-            overview_sql.open_operations(schema, LIMIT),
+            overview_sql.open_bulk_jobs(schema, LIMIT),
         )
         reported = system.reported(database.name, workers)
         found = Seen(
@@ -162,7 +162,7 @@ def _look(database: Database, window: str, times: list[dt.datetime]) -> Seen:
             {},
             [Sample.read(text) for (text,) in samples],
             [Sample.read(text) for (text,) in lately],
-            operations=operations,
+            bulk_jobs=bulk_jobs,
         )
         if "producer" in database.parts:
             queues, found.unfenced = execute(

@@ -34,9 +34,9 @@ SELECT topic, count(*), extract(epoch FROM clock_timestamp() - min(next_check_at
  GROUP BY topic ORDER BY topic
 """
 
-_OPEN_OPERATIONS = """
+_OPEN_BULK_JOBS = """
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
-  FROM (SELECT created_at FROM {s}.operation WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
+  FROM (SELECT created_at FROM {s}.bulk_job WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
 """
 
 # The newest run of each pair, and the newest that came to a result.
@@ -97,9 +97,9 @@ def unfenced_orphans(schema: str, limit: int) -> Statement:
     return Statement(in_schema(_UNFENCED, schema), {"limit": limit})
 
 
-def open_operations(schema: str, limit: int) -> Statement:
-    """Count operations that haven't finished. Rows: ``(operations, age of the oldest in s)``, one."""
-    return Statement(in_schema(_OPEN_OPERATIONS, schema), {"limit": limit})
+def open_bulk_jobs(schema: str, limit: int) -> Statement:
+    """Count bulk jobs that haven't finished. Rows: ``(bulk jobs, age of the oldest in s)``, one."""
+    return Statement(in_schema(_OPEN_BULK_JOBS, schema), {"limit": limit})
 
 
 def last_runs(schema: str, pairs: Sequence[tuple[str, str]]) -> Statement:

@@ -39,7 +39,7 @@ def problems(
         for name, why in unseen.items()
     ]
     for each in seen:
-        found += [*_workers(each), *_duties(each), *_halves(each), *_dispatch(each), *_operations(each)]
+        found += [*_workers(each), *_duties(each), *_halves(each), *_dispatch(each), *_bulk_jobs(each)]
         found += [*_messages(each), *_reconciliations(each)]
     for topic in topics:
         found += _lags(topic, seen, sources)
@@ -152,13 +152,13 @@ def _dispatch(each: Seen) -> Iterator[Problem]:
             )
 
 
-def _operations(each: Seen) -> Iterator[Problem]:
-    count, age = each.operations
-    if count and age > ALIVE and _alive(each) and not _done(each, "operate"):
+def _bulk_jobs(each: Seen) -> Iterator[Problem]:
+    count, age = each.bulk_jobs
+    if count and age > ALIVE and _alive(each) and not _done(each, "bulk"):
         yield _problem(
-            f"{_number(count, 'operation waits', 'operations wait')} in database {each.name!r}, the oldest for "
-            f"{duration(age)}: no living worker there has the role operate.",
-            "operations",
+            f"{_number(count, 'bulk_job waits', 'bulk_jobs wait')} in database {each.name!r}, the oldest for "
+            f"{duration(age)}: no living worker there has the role bulk.",
+            "bulk-jobs",
             {"database": each.name},
         )
 

@@ -41,7 +41,7 @@ SELECT NULL::bigint, {_ROW} FROM found a WHERE id < %(below)s AND {{where}} ORDE
 
 _COUNT = "SELECT count(*) FROM (SELECT FROM {s}.audit LIMIT %(limit)s) a"
 
-# What has an inbox row, and what has only been fenced off: groups are known by either.
+# What has an inbox row, and what has only been quarantined: groups are known by either.
 _KNOWN_GROUPS = f"""
 WITH RECURSIVE {GROUPS} SELECT consumer_group FROM place ORDER BY 1
 """

@@ -207,7 +207,7 @@ def _look(
 def _sources(connection: Connection, schema: str, sought: Wanted) -> list[tuple[Wanted, Source]]:
     """Return by which ways the rows are found; each with the statuses that it finds."""
     statuses = set(sought.statuses)
-    if sought.message_id is not None or not statuses or statuses - _RARE - {"rolled_back"}:
+    if sought.message_id is not None or not statuses or statuses - _RARE - {"quarantined"}:
         return [(sought, "all")]
     sources: list[tuple[Wanted, Source]] = []
     if "parked" in statuses:
@@ -219,8 +219,8 @@ def _sources(connection: Connection, schema: str, sought: Wanted) -> list[tuple[
     if "failed" in statuses:
         way = "failed" if _are_few(connection, schema, sought, "failed") else "all"
         sources.append((replace(sought, statuses=("failed",)), way))
-    if "rolled_back" in statuses:
-        sources.append((replace(sought, statuses=("rolled_back",)), "all"))
+    if "quarantined" in statuses:
+        sources.append((replace(sought, statuses=("quarantined",)), "all"))
     return sources
 
 

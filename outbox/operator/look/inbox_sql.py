@@ -38,7 +38,7 @@ _KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
 _HOLDS = """strpos(lower(m.last_error COLLATE "C"), lower(%(error)s COLLATE "C")) > 0"""
 
 _ROW = """m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.status, m.attempts, m.next_attempt_at,
-       m.error_kind, {error}, m.received_at, m.changed_at, m.discarded_at, m.fenced_by"""
+       m.error_kind, {error}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by"""
 #: The columns of an inbox row ``m``, with the first line of its error, and with all of it.
 SHORT_ROW = _ROW.replace("{error}", "left(split_part(m.last_error, E'\\n', 1), 1000)")
 FULL_ROW = _ROW.replace("{error}", "m.last_error")
@@ -184,7 +184,7 @@ def where(wanted: Wanted) -> tuple[str, dict[str, object]]:
     return " AND ".join(conditions) or "true", values
 
 
-_STATUSES = {status: status for status in ("consumed", "failed", "parked", "rolled_back")}
+_STATUSES = {status: status for status in ("consumed", "failed", "parked", "quarantined")}
 
 
 def list_inbox(
@@ -193,8 +193,8 @@ def list_inbox(
     """Find rows of the inboxes by one source, the newest id first, ties by the group, below ``after``.
 
     Rows: ``(id and group at which the search stopped, group, id, topic, queue, position, status, attempts,
-    next_attempt_at, error_kind, first line of the error, received_at, changed_at, discarded_at, fenced_by)``; with a
-    group of None where nothing is found. Rows below the place at which it stopped aren't all there are.
+    next_attempt_at, error_kind, first line of the error, received_at, changed_at, discarded_at, quarantined_by)``;
+    with a group of None where nothing is found. Rows below the place at which it stopped aren't all there are.
     """
     condition, values = where(wanted)
     if wanted.error_kind is not None and source == "parked":

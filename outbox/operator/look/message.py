@@ -24,14 +24,14 @@ from outbox.database.execute import Row, execute
 from outbox.database.sql import audit
 from outbox.errors import MessageNotFound
 from outbox.operator import old_halves_sql
-from outbox.operator.acts import BEING_ROLLED_BACK, DISCARDED, FENCED, UNCONSUMED, UNKNOWN, refusal, states_for
+from outbox.operator.acts import COMPENSATING, DISCARDED, FENCED, UNCONSUMED, UNKNOWN, refusal, states_for
 from outbox.operator.bulk.show import of_message
 from outbox.operator.look import audit_sql, inbox_sql, messages_sql
 from outbox.operator.look.audit import rows_of, targets_of
 from outbox.operator.look.inbox import to_row
 from outbox.operator.look.messages_sql import first, named
 from outbox.operator.look.redact import Redactor
-from outbox.operator.model import Action, Actor, AuditRow, Event, InboxRow, MessageView, OperationRow
+from outbox.operator.model import Action, Actor, AuditRow, BulkJob, Event, InboxRow, MessageView
 from outbox.operator.sql import half_states
 from outbox.worker.report import ALIVE
 
@@ -69,14 +69,14 @@ class Gathered:
     handlers: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
     inbox: list[InboxRow] = field(default_factory=list)
     audit: list[AuditRow] = field(default_factory=list)
-    operations: list[OperationRow] = field(default_factory=list)
+    bulk_jobs: list[BulkJob] = field(default_factory=list)
     findings: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     unseen: dict[str, Exception] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
         """Is there any trace of the message?"""
-        return bool(self.home or self.inbox or self.audit or self.operations or self.findings)
+        return bool(self.home or self.inbox or self.audit or self.bulk_jobs or self.findings)
 
     @property
     def topic(self) -> str | None:
@@ -116,7 +116,7 @@ def gather(databases: Databases, message_id: UUID) -> Gathered:
         _ask(database, found, _add_traces)
     found.inbox.sort(key=lambda row: (row.group, row.database))
     found.audit.sort(key=lambda row: (row.acted_at, row.database, row.id))
-    found.operations.sort(key=lambda row: row.created_at)
+    found.bulk_jobs.sort(key=lambda row: row.created_at)
     return found
 
 
@@ -160,7 +160,7 @@ def _add_traces(connection: Connection, database: Database, found: Gathered) -> 
     schema, message_id = database.schema, found.id
     acts = audit_sql.Wanted(targets=targets_of(connection, database, str(message_id)))
     (audit,) = execute(connection, audit_sql.list_audit(schema, acts, None, _MOST_ACTS))
-    operations = of_message(connection, database, message_id)
+    bulk_jobs = of_message(connection, database, message_id)
     if "consumer" in database.parts:
         inbox, findings = execute(
             connection,
@@ -174,7 +174,7 @@ def _add_traces(connection: Connection, database: Database, found: Gathered) -> 
         (handlers,) = execute(connection, messages_sql.handlers_of(schema, found.topic, ALIVE))
         found.handlers += [(kind, group, json.loads(options or "{}")) for kind, group, options in handlers]
     found.audit += rows_of(database.name, audit)
-    found.operations += operations
+    found.bulk_jobs += bulk_jobs
 
 
 def _finding(row: Row) -> dict[str, Any]:
@@ -228,8 +228,8 @@ def _next_at_producer(found: Gathered) -> Iterator[str]:
     op, check, undoing = found.op or {}, found.check, found.compensation
     if undoing is not None:
         yield f"rolled back (compensated) on {at(undoing['compensated_at'])} by {undoing['function']}"
-    elif found.state == BEING_ROLLED_BACK:
-        yield "its local transaction is being rolled back"
+    elif found.state == COMPENSATING:
+        yield "its local transaction is being compensated"
     elif found.state in _UNDECIDED:
         yield _next_check(found) if check else "undecided"
     elif op.get("resolution") == "rollback":
@@ -274,7 +274,7 @@ def _next_in_groups(found: Gathered, databases: Databases) -> Iterator[str]:
 
 
 _ENDED = {
-    "rolled_back": "fenced off in",
+    "quarantined": "quarantined in",
     DISCARDED: "discarded in",
     "consumed": "consumed by",
     "left_out": "left out by",
@@ -318,7 +318,7 @@ def _refusal(action: Action, found: Gathered) -> str | None:
     if state not in states_for(action, {}):
         return refusal(action, state)
     # Without any worker, nobody knows what they have: it can be ordered, and waits for one.
-    if action is Action.ROLLBACK and found.workers and "compensation" not in {kind for kind, *_ in found.handlers}:
+    if action is Action.COMPENSATE and found.workers and "compensation" not in {kind for kind, *_ in found.handlers}:
         return f"no worker that runs has a compensation for topic {found.topic}; register one with @outbox.compensation"
     return None
 
@@ -338,7 +338,7 @@ _IN_INBOX = {
     "consumed": "Consumed by",
     "failed": "Failed in",
     "parked": "Parked by",
-    "rolled_back": "Fenced off in",
+    "quarantined": "Quarantined in",
 }
 
 
@@ -478,7 +478,7 @@ def _view(databases: Databases, found: Gathered, redactor: Redactor, *, revealed
         compensation=compensation,
         inbox=found.inbox,
         audit=found.audit,
-        operations=found.operations,
+        bulk_jobs=found.bulk_jobs,
         timeline=timeline(found),
         body=body,
         actions=actions,

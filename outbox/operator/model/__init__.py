@@ -13,6 +13,15 @@ from outbox.operator.model.asked import (
     PageRequest,
     Total,
 )
+from outbox.operator.model.bulk_jobs import (
+    AuditFilter,
+    AuditRow,
+    BulkItem,
+    BulkJob,
+    Preview,
+    Selector,
+    Target,
+)
 from outbox.operator.model.inbox import DeadGroup, InboxFilter, InboxRow
 from outbox.operator.model.messages import (
     Body,
@@ -22,15 +31,6 @@ from outbox.operator.model.messages import (
     MessageRow,
     ScheduledFilter,
     ScheduledRow,
-)
-from outbox.operator.model.operations import (
-    AuditFilter,
-    AuditRow,
-    OperationItem,
-    OperationRow,
-    Preview,
-    Selector,
-    Target,
 )
 from outbox.operator.model.standing import (
     DatabaseView,
@@ -56,6 +56,8 @@ __all__ = [
     "AuditFilter",
     "AuditRow",
     "Body",
+    "BulkItem",
+    "BulkJob",
     "DatabaseView",
     "DeadGroup",
     "Event",
@@ -68,8 +70,6 @@ __all__ = [
     "MessageFilter",
     "MessageRow",
     "MessageView",
-    "OperationItem",
-    "OperationRow",
     "Overview",
     "Page",
     "PageRequest",

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 #: Where a count ends; from there on it means "at least".
 COUNT_LIMIT = 10_000
-#: The most messages of one operation.
+#: The most messages of one bulk job.
 MAX_ITEMS = 100_000
 #: The most messages that can be named one by one.
 MAX_IDS = 1_000
@@ -21,18 +21,18 @@ MAX_PAGE = 500
 class Action(enum.StrEnum):
     """What can be done to a message; each is one act, alone or for many at once.
 
-    On the producer's side: ``resend`` (the same id once more), ``recall`` (a scheduled one), ``rollback`` (compensate
-    the local transaction), ``check``, ``reset``, ``commit`` and ``abort`` (decide an undecided half). On the
+    On the producer's side: ``resend`` (the same id once more), ``recall`` (a scheduled one), ``compensate`` (undo
+    the local transaction), ``check``, ``reset``, ``commit`` and ``rollback`` (decide an undecided half). On the
     consumer's, for a group: ``retry``, ``park``, ``discard``, ``restore``.
     """
 
     RESEND = "resend"
     RECALL = "recall"
-    ROLLBACK = "rollback"
+    COMPENSATE = "compensate"
     CHECK = "check"
     RESET = "reset"
     COMMIT = "commit"
-    ABORT = "abort"
+    ROLLBACK = "rollback"
     RETRY = "retry"
     PARK = "park"
     DISCARD = "discard"

@@ -47,7 +47,7 @@ class InboxRow:
     received_at: dt.datetime | None
     changed_at: dt.datetime | None
     discarded_at: dt.datetime | None = None
-    fenced_by: UUID | None = None
+    quarantined_by: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

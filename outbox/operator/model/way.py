@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from outbox.operator.model.bulk_jobs import AuditRow, BulkJob
 from outbox.operator.model.inbox import InboxRow
 from outbox.operator.model.messages import Body
-from outbox.operator.model.operations import AuditRow, OperationRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MessageView:
     compensation: dict[str, Any] | None
     inbox: list[InboxRow]
     audit: list[AuditRow]
-    operations: list[OperationRow]
+    bulk_jobs: list[BulkJob]
     timeline: list[Event]
     body: Body | None
     actions: dict[str, list[str]]

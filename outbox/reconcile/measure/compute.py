@@ -412,7 +412,7 @@ def under_way(*tables: pa.Table) -> list[UUID]:
       not if it is undecided, was rolled back, recalled or compensated (what ``rolled_back`` tells of is booked and
       taken back again, and no message accounts for it).
     - The consumer's part isn't booked if the inbox has no row (missing, unconsumed, undispatched, resend exhausted), if
-      the handler failed (its transaction was rolled back), if the message is parked or fenced off. A body that was
+      the handler failed (its transaction was rolled back), if the message is parked or quarantined. A body that was
       changed on the way took effect if it was consumed, whatever it then said: what differs stays unexplained.
     - A business table that has the message's row proves the effect, whatever the inbox says (unrecorded). One that
       hasn't, though the message was consumed (no effect), is a hole: nothing will bring that effect any more.

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from outbox.reconcile.model import Action, Outcome, Pair
 from outbox.reconcile.options import Job
-from outbox.reconcile.repair.acts import check_undecided, dispatch_undispatched, park, resend_missing, resume_parked
+from outbox.reconcile.repair.acts import check_undecided, dispatch_undispatched, park, resend_missing, retry_parked
 from outbox.reconcile.repair.sync_status import sync_status
 from outbox.reconcile.repair.work import Act, Work, attempt
 from outbox.reconcile.result import Finding, Repaired
@@ -29,7 +29,7 @@ _ACTS: Mapping[Action, Act] = {
     Action.DISPATCH: dispatch_undispatched,
     Action.SYNC_STATUS: sync_status,
     Action.PARK: park,
-    Action.RESUME: resume_parked,
+    Action.RETRY: retry_parked,
     Action.CHECK: check_undecided,
 }
 

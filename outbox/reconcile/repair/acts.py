@@ -24,7 +24,7 @@ from outbox.database.execute import execute
 from outbox.dispatch.once import dispatch_once, dispatch_passed, newest_sends, release_due_once, resend
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Status
-from outbox.operator.undecided import request_check, resume
+from outbox.operator.undecided import request_check, retry
 from outbox.reconcile import repair_sql
 from outbox.reconcile.model import Action, Outcome
 from outbox.reconcile.repair import work as inbox
@@ -134,7 +134,7 @@ def _result(finding: Finding, row: InboxRow | None) -> str:
     if row.status is Status.FAILED:
         return DONE if row.is_as(finding) else row.changed
     if finding.outcome is Outcome.FAILED:
-        return HEALED  # its retry has succeeded, or was fenced off
+        return HEALED  # its retry has succeeded, or was quarantined
     return f"refused: it is {row.status.value}: only what is to be retried can be parked"
 
 
@@ -189,10 +189,10 @@ def _look_again_at_sends(work: Work, batch: Sequence[Finding]) -> dict[UUID, str
     return results | {message_id: HEALED for message_id, _ in rows}
 
 
-def resume_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Resume the parked rows that are as they were found.
 
-    One that somebody resumed and that is parked again is left to a human: it would go round for ever.
+    One that an operator retried and that is parked again is left to a human: it would go round for ever.
     """
     results = {}
     with work.in_consumer() as connection:
@@ -201,7 +201,7 @@ def resume_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             busy = finding.id in there.busy
             result = results[finding.id] = BUSY if busy else _result_of_retry(finding, there.rows.get(finding.id))
             if result == DONE:
-                resume(
+                retry(
                     connection,
                     work.job.consumer.schema,
                     work.pair.group,

@@ -1,7 +1,7 @@
 """The inbox contradicts what is known: write the truth into it, in the consumer's database.
 
 The truth is `consumed` where the business table has exactly one row of the message and the producer stands by it, and
-`rolled_back`, the fence, where the producer has withdrawn it and it took no effect.
+`rolled_back`, the quarantine, where the producer has withdrawn it and it took no effect.
 
 A handler may be running this very message. What keeps the two apart:
 
@@ -11,9 +11,10 @@ A handler may be running this very message. What keeps the two apart:
 - There is no row: a handler inserts it with its commit, and so do we; the primary key lets one of the two through.
   We are first: the handler's insert waits for us, fails, and takes its business change with it; it looks again, and
   steps over the message. (Its change isn't in our count: it isn't committed.) The handler is first: our insert waits
-  for it if need be, does nothing, and what the inbox says then is the result. Had both got through, the fence would
-  stand over a message that took effect, or the effect be there twice.
-- A parked row, or a fence: nobody runs it. An operator's resume waits for our lock, and finds it isn't parked any more.
+  for it if need be, does nothing, and what the inbox says then is the result. Had both got through, the quarantine
+  would stand over a message that took effect, or the effect be there twice.
+- A parked row, or a quarantine: no consumer runs it. An operator's retry waits for our lock, and finds that it isn't
+  parked any more.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
         for finding in left:
             row, busy = there.rows.get(finding.id), finding.id in there.busy
             results[finding.id] = BUSY if busy else _result(finding, row, effects.get(finding.id))
-        for truth in (Status.CONSUMED, Status.ROLLED_BACK):
+        for truth in (Status.CONSUMED, Status.QUARANTINED):
             chosen = [finding for finding in left if results[finding.id] == DONE and truth_of(finding) is truth]
             results |= _write(work, connection, truth, chosen)
     return results
@@ -53,16 +54,16 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 def truth_of(finding: Finding) -> Status:
     """Return the status that the inbox should have."""
     withdrawn = finding.state in _WITHDRAWN or finding.compensated
-    return Status.ROLLED_BACK if withdrawn else Status.CONSUMED
+    return Status.QUARANTINED if withdrawn else Status.CONSUMED
 
 
 def _look_again(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Return the results of what the producer has compensated since: its fence must not be lifted."""
-    fenced = [finding for finding in batch if finding.status is InboxState.ROLLED_BACK]
-    if not fenced:
+    """Return the results of what the producer has compensated since: its quarantine must not be released."""
+    quarantined = [finding for finding in batch if finding.status is InboxState.QUARANTINED]
+    if not quarantined:
         return {}
     with work.in_producer() as connection:
-        return dict.fromkeys(work.compensated(connection, fenced), "refused: it was compensated")
+        return dict.fromkeys(work.compensated(connection, quarantined), "refused: it was compensated")
 
 
 def _result(finding: Finding, row: InboxRow | None, effects: int | None) -> str:
@@ -72,7 +73,7 @@ def _result(finding: Finding, row: InboxRow | None, effects: int | None) -> str:
         return HEALED
     if truth is Status.CONSUMED and effects != 1:
         return "refused: no business table is named" if effects is None else f"refused: it took effect {effects} times"
-    if truth is Status.ROLLED_BACK and effects:
+    if truth is Status.QUARANTINED and effects:
         return "refused: it took effect"
     if row is not None:
         return DONE if row.is_as(finding) else row.changed
@@ -83,7 +84,7 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
     """Insert or update the rows of ``chosen``, and record it; return the results of those that came too late."""
     schema, group = work.job.consumer.schema, work.pair.group
     missing = [finding for finding in chosen if inbox.had_none(finding)]
-    why = f"fenced off by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.ROLLED_BACK else None
+    why = f"quarantined by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.QUARANTINED else None
     rows = [
         repair_sql.NewRow(finding.id, finding.queue or 0, finding.position or 0, finding.producer_digest)
         for finding in missing

@@ -143,7 +143,7 @@ _STATE = {
     Status.CONSUMED: InboxState.CONSUMED,
     Status.FAILED: InboxState.FAILED,
     Status.PARKED: InboxState.PARKED,
-    Status.ROLLED_BACK: InboxState.ROLLED_BACK,
+    Status.QUARANTINED: InboxState.QUARANTINED,
 }
 
 

@@ -55,7 +55,7 @@ from outbox.text import duration
 #: What each outcome means.
 MEANING: Mapping[Outcome, str] = {
     Outcome.CONSUMED: "committed, dispatched and consumed",
-    Outcome.ROLLED_BACK: "rolled back or recalled, and without effect; or compensated, and fenced off",
+    Outcome.ROLLED_BACK: "rolled back or recalled, and without effect; or compensated, and quarantined",
     Outcome.LEFT_OUT: "the group's filter leaves it out, or it was sent before the group began",
     Outcome.IN_FLIGHT: "on its way for less than the grace period, or scheduled for later",
     Outcome.UNJUDGED: "only the consumer has it, and the producer may have pruned it",
@@ -66,7 +66,7 @@ MEANING: Mapping[Outcome, str] = {
     Outcome.NO_EFFECT: "the inbox says consumed, and the business table has no row of it",
     Outcome.UNRECORDED: "it took effect, and the inbox has no row of it",
     Outcome.STATUS_MISMATCH: "the inbox contradicts what is known to be true",
-    Outcome.UNCOMPENSATED: "fenced off at the consumer, and the producer's transaction was never compensated",
+    Outcome.UNCOMPENSATED: "quarantined at the consumer, and the producer's transaction was never compensated",
     Outcome.UNDISPATCHED: "committed, and never made a message",
     Outcome.RESEND_EXHAUSTED: "the consumer doesn't know it, though it was resent as often as is allowed",
     Outcome.MISSING: "the consumer has read past it, and doesn't know it",
@@ -92,9 +92,10 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
     Outcome.MISSING: "send it once more: `Outbox.resend`",
     Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
-    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `Outbox.resume`",
+    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
     Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
-    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half resolve ID` decides by hand",
+    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
+    "`outbox half rollback ID` decides by hand",
 }
 
 # What an action does, and what has been done.
@@ -104,7 +105,7 @@ _DOES: Mapping[Action, str] = {
     Action.DISPATCH: "dispatches it",
     Action.SYNC_STATUS: "writes what is known to be true into the inbox",
     Action.PARK: "sets it aside at the consumer",
-    Action.RESUME: "gives it back to the consumer",
+    Action.RETRY: "gives it back to the consumer",
     Action.CHECK: "has it checked",
 }
 
@@ -149,7 +150,7 @@ def _consumer(finding: Finding, now: dt.datetime) -> str:
         parts = ["the inbox doesn't know it"]
     else:
         parts = [f"the inbox says {finding.status.name.lower().replace('_', ' ')}"]
-        if finding.status is not InboxState.ROLLED_BACK and finding.attempts is not None:
+        if finding.status is not InboxState.QUARANTINED and finding.attempts is not None:
             parts.append(counted(finding.attempts, "attempt"))
         parts += _when(finding.changed_at, now)
     if finding.effects is not None:

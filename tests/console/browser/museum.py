@@ -66,14 +66,14 @@ def furnish(town: Town, console: str) -> Museum:
     testing.check(town.bank_a)
     admin.act(Action.RECALL, Target(recalled), actor=ACTOR, reason="=1+1")
     admin.act(Action.DISCARD, Target(discarded, CLERK), actor=ACTOR, reason=HOSTILE)
-    rollback = admin.start(Action.ROLLBACK, Selector((Target(parked[0]),)), actor=ACTOR, reason="no such account")
+    rollback = admin.start(Action.COMPENSATE, Selector((Target(parked[0]),)), actor=ACTOR, reason="no such account")
     retry = admin.start(Action.RETRY, Selector((Target(parked[1], CREDIT),)), actor=Actor(HOSTILE), reason=HOSTILE)
     slow = admin.start(
         Action.RETRY, Selector(tuple(Target(each, CLERK) for each in queued)), actor=ACTOR, reason="slowly", rate=0.001
     )
     for each in (rollback.id, retry.id):
         town.carried_out(each)
-    wait_until(lambda: admin.operation(slow.id).started_at, "the slow one has begun")
+    wait_until(lambda: admin.bulk_job(slow.id).started_at, "the slow one has begun")
     wait_until(
         lambda: admin.inbox(InboxFilter(message_id=parked[1], statuses=("parked",)), PageRequest()).items, "again"
     )

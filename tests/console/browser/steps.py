@@ -35,19 +35,19 @@ def told(page: Page, text: str | re.Pattern[str]) -> None:
 
 
 def order_rollback(page: Page, message: UUID, typed: str, reason: str) -> None:
-    """Order the rollback of a message's local transaction from its page; ends on the operation's page."""
+    """Order the rollback of a message's local transaction from its page; ends on the bulk job's page."""
     page.goto(f"messages/{message}")
-    page.get_by_role("button", name="Roll back…").click()
-    asked = question(page, "Roll back this local transaction?")
+    page.get_by_role("button", name="Compensate…").click()
+    asked = question(page, "Compensate this local transaction?")
     asked.get_by_label("to go on").fill(typed)
     asked.get_by_label("Reason").fill(reason)
-    asked.get_by_role("button", name="Roll back", exact=True).click()
-    page.wait_for_url(re.compile("/operations/"))
+    asked.get_by_role("button", name="Compensate", exact=True).click()
+    page.wait_for_url(re.compile("/bulk-jobs/"))
 
 
 def carried_out(page: Page, town: Town) -> Locator:
-    """Wait until workers are done with the operation that the page shows, load it anew, and return its progress."""
-    page.wait_for_url(re.compile("/operations/"))
+    """Wait until workers are done with the bulk job that the page shows, load it anew, and return its progress."""
+    page.wait_for_url(re.compile("/bulk-jobs/"))
     town.carried_out(UUID(urlsplit(page.url).path.rpartition("/")[2]))
     page.reload()
     return page.get_by_role("region", name="Progress")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 #: Buttons that change something, on any page.
 _ACTS = re.compile(
-    r"^(Resend|Recall|Roll back|Check now|Reset checks|Commit|Abort|Retry|Park|Discard|Restore|Reveal|Cancel the rest)"
+    r"^(Resend|Recall|Compensate|Check now|Reset checks|Commit|Roll back|Retry|Park|Discard|Restore|Reveal)"
+    r"|^Cancel the rest"
 )
 _PAGES = (
     *(
@@ -33,7 +34,7 @@ _PAGES = (
         "dead",
         "dead?tab=discarded",
     ),
-    *("halves", "scheduled", "inbox", "operations/{running}", "handlers", "audit", "system"),
+    *("halves", "scheduled", "inbox", "bulk-jobs/{running}", "handlers", "audit", "system"),
 )
 
 
@@ -115,7 +116,7 @@ def test_an_operator_is_offered_what_can_be_taken_back(visit: Visit, museum: Mus
     page = visit(museum.console, "otto")
     page.goto(f"messages/{museum.parked}")
     expect(page.get_by_role("button", name="Retry in bank-b…")).to_be_visible()
-    expect(page.get_by_role("button", name="Roll back…")).to_have_count(0)
+    expect(page.get_by_role("button", name="Compensate…")).to_have_count(0)
     page.goto(f"messages/{museum.parked_half}")
     expect(page.get_by_role("button", name="Reset checks…")).to_be_visible()
     expect(page.get_by_role("button", name="Commit…")).to_have_count(0)
@@ -134,7 +135,7 @@ def test_a_link_to_an_act_is_refused(visit: Visit, museum: Museum, watches: list
 def test_a_console_that_only_reads_says_so(visit: Visit, serve: Serve, museum: Museum) -> None:
     """To an admin as to everybody: the banner is on every page, and no act is offered."""
     page = visit(serve(museum.town, read_only=True, environment="production"))
-    for path in ("", "dead", "messages/{parked}", "messages/{hostile}", "inbox", "operations/{running}"):
+    for path in ("", "dead", "messages/{parked}", "messages/{hostile}", "inbox", "bulk-jobs/{running}"):
         page.goto(museum.at(path))
         expect(page.get_by_text("Read only")).to_be_visible()
         expect(page.get_by_role("button", name=_ACTS)).to_have_count(0)

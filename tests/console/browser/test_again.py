@@ -82,19 +82,19 @@ def test_two_tabs_and_one_is_late(page: Page, town: Town, message: UUID, watches
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["with a script", "without"])
-def test_an_operation_is_ordered_once(tour: Visit, console: str, town: Town, script: bool) -> None:
-    """Clicked twice it is one operation, by the key in the form; back from it is a new preview, and nothing is done."""
+def test_an_bulk_job_is_ordered_once(tour: Visit, console: str, town: Town, script: bool) -> None:
+    """Clicked twice it is one bulk job, by the key in the form; back from it is a new preview, and nothing is done."""
     page = tour(console, java_script_enabled=script)
     sent = [town.note(key=f"ordered {script}") for _ in range(2)]
     town.settled(sent)
     page.goto(f"bulk?action=resend&of=messages&topic=note&key=ordered+{script}")
     page.get_by_label("Reason").fill(f"ordered {script}")
     page.get_by_role("button", name="Resend 2").dblclick()
-    page.wait_for_url("**/operations/*")
+    page.wait_for_url("**/bulk-jobs/*")
     wait_until(lambda: all(_sends(town, each) for each in sent), "both are sent again")
     page.go_back()
     expect(page.get_by_role("button", name="Resend 2")).to_be_visible()
-    page.goto("operations")
+    page.goto("bulk-jobs")
     expect(rows(page).filter(has_text=f"ordered {script}")).to_have_count(1)
     assert [_sends(town, each) for each in sent] == [1, 1]
 
@@ -106,7 +106,7 @@ def test_what_was_previewed_is_what_runs(page: Page, town: Town, watches: list[W
     town.settled(ids)
     page.goto("bulk?action=discard&of=inbox&error=damp")
     page.get_by_label("Reason").fill("dried")
-    town.bank_b.resume("clerk", first, actor="otto", reason="meanwhile")
+    town.bank_b.retry("clerk", first, actor="otto", reason="meanwhile")
     town.mended.add("damp")
     town.becomes(first, "consumed")
     page.get_by_role("button", name="Discard 2").click()

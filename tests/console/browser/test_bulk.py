@@ -86,7 +86,7 @@ def test_progress_shows_without_reload_and_can_be_cancelled(
         page.get_by_role("button", name="Retry 40").click()
         progress = page.get_by_role("region", name="Progress")
         expect(progress).to_contain_text("0 of 40")
-        expect(progress).to_contain_text("A worker with the role operate takes it up.")
+        expect(progress).to_contain_text("A worker with the role bulk takes it up.")
         pace(page).select_option("every 2 s")
         with town.at_work():
             expect(progress).to_contain_text(re.compile(r"(?<!\d)([1-9]|[12]\d) of 40"))
@@ -100,7 +100,7 @@ def test_progress_shows_without_reload_and_can_be_cancelled(
             wait_until(lambda: not [each for each in ids if town.status(each) == "failed"], "those retried are tried")
         page.goto(page.url + "?state=cancelled")
         expect(rows(page).first).to_contain_text("cancelled")
-        page.goto("audit?action=operation")
+        page.goto("audit?action=bulk")
         expect(row(page, "wrong colour")).to_contain_text("anna")
 
 
@@ -111,7 +111,7 @@ def test_a_mixed_selection_is_asked_for_its_database(page: Page, town: Town) -> 
     page.goto("inbox?topic=note&status=parked&error=torn")
     for each in (first, second):
         page.get_by_role("checkbox", name=f"Select message {each}").check()
-    town.bank_b.resume("clerk", first, actor="otto", reason="meanwhile")
+    town.bank_b.retry("clerk", first, actor="otto", reason="meanwhile")
     town.becomes(first, "consumed")
     page.get_by_role("button", name="Retry…").click()
     asked = dialog(page, "Retry 1 of 2?")

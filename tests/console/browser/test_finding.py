@@ -73,8 +73,8 @@ def test_a_message_shows_its_whole_way(page: Page, museum: Museum) -> None:
     expect(row(page, "bank-b").first).to_contain_text("rolled back")
     status = page.get_by_role("region", name="Status", exact=True)
     expect(status).to_contain_text("ordered by anna: no such account")
-    page.get_by_role("link", name="Roll back", exact=True).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Roll back 1 message")
+    page.get_by_role("link", name="Compensate", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compensate 1 message")
 
 
 def test_a_body_is_masked(page: Page, museum: Museum) -> None:
@@ -118,7 +118,7 @@ def test_lists_go_on_and_back(page: Page) -> None:
     ("path", "text"),
     [
         ("messages?topic=nothing", "Nothing fits this filter"),
-        ("operations?state=waiting", "Nothing fits this filter"),
+        ("bulk-jobs?state=waiting", "Nothing fits this filter"),
         ("dead?group=nobody", "No dead letter fits"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_rollback_brings_the_money_back(page: Page, town: Town) -> None:
     expect(progress).to_contain_text("1 of 1")
     expect(progress.get_by_title("all of it was done").first).to_be_visible()
     assert town.balance() == before
-    assert town.status(message) == "rolled_back"
+    assert town.status(message) == "quarantined"
 
     page.goto(f"messages/{message}")
     expect(page.get_by_role("region", name="Status", exact=True)).to_contain_text(
@@ -92,9 +92,9 @@ def test_a_rollback_brings_the_money_back(page: Page, town: Town) -> None:
     )
     # Even if the account comes into being, the transfer can't be credited any more, nor refunded again.
     town.open_account("BB-404")
-    expect(page.get_by_role("button", name="Roll back…")).to_have_count(0)
+    expect(page.get_by_role("button", name="Compensate…")).to_have_count(0)
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
-    page.goto(f"audit?target={message}&action=rollback")
+    page.goto(f"audit?target={message}&action=compensate")
     entry = row(page, "anna").first
     expect(entry).to_contain_text("the account does not exist")
     expect(entry).to_contain_text("refund")
@@ -107,15 +107,15 @@ def test_a_delivered_transfer_needs_more_than_a_click(page: Page, town: Town) ->
     message = town.transfer("10.00")
     town.becomes(message, "consumed")
     page.goto(f"messages/{message}")
-    page.get_by_role("button", name="Roll back…").click()
-    asked = dialog(page, "Roll back this local transaction?")
+    page.get_by_role("button", name="Compensate…").click()
+    asked = dialog(page, "Compensate this local transaction?")
     expect(asked).to_contain_text("It took effect already in bank-b")
     asked.get_by_label("to go on").fill("BB-1")
     asked.get_by_label("Reason").fill("sent twice by the branch")
-    asked.get_by_role("button", name="Roll back", exact=True).click()
+    asked.get_by_role("button", name="Compensate", exact=True).click()
     assert asked.get_by_role("checkbox").evaluate("box => box.validity.valueMissing")
     asked.get_by_role("checkbox").check()
-    asked.get_by_role("button", name="Roll back", exact=True).click()
+    asked.get_by_role("button", name="Compensate", exact=True).click()
     expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert town.balance() == before
 
@@ -125,10 +125,10 @@ def test_the_wrong_word_stops_a_rollback(page: Page, town: Town, watches: list[W
     watches[-1].expect("422")
     message = town.transfer("1.00", "BB-999")
     town.becomes(message, "parked")
-    page.goto(f"messages/{message}/do/rollback")
+    page.goto(f"messages/{message}/do/compensate")
     page.get_by_label("to go on").fill("BB-1")
     page.get_by_label("Reason").fill("a slip")
-    page.get_by_role("button", name="Roll back", exact=True).click()
+    page.get_by_role("button", name="Compensate", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("BB-999")
     expect(page.get_by_label("Reason")).to_have_value("a slip")
     assert town.status(message) == "parked"

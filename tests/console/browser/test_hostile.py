@@ -25,11 +25,11 @@ PLACES = {
     "messages/{failing}": _MARKUP,
     "messages/{discarded}": _MARKUP,
     "messages/{hostile}/do/retry?group=clerk&database=bank_b": _MARKUP,
-    "messages/{hostile}/do/rollback": _MARKUP,
+    "messages/{hostile}/do/compensate": _MARKUP,
     "dead": _MARKUP,
     "dead?tab=discarded": "no form",
     "inbox": _MARKUP,
-    "operations": _MARKUP,
+    "bulk-jobs": _MARKUP,
     "audit": _MARKUP,
     "bulk?action=retry&of=inbox&topic=note": "note",
 }

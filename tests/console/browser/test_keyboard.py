@@ -107,10 +107,10 @@ def test_help_opens_and_gives_the_focus_back(page: Page) -> None:
 def test_a_question_is_asked_and_left_by_keys(page: Page, museum: Museum) -> None:
     """Cancel has the focus first, the focus can't leave the dialog, and returns to the button that opened it."""
     page.goto(f"messages/{museum.parked}")
-    opener = page.get_by_role("button", name="Roll back…")
+    opener = page.get_by_role("button", name="Compensate…")
     opener.focus()
     page.keyboard.press("Enter")
-    shown = dialog(page, "Roll back this local transaction?")
+    shown = dialog(page, "Compensate this local transaction?")
     expect(shown.get_by_role("button", name="Cancel").or_(shown.get_by_role("link", name="Cancel"))).to_be_focused()
     for _ in range(8):
         page.keyboard.press("Tab")

@@ -35,18 +35,18 @@ PAGES = [
     "messages/{hostile}",
     "messages/{failing}",
     "messages/{parked_half}",
-    "messages/{parked}/do/rollback",
+    "messages/{parked}/do/compensate",
     "messages/{parked}/do/recall",
     "bulk?action=retry&of=inbox&topic=note",
-    "bulk?action=rollback&of=messages&topic=transfer",
+    "bulk?action=compensate&of=messages&topic=transfer",
     "dead",
     "dead?tab=discarded",
     "halves",
     "scheduled",
     "inbox",
-    "operations",
-    "operations/{running}",
-    "operations/{running}/cancel",
+    "bulk-jobs",
+    "bulk-jobs/{running}",
+    "bulk-jobs/{running}/cancel",
     "handlers",
     "audit",
     "system",
@@ -117,8 +117,8 @@ def test_a_question_in_a_dialog(visit: Visit, museum: Museum, found: dict[str, d
     """It is as accessible over the page as alone, and fits a telephone."""
     page = visit(museum.console, viewport=NARROW, reduced_motion="reduce")
     page.goto(f"messages/{museum.parked}")
-    page.get_by_role("button", name="Roll back…").click()
-    shown = dialog(page, "Roll back this local transaction?")
+    page.get_by_role("button", name="Compensate…").click()
+    shown = dialog(page, "Compensate this local transaction?")
     _judge(page, found, "dialog")
     box = shown.bounding_box()
     assert box is not None

@@ -58,8 +58,8 @@ def test_the_whole_way_of_a_rollback(page: Page, town: Town) -> None:
     order_rollback(page, message, "BB-501", "no such account")
     expect(carried_out(page, town)).to_contain_text("1 of 1")
     assert town.balance() == before
-    assert town.status(message) == "rolled_back"
-    page.goto(f"audit?action=rollback&target={message}")
+    assert town.status(message) == "quarantined"
+    page.goto(f"audit?action=compensate&target={message}")
     expect(row(page, "no such account").first).to_be_visible()
 
 

@@ -78,7 +78,7 @@ def test_every_link_leads_back(page: Page, outside: Outside, town: Town) -> None
             if kind not in seen and not below.startswith(("static/", "api/", "logout", "jump", "bulk")):
                 seen.add(kind)
                 todo.append(below + (f"?{where.query}" if where.query else ""))
-    assert {"messages", "dead", "halves", "scheduled", "inbox", "operations", "handlers", "audit", "system"} <= seen
+    assert {"messages", "dead", "halves", "scheduled", "inbox", "bulk-jobs", "handlers", "audit", "system"} <= seen
     assert outside.strays == []
 
 

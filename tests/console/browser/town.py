@@ -34,7 +34,7 @@ SENDER = 1
 #: An account that bank B has.
 KNOWN = "BB-1"
 
-_SETTLED = ("consumed", "parked", "rolled_back", "failed")
+_SETTLED = ("consumed", "parked", "quarantined", "failed")
 _STATUS = text("SELECT status, discarded_at FROM outbox.consumer_message WHERE message_id = :id")
 _HURRY = text("UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE message_id = :id")
 _SETTLED_OF = text(
@@ -158,9 +158,9 @@ class Town:
 
         wait_until(done, "bank B settles all")
 
-    def carried_out(self, operation_id: UUID) -> None:
-        """Wait until workers are done with an operation."""
-        wait_until(lambda: self.admin.operation(operation_id).finished_at, f"operation {operation_id} is done")
+    def carried_out(self, bulk_job_id: UUID) -> None:
+        """Wait until workers are done with a bulk job."""
+        wait_until(lambda: self.admin.bulk_job(bulk_job_id).finished_at, f"bulk job {bulk_job_id} is done")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

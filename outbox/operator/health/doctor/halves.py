@@ -64,7 +64,7 @@ def checks(patient: Patient) -> Iterator[Finding]:
 def _no_checker(patient: Patient, topic: _Topic) -> Finding | None:
     mend = (
         f"register one with @outbox.checker({topic.name!r}), and run: {patient.worker('check')}\n"
-        f"or decide one by hand: {patient.command(f'half resolve {topic.half_id} commit|rollback --reason …')}"
+        f"or decide one by hand: {patient.command(f'half commit|rollback {topic.half_id} --reason …')}"
     )
     if patient.checkers is not None:
         if topic.name in patient.checkers or not topic.unfenced:
@@ -107,7 +107,7 @@ def oldest_undecided(patient: Patient) -> Iterator[Finding]:
             f"The oldest undecided half, {half_id} of topic {topic!r}, is {duration(age)} old, and {state}.",
             f"look at it: {patient.command(f'half show {half_id}')}\n"
             f"see that a worker checks: {patient.worker('check')}\n"
-            f"or decide it: {patient.command(f'half resolve {half_id} commit|rollback --reason …')}",
+            f"or decide it: {patient.command(f'half commit|rollback {half_id} --reason …')}",
             half_id=half_id, topic=topic, age=age, overdue=overdue, checks=times, fenced=fenced, checked=checked,
         )  # fmt: skip
         return
@@ -124,7 +124,7 @@ def parked(patient: Patient) -> Iterator[Finding]:
             "up without a verdict.",
             f"look at them: {patient.command(f'half list --status parked --topic {quote(topic)}')}\n"
             f"have them checked again: {patient.command(f'half reset --parked --topic {quote(topic)} --reason …')}\n"
-            f"or decide one: {patient.command(f'half resolve {half_id} commit|rollback --reason …')}",
+            f"or decide one: {patient.command(f'half commit|rollback {half_id} --reason …')}",
             topic=topic, halves=count, age=age, half_id=half_id,
         )  # fmt: skip
     if looked == _PARKED:

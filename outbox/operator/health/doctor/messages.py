@@ -76,7 +76,7 @@ def parked(patient: Patient) -> Iterator[Finding]:
                 f"{messages} parked in group {group!r} of topic {topic!r}, for {duration(age)} at the longest "
                 f"({message_id}).",
                 f"look at it: {patient.command(f'messages show {message_id}')}\ngive it back to the group: "
-                f"outbox.resume({group!r}, UUID('{message_id}'), actor=…, reason=…)",
+                f"outbox.retry({group!r}, UUID('{message_id}'), actor=…, reason=…)",
                 group=group, topic=topic, messages=count, age=age, message_id=message_id,
             )  # fmt: skip
 

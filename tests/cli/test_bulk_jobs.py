@@ -1,4 +1,4 @@
-"""``outbox ops``: operations, what became of each of their messages, watched and cancelled."""
+"""``outbox bulk``: bulk jobs, what became of each of their messages, watched and cancelled."""
 
 from __future__ import annotations
 
@@ -40,41 +40,41 @@ def admin(engine: Engine) -> Admin:
 
 
 def order(admin: Admin, action: Action = Action.RETRY, **options: Any) -> str:
-    """Order an operation on all dead letters, which nobody carries out."""
+    """Order a bulk job on all dead letters, which nobody carries out."""
     selector = Selector(inbox=InboxFilter(statuses=("parked",), discarded=False))
     preview = admin.preview(action, selector)
-    operation = admin.start(action, selector, actor=Actor("bea"), reason="because", token=preview.token, **options)
-    return str(operation.id)
+    bulk_job = admin.start(action, selector, actor=Actor("bea"), reason="because", token=preview.token, **options)
+    return str(bulk_job.id)
 
 
 def test_list_and_show(cli: Cli, books: Books, admin: Admin) -> None:
-    """Operations with their counts, and the items of one."""
+    """Bulk jobs with their counts, and the items of one."""
     ids = books.parked("looks wrong", "looks wrong")
-    operation = order(admin)
-    result = cli("ops", "list", "-o", "json")
+    bulk_job = order(admin)
+    result = cli("bulk", "list", "-o", "json")
     assert (result.code, result.err) == (0, "")
     (row,) = result.json["items"]
-    assert (row["id"], row["action"], row["state"], row["pending"]) == (operation, "retry", "waiting", 2)
-    assert cli("ops", "list", "--state", "waiting", "-o", "id").out.split() == [operation]
-    assert cli("ops", "list", "--state", "done", "-o", "id").out == ""
-    shown = cli("ops", "show", operation, "-o", "json").json
-    assert (shown["operation"]["requested_by"], shown["operation"]["reason"]) == ("bea", "because")
+    assert (row["id"], row["action"], row["state"], row["pending"]) == (bulk_job, "retry", "waiting", 2)
+    assert cli("bulk", "list", "--state", "waiting", "-o", "id").out.split() == [bulk_job]
+    assert cli("bulk", "list", "--state", "done", "-o", "id").out == ""
+    shown = cli("bulk", "show", bulk_job, "-o", "json").json
+    assert (shown["bulk_job"]["requested_by"], shown["bulk_job"]["reason"]) == ("bea", "because")
     assert {item["message_id"] for item in shown["items"]["items"]} == {str(each) for each in ids}
-    table = cli("ops", "show", operation).out
+    table = cli("bulk", "show", bulk_job).out
     assert all(f"till/{each}" in table for each in ids)
-    assert set(cli("ops", "show", operation, "-o", "id").out.split()) == {f"till/{each}" for each in ids}
+    assert set(cli("bulk", "show", bulk_job, "-o", "id").out.split()) == {f"till/{each}" for each in ids}
 
 
 def test_watch_and_run(cli: Cli, books: Books, admin: Admin) -> None:
     """A watch with --run carries out what nobody else does; its items are exported as CSV."""
     books.parked("looks wrong", "looks wrong", "looks wrong")
-    operation = order(admin)
-    result = cli("ops", "watch", operation, "--run")
+    bulk_job = order(admin)
+    result = cli("bulk", "watch", bulk_job, "--run")
     assert (result.code, result.out) == (0, ""), result.err
     assert "3 done" in result.err
-    rows = list(csv.DictReader(io.StringIO(cli("ops", "show", operation, "--state", "done", "-o", "csv").out)))
+    rows = list(csv.DictReader(io.StringIO(cli("bulk", "show", bulk_job, "--state", "done", "-o", "csv").out)))
     assert [row["state"] for row in rows] == ["done"] * 3
-    assert cli("ops", "show", operation, "--state", "failed", "-o", "csv").out.count("\n") == 1
+    assert cli("bulk", "show", bulk_job, "--state", "failed", "-o", "csv").out.count("\n") == 1
 
 
 def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, admin: Admin) -> None:
@@ -82,36 +82,36 @@ def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, admin: Admin)
     ids = books.parked("looks wrong", "looks wrong")
     part = order(admin, Action.DISCARD)
     assert cli("dead", "retry", f"till/{ids[0]}", "--yes").code == 0
-    result = cli("ops", "watch", part, "--run", "-o", "json")
+    result = cli("bulk", "watch", part, "--run", "-o", "json")
     assert (result.code, result.json["state"]) == (Code.PARTIAL, "partly")
     assert (result.json["done"], result.json["skipped"]) == (1, 1)
     assert f"skipped: till/{ids[0]}: " in result.err
     (late,) = books.parked("looks wrong")
     none = order(admin)
     assert cli("dead", "discard", f"till/{late}", "--yes", "--reason", "x").code == 0
-    assert cli("ops", "watch", none, "--run").code == Code.CONFLICT
+    assert cli("bulk", "watch", none, "--run").code == Code.CONFLICT
 
 
 def test_cancel(cli: Cli, books: Books, admin: Admin) -> None:
     """Cancelled is what is left; a second time there is nothing to cancel."""
     ids = books.parked("looks wrong")
-    operation = order(admin)
-    assert cli("ops", "cancel", operation).code == Code.USAGE
-    assert cli("ops", "cancel", operation, "--dry-run", "-o", "json").json["state"] == "waiting"
-    result = cli("ops", "cancel", operation, "--yes", "--actor", "ann", "--reason", "wrong topic", "-o", "json")
+    bulk_job = order(admin)
+    assert cli("bulk", "cancel", bulk_job).code == Code.USAGE
+    assert cli("bulk", "cancel", bulk_job, "--dry-run", "-o", "json").json["state"] == "waiting"
+    result = cli("bulk", "cancel", bulk_job, "--yes", "--actor", "ann", "--reason", "wrong topic", "-o", "json")
     assert result.code == 0, result.err
     assert (result.json["state"], result.json["cancelled"], result.json["cancelled_by"]) == ("cancelled", 1, "ann")
-    assert cli("ops", "cancel", operation, "--yes").code == Code.CONFLICT
-    assert cli("ops", "watch", operation).code == Code.CONFLICT
+    assert cli("bulk", "cancel", bulk_job, "--yes").code == Code.CONFLICT
+    assert cli("bulk", "watch", bulk_job).code == Code.CONFLICT
     assert books.statuses(*ids) == ["parked"]
 
 
 @pytest.mark.parametrize("command", [("show",), ("watch",), ("cancel", "--yes")])
 def test_unknown(cli: Cli, command: tuple[str, ...]) -> None:
-    """No such operation: 3; no id at all: 2."""
-    result = cli("ops", *command, str(uuid4()))
+    """No such bulk job: 3; no id at all: 2."""
+    result = cli("bulk", *command, str(uuid4()))
     assert (result.code, result.out, result.err.count("\n")) == (Code.NOT_FOUND, "", 1)
-    assert cli("ops", *command, "42").code == Code.USAGE
+    assert cli("bulk", *command, "42").code == Code.USAGE
 
 
 def test_workers_and_handlers(cli: Cli) -> None:
@@ -125,11 +125,11 @@ def test_workers_and_handlers(cli: Cli) -> None:
 def test_the_bar_is_for_terminals(books: Books, admin: Admin, url: str) -> None:
     """At a terminal a bar shows how it goes, on stderr; stdout has the data and nothing else."""
     books.parked("looks wrong", "looks wrong")
-    operation = order(admin)
+    bulk_job = order(admin)
     ours, theirs = os.openpty()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "outbox.cli", "ops", "watch", operation, "--run", "-o", "json"],
+            [sys.executable, "-m", "outbox.cli", "bulk", "watch", bulk_job, "--run", "-o", "json"],
             env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
             stdout=subprocess.PIPE, stderr=theirs, text=True, check=False,
         )  # fmt: skip
@@ -146,19 +146,19 @@ def test_the_bar_is_for_terminals(books: Books, admin: Admin, url: str) -> None:
 def test_watch_waits_for_the_database(books: Books, admin: Admin, url: str, server: ServerLike) -> None:
     """A database that goes away during a watch is waited for."""
     books.parked("looks wrong")
-    operation = order(admin)
+    bulk_job = order(admin)
     database = make_url(url).database
     for engine in (books.engine, admin.databases["shop"].engine):
         engine.dispose()
     control = create_engine(server.url(), isolation_level="AUTOCOMMIT")
     process = subprocess.Popen(
-        [sys.executable, "-m", "outbox.cli", "ops", "watch", operation],
+        [sys.executable, "-m", "outbox.cli", "bulk", "watch", bulk_job],
         env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert process.stderr
-        assert "no worker with the role operate runs" in process.stderr.readline()
+        assert "no worker with the role bulk runs" in process.stderr.readline()
         with control.connect() as connection:
             connection.execute(text(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false"))
             connection.execute(
@@ -167,7 +167,7 @@ def test_watch_waits_for_the_database(books: Books, admin: Admin, url: str, serv
             )
             assert process.stderr.readline().endswith("trying again\n")
             connection.execute(text(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true"))
-        testing.operate(books.outbox)
+        testing.bulk(books.outbox)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""Operations as a duty of a worker, and in users' tests."""
+"""Bulk jobs as a duty of a worker, and in users' tests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from outbox.database import migration
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidHandler, SchemaMissing
 from outbox.operator.model import Action
-from outbox.testing import operate
+from outbox.testing import bulk
 from outbox.worker import Worker
 from tests.admin.acting import Desk
-from tests.admin.test_operations_order import PARKED
-from tests.admin.test_operations_run import acted_once, retry
+from tests.admin.test_bulk_jobs_order import PARKED
+from tests.admin.test_bulk_jobs_run import acted_once, retry
 from tests.conftest import wait_until
 
 FEW = Settings(listen=False)
@@ -35,8 +35,8 @@ def desk(new_engine: Callable[..., Engine]) -> Desk:
 
 
 def done(desk: Desk, row: Any) -> bool:
-    """Has an operation ended?"""
-    return desk.operation(row).finished_at is not None
+    """Has a bulk job ended?"""
+    return desk.bulk_job(row).finished_at is not None
 
 
 def test_a_worker_carries_out_what_was_ordered(desk: Desk) -> None:
@@ -46,10 +46,10 @@ def test_a_worker_carries_out_what_was_ordered(desk: Desk) -> None:
         wait_until(lambda: done(desk, before), "what was ordered before is done")
         sent = desk.start(Action.RESEND, [desk.half("dispatched") for _ in range(2)])
         wait_until(lambda: done(desk, sent), "what was ordered since is done")
-        assert worker.health()["operate"].failures == 0
+        assert worker.health()["bulk"].failures == 0
         assert "compensate" not in worker.health()
     acted_once(desk, before, 300)
-    assert desk.operation(sent).done == 2
+    assert desk.bulk_job(sent).done == 2
 
 
 def test_killed_in_the_middle(desk: Desk) -> None:
@@ -57,12 +57,12 @@ def test_killed_in_the_middle(desk: Desk) -> None:
     row = retry(desk, 500)
     url = desk.engine.url.render_as_string(hide_password=False)
     root = Path(__file__).parents[2]
-    with subprocess.Popen([sys.executable, "-m", "tests.worker.operating_worker", url], cwd=root) as process:
-        wait_until(lambda: desk.operation(row).done, "some are done")
+    with subprocess.Popen([sys.executable, "-m", "tests.worker.bulk_worker", url], cwd=root) as process:
+        wait_until(lambda: desk.bulk_job(row).done, "some are done")
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    assert 0 < desk.operation(row).done < 500
-    with Worker(desk.outbox, roles=["operate"]):
+    assert 0 < desk.bulk_job(row).done < 500
+    with Worker(desk.outbox, roles=["bulk"]):
         wait_until(lambda: done(desk, row), "the next worker has done the rest")
     acted_once(desk, row, 500)
 
@@ -71,27 +71,27 @@ def test_two_workers_and_the_one_who_ordered_it(desk: Desk) -> None:
     """They share the items; each is acted on once."""
     row = retry(desk, 1000)
     other = Outbox(create_engine(desk.engine.url), settings=FEW)
-    with Worker(desk.outbox, roles=["operate"]), Worker(other, roles=["operate"]):
+    with Worker(desk.outbox, roles=["bulk"]), Worker(other, roles=["bulk"]):
         desk.work()
         wait_until(lambda: done(desk, row), "all is done")
     acted_once(desk, row, 1000)
 
 
 def test_a_worker_on_a_database_of_one_side(server: ServerLike) -> None:
-    """Operations need no more than the tables that are there; without any, the worker says what to run."""
+    """Bulk jobs need no more than the tables that are there; without any, the worker says what to run."""
     for part in ("consumer", "producer"):
         server.create_database(f"only_{part}")
         engine = create_engine(server.url(f"only_{part}"))
         with pytest.raises(SchemaMissing, match="outbox db upgrade"):
-            Worker(Outbox(engine, settings=FEW), roles=["operate"]).start()
+            Worker(Outbox(engine, settings=FEW), roles=["bulk"]).start()
         migration.upgrade(engine, [part])
         desk = Desk.over(bank=engine)
         act = Action.RETRY if part == "consumer" else Action.CHECK
         target = (desk.inbox("parked")[0], "bank-b") if part == "consumer" else desk.half("undecided")
         row = desk.start(act, [target])
-        with Worker(desk.outbox, roles=["operate"]):
+        with Worker(desk.outbox, roles=["bulk"]):
             wait_until(partial(done, desk, row), f"done on the {part}'s side")
-        assert desk.operation(row).done == 1
+        assert desk.bulk_job(row).done == 1
         engine.dispose()
         server.drop_database(f"only_{part}")
 
@@ -106,26 +106,26 @@ def test_a_worker_rolls_back_what_it_has_the_compensation_for(desk: Desk) -> Non
     desk.run("CREATE TABLE undone (id uuid PRIMARY KEY)")
     desk.outbox.compensation("transfers")(_undo)
     half_id, other = desk.half("dispatched"), desk.half("dispatched", topic="other")
-    waiting, row = desk.start(Action.ROLLBACK, other), desk.start(Action.ROLLBACK, half_id)
+    waiting, row = desk.start(Action.COMPENSATE, other), desk.start(Action.COMPENSATE, half_id)
     with Worker(desk.outbox) as worker:
         wait_until(lambda: done(desk, row), "it is rolled back")
         later = retry(desk, 1)
         wait_until(lambda: done(desk, later), "others are done meanwhile")
         assert worker.health()["compensate"].failures == 0
     assert desk.rows("SELECT id FROM undone") == [half_id]
-    assert (desk.operation(row).state, desk.operation(waiting).state) == ("done", "waiting")
+    assert (desk.bulk_job(row).state, desk.bulk_job(waiting).state) == ("done", "waiting")
 
 
 def test_in_a_test_of_a_service(desk: Desk) -> None:
-    """`operate` does here and now what a worker would do, whatever the rate."""
+    """`bulk` does here and now what a worker would do, whatever the rate."""
     desk.run("CREATE TABLE undone (id uuid PRIMARY KEY)")
     desk.outbox.compensation("transfers")(_undo)
     half_id = desk.half("dispatched")
-    rolled_back, retried = desk.start(Action.ROLLBACK, half_id), retry(desk, 150, rate=0.001)
-    counts = operate(desk.outbox)
+    rolled_back, retried = desk.start(Action.COMPENSATE, half_id), retry(desk, 150, rate=0.001)
+    counts = bulk(desk.outbox)
     assert (counts.taken, counts.done, counts.more) == (151, 151, False)
-    assert desk.operation(rolled_back).state == desk.operation(retried).state == "done"
-    assert not operate(desk.outbox)
+    assert desk.bulk_job(rolled_back).state == desk.bulk_job(retried).state == "done"
+    assert not bulk(desk.outbox)
 
 
 def test_in_a_test_of_an_async_service(desk: Desk) -> None:
@@ -138,4 +138,4 @@ def test_in_a_test_of_an_async_service(desk: Desk) -> None:
     desk.inbox("parked")
     desk.start(Action.RETRY, PARKED)
     with pytest.raises(InvalidHandler, match="the async compensation of 'transfers'; run a Worker"):
-        operate(desk.outbox)
+        bulk(desk.outbox)

@@ -1,4 +1,4 @@
-"""Operations as they are carried out: each item exactly once, whoever dies, competes, fails or cancels meanwhile."""
+"""Bulk jobs as they are carried out: each item exactly once, whoever dies, competes, fails or cancels meanwhile."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from sqlalchemy import create_engine, text
 from outbox.errors import ActRefused
 from outbox.message.model import Counts
 from outbox.operator.bulk import order, run
-from outbox.operator.model import Action, Actor, InboxFilter, MessageFilter, OperationRow
+from outbox.operator.model import Action, Actor, BulkJob, InboxFilter, MessageFilter
 from tests.admin.acting import ANN, Desk
-from tests.admin.test_operations_order import PARKED
+from tests.admin.test_bulk_jobs_order import PARKED
 from tests.conftest import wait_until
 
 BOB = Actor("bob", {"via": "cli"})
 RETRIED = "SELECT count(*) FROM outbox.consumer_message WHERE status = 'failed'"
 
 
-def retry(desk: Desk, count: int, **options: object) -> OperationRow:
+def retry(desk: Desk, count: int, **options: object) -> BulkJob:
     """Order the retry of so many dead letters."""
     desk.inbox("parked", count)
     return desk.start(Action.RETRY, PARKED, **options)
 
 
-def acted_once(desk: Desk, row: OperationRow, count: int) -> None:
-    """See that each item is done, once, with one audit row that came by the operation."""
-    row = desk.operation(row)
+def acted_once(desk: Desk, row: BulkJob, count: int) -> None:
+    """See that each item is done, once, with one audit row that came by the bulk job."""
+    row = desk.bulk_job(row)
     assert (row.state, row.done, row.pending, row.total) == ("done", count, 0, count)
-    assert desk.rows("SELECT DISTINCT attempts FROM outbox.operation_item") == [1]
+    assert desk.rows("SELECT DISTINCT attempts FROM outbox.bulk_item") == [1]
     by_target = (
-        "SELECT count(*), count(DISTINCT target), count(*) FILTER (WHERE origin ->> 'operation' = :id)"
+        "SELECT count(*), count(DISTINCT target), count(*) FILTER (WHERE origin ->> 'bulk_job' = :id)"
         " FROM outbox.audit WHERE action = 'retry'"
     )
     assert desk.rows(by_target, id=str(row.id)) == [(count, count, count)]
@@ -61,19 +61,19 @@ def test_thousands_at_once(desk: Desk) -> None:
     row = retry(desk, 2500)
     assert desk.work() == Counts(taken=2500, done=2500)
     acted_once(desk, row, 2500)
-    done = desk.operation(row)
+    done = desk.bulk_job(row)
     assert done.started_at is not None
     assert done.finished_at is not None
     assert desk.items(done)[0].outcome == "is due now, with all its attempts"
     target = f"bank-b/{desk.items(done)[0].message_id}"
-    origin = {**ANN.origin, "operation": str(row.id)}
+    origin = {**ANN.origin, "bulk_job": str(row.id)}
     assert desk.audited(target) == [("ann", "retry", "because", {"was": "parked"}, origin)]
 
 
 @pytest.mark.parametrize(
     ("action", "state", "after"),
     [(Action.RESEND, "dispatched", "dispatched"), (Action.RECALL, "scheduled", "recalled"),
-     (Action.ABORT, "undecided", "rolled_back"), (Action.COMMIT, "undecided", "committed"),
+     (Action.ROLLBACK, "undecided", "rolled_back"), (Action.COMMIT, "undecided", "committed"),
      (Action.CHECK, "fenced", "fenced"), (Action.RESET, "undecided", "undecided")],
 )  # fmt: skip
 def test_each_act_of_the_producers_side(desk: Desk, action: Action, state: str, after: str) -> None:
@@ -84,8 +84,8 @@ def test_each_act_of_the_producers_side(desk: Desk, action: Action, state: str, 
     row = desk.start(action, ids)
     desk.work()
     assert [state_of(desk, each) for each in ids] == [after] * 3
-    assert desk.operation(row).done == 3
-    assert all(desk.audited(each)[-1][4]["operation"] == str(row.id) for each in ids)
+    assert desk.bulk_job(row).done == 3
+    assert all(desk.audited(each)[-1][4]["bulk_job"] == str(row.id) for each in ids)
 
 
 @pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD, Action.RESTORE])
@@ -95,7 +95,7 @@ def test_each_act_of_the_consumers_side(desk: Desk, action: Action) -> None:
     desk.inbox(state, 3)
     row = desk.start(action, InboxFilter(group="bank-b"))
     desk.work()
-    assert (desk.operation(row).state, desk.operation(row).done) == ("done", 3)
+    assert (desk.bulk_job(row).state, desk.bulk_job(row).done) == ("done", 3)
 
 
 def test_partial_success_is_told(desk: Desk) -> None:
@@ -106,7 +106,7 @@ def test_partial_success_is_told(desk: Desk) -> None:
     desk.run("DELETE FROM outbox.consumer_message WHERE message_id = :id", id=ids[120])
     with poisoned(desk, ids[7], ids[249]):
         desk.work()
-    row = desk.operation(row)
+    row = desk.bulk_job(row)
     assert (row.state, row.done, row.skipped, row.failed, row.pending) == ("partly", 246, 2, 2, 0)
     assert [(item.message_id, item.outcome) for item in desk.items(row, "skipped")] == [
         (ids[3], "it is discarded; restore it first"),
@@ -129,37 +129,37 @@ def test_what_somebody_holds_is_left_for_later(desk: Desk) -> None:
         (left,) = desk.items(row, "pending")
         assert (left.message_id, left.attempts) == (ids[2], 1)
         assert "somebody is working on it" in (left.outcome or "")
-        assert desk.operation(row).state == "running"
+        assert desk.bulk_job(row).state == "running"
     desk.work()
-    assert desk.operation(row).pending == 1
-    desk.run("UPDATE outbox.operation_item SET next_attempt_at = now()")
+    assert desk.bulk_job(row).pending == 1
+    desk.run("UPDATE outbox.bulk_item SET next_attempt_at = now()")
     desk.work()
-    assert (desk.operation(row).state, desk.operation(row).done) == ("done", 5)
+    assert (desk.bulk_job(row).state, desk.bulk_job(row).done) == ("done", 5)
 
 
 def test_what_nobody_ever_lets_go(desk: Desk) -> None:
-    """After enough tries the item has failed: the operation comes to an end."""
+    """After enough tries the item has failed: the bulk job comes to an end."""
     (message_id,) = desk.inbox("failed")
     row = desk.start(Action.PARK, [(message_id, "bank-b")])
-    desk.run("UPDATE outbox.operation_item SET attempts = :most - 1", most=run.MOST)
+    desk.run("UPDATE outbox.bulk_item SET attempts = :most - 1", most=run.MOST)
     with desk.engine.connect() as consumer:
         consumer.execute(text("SELECT FROM outbox.consumer_message FOR UPDATE"))
         desk.work()
     assert "and was so 60 times" in (desk.items(row, "failed")[0].outcome or "")
-    assert desk.operation(row).state == "partly"
+    assert desk.bulk_job(row).state == "partly"
 
 
 def test_a_half_that_is_being_decided(desk: Desk) -> None:
     """A lock that isn't given soon is waited for later, and doesn't stop the items beside it."""
     ids = [desk.half("undecided") for _ in range(3)]
-    row = desk.start(Action.ABORT, ids)
+    row = desk.start(Action.ROLLBACK, ids)
     decide = "INSERT INTO outbox.op_message (half_id, resolution, decided_by) VALUES (:id, 'commit', 'producer')"
     with desk.engine.connect() as producer:
         producer.execute(text(decide), {"id": ids[1]})
         desk.work()
         producer.commit()
     assert [item.state for item in desk.items(row)] == ["done", "pending", "done"]
-    desk.run("UPDATE outbox.operation_item SET next_attempt_at = now()")
+    desk.run("UPDATE outbox.bulk_item SET next_attempt_at = now()")
     desk.work()
     assert [item.state for item in desk.items(row)] == ["done", "skipped", "done"]
     assert "it is committed and waits for dispatch" in (desk.items(row, "skipped")[0].outcome or "")
@@ -175,7 +175,7 @@ def test_two_at_once(desk: Desk) -> None:
     acted_once(desk, row, 1200)
 
 
-def test_small_operations_do_not_wait_for_big_ones(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_bulk_jobs_do_not_wait_for_big_ones(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass carries on with each of them, for a while."""
     monkeypatch.setattr(run, "SLICE", 0.0)
     big = retry(desk, 500)
@@ -183,9 +183,9 @@ def test_small_operations_do_not_wait_for_big_ones(desk: Desk, monkeypatch: pyte
     small = desk.start(Action.PARK, [(message_id, "bank-b")])
     monkeypatch.setattr(run, "SLICE", 0.05)
     with desk.engine.connect() as connection:
-        run.operate_once(connection, desk.outbox.settings)
-    assert desk.operation(small).done == 1
-    assert desk.operation(big).done > 0
+        run.bulk_once(connection, desk.outbox.settings)
+    assert desk.bulk_job(small).done == 1
+    assert desk.bulk_job(big).done > 0
 
 
 # --- rate ----------------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ def test_never_more_than_the_rate(desk: Desk) -> None:
 
     def keep_running() -> None:
         with desk.engine.connect() as connection:
-            while desk.operation(row).pending:
-                run.operate_once(connection, desk.outbox.settings)
+            while desk.bulk_job(row).pending:
+                run.bulk_once(connection, desk.outbox.settings)
 
     with ThreadPoolExecutor(2) as threads:
         for future in [threads.submit(keep_running) for _ in range(2)]:
@@ -206,9 +206,9 @@ def test_never_more_than_the_rate(desk: Desk) -> None:
     desk.work()
     acted_once(desk, row, 60)
     in_a_second = (
-        "SELECT max((SELECT count(*) FROM outbox.operation_item b"
+        "SELECT max((SELECT count(*) FROM outbox.bulk_item b"
         " WHERE b.changed_at > a.changed_at - interval '1 s' AND b.changed_at <= a.changed_at))"
-        " FROM outbox.operation_item a"
+        " FROM outbox.bulk_item a"
     )
     assert desk.rows(in_a_second) == [40]
 
@@ -218,28 +218,28 @@ def test_a_rate_below_one(desk: Desk) -> None:
     row = retry(desk, 3, rate=0.1)
     with desk.engine.connect() as connection:
         for _ in range(5):
-            run.operate_once(connection, desk.outbox.settings)
-        assert desk.operation(row).done == 1
-        desk.run("UPDATE outbox.operation_item SET changed_at = changed_at - interval '10 s'")
+            run.bulk_once(connection, desk.outbox.settings)
+        assert desk.bulk_job(row).done == 1
+        desk.run("UPDATE outbox.bulk_item SET changed_at = changed_at - interval '10 s'")
         for _ in range(5):
-            run.operate_once(connection, desk.outbox.settings)
-    assert desk.operation(row).done == 2
+            run.bulk_once(connection, desk.outbox.settings)
+    assert desk.bulk_job(row).done == 2
 
 
 def test_no_burst_after_an_outage(desk: Desk) -> None:
     """However long nobody ran it, the rate is that of the last second: a bucket doesn't fill up meanwhile."""
     row = retry(desk, 100, rate=10.0)
-    desk.run("UPDATE outbox.operation SET created_at = created_at - interval '1 day', started_at = created_at")
+    desk.run("UPDATE outbox.bulk_job SET created_at = created_at - interval '1 day', started_at = created_at")
     with desk.engine.connect() as connection:
-        run.operate_once(connection, desk.outbox.settings)
-    assert desk.operation(row).done == 10
+        run.bulk_once(connection, desk.outbox.settings)
+    assert desk.bulk_job(row).done == 10
 
 
 # --- cancel --------------------------------------------------------------------------------------------------
 
 
-def cancel(desk: Desk, row: OperationRow) -> OperationRow:
-    """Cancel an operation."""
+def cancel(desk: Desk, row: BulkJob) -> BulkJob:
+    """Cancel a bulk job."""
     return order.cancel(desk.databases, row.id, actor=BOB, reason="enough")
 
 
@@ -247,20 +247,16 @@ def test_cancelled_in_the_middle(desk: Desk) -> None:
     """What was done stays done, what is left isn't; it says who, and ends at once."""
     row = retry(desk, 30, rate=10.0)
     with desk.engine.connect() as connection:
-        run.operate_once(connection, desk.outbox.settings)
+        run.bulk_once(connection, desk.outbox.settings)
     row = cancel(desk, row)
     assert (row.state, row.done, row.cancelled, row.pending, row.cancelled_by) == ("cancelled", 10, 20, 0, "bob")
     assert row.finished_at is not None
     assert desk.work() == run.NOTHING
     assert desk.rows(RETRIED) == [10]
-    assert desk.audited(row.id)[1:] == [
-        ("bob", "operation", "enough", {"did": "cancel", "cancelled": 20}, {"via": "cli"})
-    ]
+    assert desk.audited(row.id)[1:] == [("bob", "bulk", "enough", {"did": "cancel", "cancelled": 20}, {"via": "cli"})]
     for done in (row, retry(desk, 1)):
         desk.work()
-        with pytest.raises(
-            ActRefused, match=f"operation {done.id} can't be cancelled: it (was cancelled|has finished)"
-        ):
+        with pytest.raises(ActRefused, match=f"bulk job {done.id} can't be cancelled: it (was cancelled|has finished)"):
             cancel(desk, done)
 
 
@@ -269,27 +265,27 @@ def test_cancelled_while_it_runs(desk: Desk) -> None:
     row = retry(desk, 2000)
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(desk.work) for _ in range(2)]
-        wait_until(lambda: desk.operation(row).done, "some are done")
+        wait_until(lambda: desk.bulk_job(row).done, "some are done")
         cancel(desk, row)
         taken = sum(future.result().taken for future in running)
-    row = desk.operation(row)
+    row = desk.bulk_job(row)
     assert (row.done, row.done + row.cancelled) == (taken, 2000)
     assert desk.rows(RETRIED) == [row.done]
 
 
 def test_a_rollback_that_has_begun_is_seen_through(desk: Desk) -> None:
-    """Its consumers are fenced off: whoever carries it out ends it; what hasn't begun is cancelled."""
-    row = desk.start(Action.ROLLBACK, [desk.half("dispatched") for _ in range(3)])
+    """Its consumers are quarantined: whoever carries it out ends it; what hasn't begun is cancelled."""
+    row = desk.start(Action.COMPENSATE, [desk.half("dispatched") for _ in range(3)])
     assert desk.work() == run.NOTHING
-    assert desk.operation(row).state == "waiting"
-    desk.run("UPDATE outbox.operation_item SET attempts = 1 WHERE number = 2")
-    assert desk.operation(row).state == "running"
+    assert desk.bulk_job(row).state == "waiting"
+    desk.run("UPDATE outbox.bulk_item SET attempts = 1 WHERE number = 2")
+    assert desk.bulk_job(row).state == "running"
     row = cancel(desk, row)
     assert [item.state for item in desk.items(row)] == ["cancelled", "pending", "cancelled"]
     assert (row.state, row.finished_at) == ("cancelled", None)
-    desk.run("UPDATE outbox.operation_item SET state = 'done' WHERE number = 2")
+    desk.run("UPDATE outbox.bulk_item SET state = 'done' WHERE number = 2")
     desk.work()
-    assert desk.operation(row).finished_at is not None
+    assert desk.bulk_job(row).finished_at is not None
 
 
 # --- crashes -------------------------------------------------------------------------------------------------
@@ -300,14 +296,14 @@ def test_a_lost_connection_loses_nothing(desk: Desk) -> None:
     row = retry(desk, 300)
     other = create_engine(desk.engine.url)
     with other.connect() as connection:
-        run.run_operation_once(connection, desk.outbox.settings, row.id, stopping=_after(1))
-        assert desk.operation(row).done == 100
+        run.run_bulk_job_once(connection, desk.outbox.settings, row.id, stopping=_after(1))
+        assert desk.bulk_job(row).done == 100
         connection.commit()
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         connection.commit()
         desk.rows("SELECT pg_terminate_backend(:pid)", pid=pid)
         with pytest.raises(Exception, match=r"terminat|closed|lost"):
-            run.run_operation_once(connection, desk.outbox.settings, row.id)
+            run.run_bulk_job_once(connection, desk.outbox.settings, row.id)
     other.dispose()
     desk.work()
     acted_once(desk, row, 300)
@@ -322,9 +318,9 @@ def _after(batches: int) -> Callable[[], bool]:
 def test_an_action_of_a_newer_version_is_left_alone(desk: Desk) -> None:
     """A worker that doesn't know it leaves it to those that do, and does the others."""
     row = retry(desk, 2)
-    desk.run("UPDATE outbox.operation SET action = 'teleport' WHERE id = :id", id=row.id)
+    desk.run("UPDATE outbox.bulk_job SET action = 'teleport' WHERE id = :id", id=row.id)
     assert desk.work() == run.NOTHING
-    desk.run("UPDATE outbox.operation SET action = 'retry' WHERE id = :id", id=row.id)
+    desk.run("UPDATE outbox.bulk_job SET action = 'retry' WHERE id = :id", id=row.id)
     assert desk.work().done == 2
 
 
@@ -335,4 +331,4 @@ def test_messages_of_a_filter_are_sent_again(desk: Desk) -> None:
     desk.work()
     sends = "SELECT half_id, count(*) FROM outbox.message GROUP BY 1 ORDER BY 1"
     assert desk.rows(sends) == [(each, 2) for each in sorted(ids)]
-    assert desk.operation(row).done == 4
+    assert desk.bulk_job(row).done == 4

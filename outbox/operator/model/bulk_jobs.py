@@ -1,4 +1,4 @@
-"""Operations, what they act on, and the audit."""
+"""Bulk jobs, what they act on, and the audit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """What an operation acts on: targets by name, or all that a filter matches. Exactly one of them is given."""
+    """What a bulk job acts on: targets by name, or all that a filter matches. Exactly one of them is given."""
 
     targets: tuple[Target, ...] | None = None
     messages: MessageFilter | None = None
@@ -59,7 +59,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an operation would do. Who starts it gives ``token`` back: it binds selector, action and count."""
+    """What a bulk job would do. Who starts it gives ``token`` back: it binds selector, action and count."""
 
     action: Action
     database: str
@@ -72,8 +72,8 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationRow:
-    """An operation; ``state`` is waiting, running, done, partly (some failed or were skipped), or cancelled."""
+class BulkJob:
+    """A bulk job; ``state`` is waiting, running, done, partly (some failed or were skipped), or cancelled."""
 
     database: str
     id: UUID
@@ -98,8 +98,8 @@ class OperationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationItem:
-    """One item of an operation, and what became of it."""
+class BulkItem:
+    """One item of a bulk job, and what became of it."""
 
     number: int
     action: str

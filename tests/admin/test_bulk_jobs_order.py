@@ -1,4 +1,4 @@
-"""Operations before they run: previewed, bound by a token, ordered once, and only what was shown."""
+"""Bulk jobs before they run: previewed, bound by a token, ordered once, and only what was shown."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.admin.acting import ANN, KIND, Desk, open_desk
 PARKED = InboxFilter(statuses=("parked",), group="bank-b", topic="transfers")
 
 
-def operations(desk: Desk) -> int:
-    """Count the operations, and see that there is no item without one."""
-    lost = "SELECT count(*) FROM outbox.operation_item WHERE operation_id NOT IN (SELECT id FROM outbox.operation)"
+def bulk_jobs(desk: Desk) -> int:
+    """Count the bulk jobs, and see that there is no item without one."""
+    lost = "SELECT count(*) FROM outbox.bulk_item WHERE bulk_job_id NOT IN (SELECT id FROM outbox.bulk_job)"
     assert desk.rows(lost) == [0]
-    return int(desk.rows("SELECT count(*) FROM outbox.operation")[0])
+    return int(desk.rows("SELECT count(*) FROM outbox.bulk_job")[0])
 
 
 # --- preview -------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_a_preview_tells_what_would_be_done(desk: Desk) -> None:
     assert shown.ineligible == {"it is discarded; restore it first": 2}
     assert shown.sample == [Target(each, "bank-b") for each in sorted(parked, reverse=True)[:5]]
     assert shown.described == f"retry 12 parked messages of group bank-b, topic transfers ({KIND})"
-    assert (operations(desk), desk.audits()) == (0, 0)
+    assert (bulk_jobs(desk), desk.audits()) == (0, 0)
 
 
 def test_words_say_no_more_than_is_so(desk: Desk) -> None:
@@ -74,9 +74,9 @@ def test_words_say_no_more_than_is_so(desk: Desk) -> None:
         (Action.RESEND, MessageFilter(topic="t", statuses=("dispatched",)), "resend 2 dispatched messages of topic t"),
         (Action.RECALL, MessageFilter(topic="t"), "recall 1 scheduled message of topic t"),
         (Action.RECALL, MessageFilter(statuses=("scheduled",)), "recall 1 scheduled message of topic t"),
-        (Action.ROLLBACK, MessageFilter(key="k"), "roll back no message"),
+        (Action.COMPENSATE, MessageFilter(key="k"), "compensate no message"),
         (Action.CHECK, HalfFilter(topic="t"), "check 2 undecided half messages of topic t"),
-        (Action.ABORT, MessageFilter(statuses=("undecided",)), "abort 2 undecided half messages of topic t"),
+        (Action.ROLLBACK, MessageFilter(statuses=("undecided",)), "roll back 2 undecided half messages of topic t"),
         (Action.COMMIT, HalfFilter(), "commit 1 undecided half message of topic t"),
         (Action.CHECK, HalfFilter(status="parked"), "check no message"),
         (Action.CHECK, HalfFilter(min_age=3600.0), "check no message"),
@@ -103,17 +103,17 @@ def test_producers_acts_on_the_messages_of_an_inbox(server: ServerLike, template
         row = two.start(Action.RESEND, replace(PARKED, database="b"), token=shown.token)
         assert [item.message_id for item in two.items(row)] == sent
         two.inbox("consumed", ids=sent[:1], group="c", database="b")
-        shown = two.preview(Action.ROLLBACK, sent)
+        shown = two.preview(Action.COMPENSATE, sent)
         assert shown.eligible == 2
         assert list(shown.ineligible) == [
             "it took effect: a group has consumed it; undo that too, and say so with acknowledge_delivered"
         ]
-        assert two.preview(Action.ROLLBACK, sent, acknowledge_delivered=True).eligible == 3
-        assert two.preview(Action.ROLLBACK, replace(PARKED, database="b")).eligible == 2
-        shown = two.preview(Action.ROLLBACK, MessageFilter(topic="transfers"))
-        assert (shown.eligible, shown.described) == (2, "roll back 2 dispatched messages of topic transfers")
+        assert two.preview(Action.COMPENSATE, sent, acknowledge_delivered=True).eligible == 3
+        assert two.preview(Action.COMPENSATE, replace(PARKED, database="b")).eligible == 2
+        shown = two.preview(Action.COMPENSATE, MessageFilter(topic="transfers"))
+        assert (shown.eligible, shown.described) == (2, "compensate 2 dispatched messages of topic transfers")
         two.half("dispatched")
-        row = two.start(Action.ROLLBACK, MessageFilter(topic="transfers"), token=shown.token)
+        row = two.start(Action.COMPENSATE, MessageFilter(topic="transfers"), token=shown.token)
         assert [item.message_id for item in two.items(row)] == sent[1:]
 
 
@@ -142,7 +142,7 @@ def test_what_is_no_selector(desk: Desk, action: Action, chosen: Selector, field
 
 
 def test_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More names than can be named, and more matches than an operation may have, are refused with the mend."""
+    """More names than can be named, and more matches than a bulk job may have, are refused with the mend."""
     with pytest.raises(BulkJobTooLarge, match="1001 messages are named; at most 1000 can be, or use a filter"):
         desk.preview(Action.RETRY, [(uuid7(), "bank-b") for _ in range(MAX_IDS + 1)])
     desk.inbox("parked", 6)
@@ -180,7 +180,7 @@ def test_which_database(server: ServerLike, template: str) -> None:
 
 
 def test_an_order_is_what_was_shown(desk: Desk) -> None:
-    """The operation, its items in the order of the messages, and who ordered it, in one transaction."""
+    """The bulk job, its items in the order of the messages, and who ordered it, in one transaction."""
     parked = desk.inbox("parked", 7)
     desk.inbox("discarded", 2)
     shown = desk.preview(Action.RETRY, PARKED)
@@ -191,7 +191,7 @@ def test_an_order_is_what_was_shown(desk: Desk) -> None:
         (number, message_id, "bank-b") for number, message_id in enumerate(sorted(parked), 1)
     ]
     told = {"did": "start", "action": "retry", "items": 7}
-    assert desk.audited(row.id) == [("ann", "operation", "because", told, dict(ANN.origin))]
+    assert desk.audited(row.id) == [("ann", "bulk", "because", told, dict(ANN.origin))]
 
 
 def test_the_token_holds_off_what_came_later(desk: Desk) -> None:
@@ -225,7 +225,7 @@ def test_an_outdated_token(desk: Desk, change: str) -> None:
     desk.run(change)
     with pytest.raises(SelectorChanged, match="what can be acted on has changed since the preview"):
         desk.start(Action.RETRY, PARKED, token=token)
-    assert (operations(desk), desk.audits()) == (0, 0)
+    assert (bulk_jobs(desk), desk.audits()) == (0, 0)
 
 
 def test_a_token_for_something_else(desk: Desk) -> None:
@@ -245,7 +245,7 @@ def test_a_token_for_something_else(desk: Desk) -> None:
     with pytest.raises(InvalidRequest, match="give the token of a preview") as refused:
         _start_without_token(desk)
     assert refused.value.field == "token"
-    assert operations(desk) == 0
+    assert bulk_jobs(desk) == 0
 
 
 def _start_without_token(desk: Desk) -> None:
@@ -276,22 +276,22 @@ def test_nothing_to_do(desk: Desk) -> None:
     with pytest.raises(ActRefused, match="there is nothing to retry: the filter matches no message"):
         desk.start(Action.RETRY, PARKED)
     done = desk.half("compensated")
-    with pytest.raises(CompensationRefused, match="can't be rolled back: its local transaction was rolled back"):
-        desk.start(Action.ROLLBACK, done)
-    assert operations(desk) == 0
+    with pytest.raises(CompensationRefused, match="can't be compensated: its local transaction was compensated"):
+        desk.start(Action.COMPENSATE, done)
+    assert bulk_jobs(desk) == 0
 
 
-def test_one_message_is_rolled_back_by_one_operation(desk: Desk) -> None:
+def test_one_message_is_rolled_back_by_one_bulk_job(desk: Desk) -> None:
     """While one is at it, another isn't ordered; also when both are ordered at the same moment."""
     half_id = desk.half("dispatched")
     with ThreadPoolExecutor(6) as threads:
-        futures = [threads.submit(desk.start, Action.ROLLBACK, half_id) for _ in range(6)]
+        futures = [threads.submit(desk.start, Action.COMPENSATE, half_id) for _ in range(6)]
     errors = [future.exception() for future in futures]
     assert errors.count(None) == 1
     assert {type(error) for error in errors if error} <= {CompensationRefused, SelectorChanged}
-    with pytest.raises(CompensationRefused, match="wait for that operation, or cancel it"):
-        desk.start(Action.ROLLBACK, half_id)
-    assert operations(desk) == 1
+    with pytest.raises(CompensationRefused, match="wait for that bulk job, or cancel it"):
+        desk.start(Action.COMPENSATE, half_id)
+    assert bulk_jobs(desk) == 1
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
@@ -304,7 +304,7 @@ def test_what_is_no_rate(desk: Desk, rate: float) -> None:
 # --- the same order twice ------------------------------------------------------------------------------------
 
 
-def test_the_same_key_is_the_same_operation(desk: Desk) -> None:
+def test_the_same_key_is_the_same_bulk_job(desk: Desk) -> None:
     """A repeated order returns the first one, also when it has been carried out; another content is refused."""
     desk.inbox("parked", 4)
     token = desk.preview(Action.RETRY, PARKED).token
@@ -313,23 +313,23 @@ def test_the_same_key_is_the_same_operation(desk: Desk) -> None:
     desk.work()
     again = desk.start(Action.RETRY, PARKED, token=token, idempotency_key="k")
     assert (again.id, again.state, again.done) == (first.id, "done", 4)
-    assert (operations(desk), len(desk.audited(first.id))) == (1, 1)
+    assert (bulk_jobs(desk), len(desk.audited(first.id))) == (1, 1)
     for change in ({"reason": "other"}, {"rate": 2.0}, {"actor": Actor("bob")}):
-        with pytest.raises(SelectorChanged, match=f"was used for something else .operation {first.id}."):
+        with pytest.raises(SelectorChanged, match=f"was used for something else .bulk job {first.id}."):
             desk.start(Action.RETRY, PARKED, token=token, idempotency_key="k", **change)
     with pytest.raises(SelectorChanged, match="use another key"):
         desk.start(Action.RETRY, replace(PARKED, topic="other"), token=token, idempotency_key="k")
 
 
 def test_the_same_key_at_the_same_time(desk: Desk) -> None:
-    """Eight orders with one key make one operation, and all of them return it."""
+    """Eight orders with one key make one bulk job, and all of them return it."""
     desk.inbox("parked", 20)
     token = desk.preview(Action.RETRY, PARKED).token
     with ThreadPoolExecutor(8) as threads:
         futures = [threads.submit(desk.start, Action.RETRY, PARKED, token=token, idempotency_key="k") for _ in range(8)]
     assert len({future.result().id for future in futures}) == 1
-    assert operations(desk) == 1
-    assert desk.rows("SELECT count(*) FROM outbox.operation_item") == [20]
+    assert bulk_jobs(desk) == 1
+    assert desk.rows("SELECT count(*) FROM outbox.bulk_item") == [20]
 
 
 def test_what_is_no_key(desk: Desk) -> None:
@@ -343,25 +343,25 @@ def test_what_is_no_key(desk: Desk) -> None:
 # --- shown ---------------------------------------------------------------------------------------------------
 
 
-def test_operations_are_listed(desk: Desk) -> None:
+def test_bulk_jobs_are_listed(desk: Desk) -> None:
     """The newest first, page by page, and by their state."""
     ids = []
     for _ in range(5):
         (message_id,) = desk.inbox("parked")
         ids.append(desk.start(Action.RETRY, [(message_id, "bank-b")]).id)
-    page = show.list_operations(desk.databases, PageRequest(3), state=None, database=None)
-    rest = show.list_operations(desk.databases, PageRequest(3, page.next_page_token), state=None, database="bank")
+    page = show.list_bulk_jobs(desk.databases, PageRequest(3), state=None, database=None)
+    rest = show.list_bulk_jobs(desk.databases, PageRequest(3, page.next_page_token), state=None, database="bank")
     assert [row.id for row in page.items + rest.items] == ids[::-1]
     assert rest.next_page_token is None
     desk.work()
     states = {
-        state: len(show.list_operations(desk.databases, PageRequest(), state=state, database=None).items)
+        state: len(show.list_bulk_jobs(desk.databases, PageRequest(), state=state, database=None).items)
         for state in show.STATES
     }
     assert states == {"waiting": 0, "running": 0, "done": 5, "partly": 0, "cancelled": 0}
-    for bad in (lambda: show.list_operations(desk.databases, PageRequest(), state="lost", database=None),
+    for bad in (lambda: show.list_bulk_jobs(desk.databases, PageRequest(), state="lost", database=None),
                 lambda: show.items(desk.databases, ids[0], PageRequest(), state="lost")):  # fmt: skip
         with pytest.raises(InvalidRequest, match="state 'lost' is unknown"):
             bad()
-    with pytest.raises(BulkJobNotFound, match=r"no registered database .bank. has operation"):
-        show.operation(desk.databases, uuid7())
+    with pytest.raises(BulkJobNotFound, match=r"no registered database .bank. has bulk job"):
+        show.bulk_job(desk.databases, uuid7())

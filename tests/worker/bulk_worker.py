@@ -1,4 +1,4 @@
-"""A worker process that carries operations out, slowly. Argument: the database's URL."""
+"""A worker process that carries bulk jobs out, slowly. Argument: the database's URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outbox.worker import Worker
 def main() -> int:
     """Run until a signal comes, in batches of 2, so that there is a middle in which to be killed."""
     run.BATCH = 2
-    return Worker(Outbox(create_engine(sys.argv[1]), settings=Settings()), roles=["operate"]).run()
+    return Worker(Outbox(create_engine(sys.argv[1]), settings=Settings()), roles=["bulk"]).run()
 
 
 if __name__ == "__main__":
