@@ -225,7 +225,7 @@ def test_token(cli: Cli) -> None:
 def test_help(cli: Cli) -> None:
     """Each new command has a help of its own, with an example."""
     commands: list[str] = [
-        *(f"messages {name}" for name in ("resend", "recall", "rollback", "export")),
+        *(f"messages {name}" for name in ("resend", "recall", "compensate", "export")),
         *(f"dead {name}" for name in ("groups", "list", "retry", "discard", "restore")),
         *(f"inbox {name}" for name in ("list", "retry", "park")),
         *(f"bulk {name}" for name in ("list", "show", "watch", "cancel")),

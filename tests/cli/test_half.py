@@ -191,7 +191,7 @@ def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
-    monkeypatch.setattr(old_halves, "WINDOW", 2)
+    monkeypatch.setattr(old_halves, "BROWSE_WINDOW", 2)
     result = cli("half", "list", "--status", "orphan")
     assert result.err == f"looked at 100000 half messages; to search further: --after {world['waiting']}\n"
     arguments: list[str] = []
@@ -332,7 +332,7 @@ def test_show_as_table(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     assert [line.split()[0] for line in out.splitlines() if line.startswith(("half", "Checks", "What"))] == [
         "half", "Checks", "What",
     ]  # fmt: skip
-    for words in ("committed", "decided by", "operator", "ValueError: the till is locked", "ann  resolve  phoned"):
+    for words in ("committed", "decided by", "operator", "ValueError: the till is locked", "ann  commit  phoned"):
         assert words in out
     assert "\x1b" not in out
     waiting = cli("half", "show", str(world["waiting"])).out
@@ -559,10 +559,10 @@ def test_reset_of_something_else(cli: Cli, arguments: list[str]) -> None:
     assert "give ids, or --parked" in result.err
 
 
-# --- resolve -------------------------------------------------------------------------------------------------------
+# --- commit, rollback -------------------------------------------------------------------------------------------------------
 
 
-def test_resolve(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
+def test_commit(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     """Decided for ever; the same once more is told who did it, another decision is a conflict."""
     half_id = str(world["parked"])
     result = cli("half", "commit", half_id, *BECAUSE, "--yes", "-o", "json")
@@ -581,7 +581,7 @@ def test_resolve(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     assert show(cli, world["parked"])["audit"][0]["result"] == {"resolution": "commit", "force": False}
 
 
-def test_resolve_fenced(cli: Cli, bench: Bench) -> None:
+def test_commit_fenced(cli: Cli, bench: Bench) -> None:
     """A fenced half is committed by force only: 2."""
     half_id = fenced(bench)
     refused = cli("half", "commit", str(half_id), *BECAUSE, "--yes")
@@ -600,7 +600,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("typed", ["y\n", "n\n", "\n"])
-def test_resolve_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+def test_decision_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     """Who sits at a terminal is asked, on stderr; without one and without --yes nothing is done."""
     half_id = bench.prepare(key=ESCAPE)
     nobody = cli("half", "rollback", str(half_id), *BECAUSE)
@@ -609,7 +609,7 @@ def test_resolve_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     asked = cli("half", "rollback", str(half_id), *BECAUSE)
     question = (
-        f"Rollback half message {half_id} of topic 'paid', key {ESCAPE!r} (orphan)? Then no consumer will ever see"
+        f"Roll back half message {half_id} of topic 'paid', key {ESCAPE!r} (orphan)? Then no consumer will ever see"
     )
     assert asked.err.startswith(question)
     assert asked.out == ""
@@ -620,14 +620,14 @@ def test_resolve_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, t
         assert asked.err.endswith(f"error: not deciding half message {half_id}\n")
 
 
-def test_resolve_asks_only_what_is_open(cli: Cli, world: dict[str, UUID]) -> None:
+def test_decision_asks_only_what_is_open(cli: Cli, world: dict[str, UUID]) -> None:
     """Nobody is asked about a half that is decided, or isn't there."""
     decided = cli("half", "rollback", str(world["decided"]), *BECAUSE)
     assert (decided.code, "was already committed" in decided.err) == (Code.CONFLICT, True)
     assert cli("half", "rollback", str(uuid4()), *BECAUSE).code == Code.NOT_FOUND
 
 
-def test_resolve_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decision_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that is deciding the half and doesn't end is waited for so long and no longer: 4."""
     monkeypatch.setattr(undecided, "PATIENCE", 0.05)
     half_id = bench.prepare()
