@@ -559,7 +559,7 @@ def test_reset_of_something_else(cli: Cli, arguments: list[str]) -> None:
     assert "give ids, or --parked" in result.err
 
 
-# --- commit, rollback -------------------------------------------------------------------------------------------------------
+# --- commit, rollback ------------------------------------------------------------------------------------------------
 
 
 def test_commit(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:

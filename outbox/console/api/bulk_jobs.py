@@ -30,9 +30,7 @@ def preview(context: Context, body: acts.BulkJobPreview) -> Preview:
 
 
 @router.post("/bulk-jobs", status_code=202, responses=_ORDER_ERRORS)
-def start(
-    context: Context, body: acts.Order, response: Response, idempotency_key: IdempotencyKey = None
-) -> BulkJob:
+def start(context: Context, body: acts.Order, response: Response, idempotency_key: IdempotencyKey = None) -> BulkJob:
     """Order a bulk job, which workers carry out. The same Idempotency-Key returns the same bulk job."""
     context.demand(body.action)
     ordered = context.admin.start(
@@ -96,7 +94,9 @@ def resend_by_ids(
     return _by_ids(context, Action.RESEND, body, response, idempotency_key)
 
 
-@router.post("/messages/compensate", status_code=202, dependencies=[requires(Action.COMPENSATE)], responses=_ORDER_ERRORS)
+@router.post(
+    "/messages/compensate", status_code=202, dependencies=[requires(Action.COMPENSATE)], responses=_ORDER_ERRORS
+)
 def compensate_by_ids(
     context: Context, body: acts.Ids, response: Response, idempotency_key: IdempotencyKey = None
 ) -> BulkJob:

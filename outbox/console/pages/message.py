@@ -71,7 +71,7 @@ def act(view: View, message_id: UUID, action: Action, form: Annotated[ActForm, F
     view.context.demand(action)
     request = ActRequest(action, form.group or None, form.database or None)
     if action is Action.COMPENSATE:
-        return _roll_back(view, message_id, request, form)
+        return _compensate(view, message_id, request, form)
     view.admin.act(
         action,
         Target(message_id, request.group),
@@ -111,7 +111,7 @@ def against_fence(message: MessageView) -> bool:
     )
 
 
-def _roll_back(view: PageView, message_id: UUID, request: ActRequest, form: ActForm) -> Response:
+def _compensate(view: PageView, message_id: UUID, request: ActRequest, form: ActForm) -> Response:
     shown = view.admin.message(message_id)
     if form.version and form.version != shown.version:
         raise VersionMismatch(f"message {message_id} has changed since you looked at it; look again, then decide again")
