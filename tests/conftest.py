@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -13,6 +15,11 @@ from sqlalchemy import Engine, create_engine
 from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
+
+# A parent that ignores SIGINT, such as a shell that runs the suite in the background, has its children ignore it too.
+# The processes that tests start must have the disposition that they would have at a terminal.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 T = TypeVar("T")
 _number = itertools.count()

@@ -27,6 +27,10 @@ ROOT = Path(__file__).parents[2]
 OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
 
 
+#: The time (seconds) of a checker that is to be given up: on a busy machine, only to be asked takes a while.
+SHORT = 2
+
+
 @dataclass
 class Bench:
     """An `Outbox`, a scheduler that makes passes when it is told to, and one who looks on.

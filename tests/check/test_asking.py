@@ -22,7 +22,7 @@ from outbox.database.decision import decide
 from outbox.database.execute import driver_of, execute
 from outbox.database.runner import EngineRunner
 from outbox.worker.connections import Database, SyncRunner
-from tests.check.support import Bench, asking_threads
+from tests.check.support import SHORT, Bench, asking_threads
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -58,7 +58,7 @@ def test_late_answer_in_a_room_that_cannot_be_closed(bench: Bench, takes_session
         session.execute(NOTE)
         return plain(orphan)
 
-    bench.outbox.checker("paid", timeout=0.1)(with_session if takes_session else plain)
+    bench.outbox.checker("paid", timeout=SHORT)(with_session if takes_session else plain)
     half_id = bench.prepare()
     bench.check()
     before = bench.waits(half_id).next_check_at
@@ -163,7 +163,7 @@ def test_reset_while_it_is_asked(bench: Bench) -> None:
 
 def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
     """An answer that came in time counts, also if the pass was too busy to see it before the time was over."""
-    bench.register(COMMIT, timeout=0.2)
+    bench.register(COMMIT, timeout=SHORT)
     half_id = bench.prepare()
     checker = bench.outbox.checkers["paid"]
     with bench.engine.connect() as connection:
@@ -172,7 +172,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
         interview = Interview.of(checker, bench.settings, row)
         bench.asker.begin(interview)
         bench.wait_for(lambda: bench.op(half_id) and not asking_threads(), "the answer is recorded")
-        over = time.monotonic() + 0.2
+        over = time.monotonic() + SHORT
         bench.wait_for(lambda: time.monotonic() > over, "its time is over")
         assert bench.asker.next_ended(wait=True) == (interview, None)
     assert interview.answer
@@ -185,7 +185,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
 
 def test_connection_that_opens_too_late(bench: Bench) -> None:
     """A checker whose connection took longer than its time isn't asked any more, and the counter stays."""
-    asked = bench.register(COMMIT, timeout=0.1)
+    asked = bench.register(COMMIT, timeout=SHORT)
     half_id = bench.prepare()
     database = Database(bench.engine)
     connect = database.connect
@@ -328,7 +328,7 @@ def test_connection_of_the_pass_is_lost(new_bench: NewBench) -> None:
     """A pass that fails loses no interview that still runs: the next one waits for it, and asks about the rest."""
     bench = new_bench(checks_in_flight=2)
     slow = bench.register(bench.let_go, "slow", timeout=60)
-    stuck = bench.register(bench.let_go, "stuck", timeout=0.3)
+    stuck = bench.register(bench.let_go, "stuck", timeout=SHORT)
     running, given_up = bench.prepare("slow"), bench.prepare("stuck")
     bench.warm_up(count=2)
 
@@ -414,7 +414,7 @@ def test_half_that_somebody_is_deciding(bench: Bench, ending: str) -> None:
 
 def test_rival_under_a_half_that_is_given_back(bench: Bench) -> None:
     """Giving a claim back waits for nobody either."""
-    bench.register(COMMIT, timeout=0.1)
+    bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.connect() as rival:
         rival.begin()

@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.errors import InvalidHandler, InvalidMessage
-from tests.check.support import OTHERS, Bench, asking_threads
+from tests.check.support import OTHERS, SHORT, Bench, asking_threads
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -618,7 +618,7 @@ def test_async_checker_that_refuses_to_be_cancelled(bench: Bench) -> None:
     """One that goes on all the same can't record anything: its connection is gone."""
     answered = threading.Event()
 
-    @bench.outbox.checker("paid", timeout=0.2)
+    @bench.outbox.checker("paid", timeout=SHORT)
     async def checker(orphan: Orphan, session: AsyncSession) -> Resolution:
         session.add(Change(number=1))
         await session.flush()
@@ -639,7 +639,7 @@ def test_async_checker_that_refuses_to_be_cancelled(bench: Bench) -> None:
 def test_async_checker_that_blocks_its_loop(bench: Bench) -> None:
     """It can't be cancelled; it holds up its own loop, and no other checker."""
 
-    @bench.outbox.checker("paid", timeout=0.2)
+    @bench.outbox.checker("paid", timeout=SHORT)
     async def blocks(orphan: Orphan) -> Resolution:
         bench.let_go.wait()
         return COMMIT
@@ -662,7 +662,7 @@ def test_async_checker_that_blocks_its_loop(bench: Bench) -> None:
 def test_topic_goes_on_when_its_checkers_have_ended(new_bench: NewBench) -> None:
     """While all threads of a topic hang it rests, uncounted; when they have ended at last it goes on."""
     bench = new_bench(checks_in_flight=2)
-    asked = bench.register(bench.let_go, timeout=1)
+    asked = bench.register(bench.let_go, timeout=SHORT)
     bench.warm_up(count=2)
     ids = [bench.prepare() for _ in range(4)]
     bench.age_and_check(4)
@@ -677,7 +677,7 @@ def test_topic_goes_on_when_its_checkers_have_ended(new_bench: NewBench) -> None
 def test_statement_that_takes_too_long(bench: Bench) -> None:
     """A statement of a checker ends with its time, also on the server."""
 
-    @bench.outbox.checker("paid", timeout=0.3)
+    @bench.outbox.checker("paid", timeout=SHORT)
     def checker(orphan: Orphan, session: Session) -> Resolution:
         session.add(Change(number=1))
         session.execute(text("SELECT pg_sleep(3600)"))
@@ -735,9 +735,10 @@ def test_limits_are_of_the_transaction(bench: Bench) -> None:
 
     bench.prepare()
     bench.check()
-    bench.prepare("shipped")
-    bench.check()
-    assert seen == [("7s", "500ms"), ("200ms", "200ms")]
+    shipped = bench.prepare("shipped")
+    while bench.op(shipped) is None:  # on a busy machine it may be given up, and is asked again
+        bench.age_and_check()
+    assert (seen[0], set(seen[1:])) == (("7s", "500ms"), {("200ms", "200ms")})
     (runner,) = bench.asker._idle[False]
 
     def look(connection: Any, _: Any) -> Counts:

@@ -29,7 +29,7 @@ from outbox.message.model import Decision
 from outbox.operator import undecided
 from outbox.settings import Settings
 from outbox.worker.connections import Database, Runners
-from tests.check.support import Bench
+from tests.check.support import SHORT, Bench
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 T = TypeVar("T")
@@ -447,10 +447,10 @@ def test_last_check_by_hand_parks(bench: Bench) -> None:
 
 def test_check_that_takes_too_long_by_hand(bench: Bench) -> None:
     """A checker that hangs is given up after its time, also for an operator."""
-    bench.register(bench.let_go, timeout=0.1)
+    bench.register(bench.let_go, timeout=SHORT)
     half_id = bench.prepare()
     answer = check_now(bench, half_id)
-    assert (answer.resolution, answer.error) == (UNKNOWN, "no answer within 0.1 s: the checker was given up")
+    assert (answer.resolution, answer.error) == (UNKNOWN, f"no answer within {SHORT} s: the checker was given up")
     assert bench.answers(half_id) == ["unknown"]
 
 

@@ -29,7 +29,7 @@ from outbox.dispatch.once import release_due_once
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message.model import uuid7, uuid7_at
 from outbox.prune.once import prune_producer_once
-from tests.check.support import Bench
+from tests.check.support import SHORT, Bench
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -680,7 +680,7 @@ def test_hanging_checker_holds_up_no_other_topic(new_bench: NewBench) -> None:
     It is given up after its own time, its topic rests while too many hang, and the other topics have their checks.
     """
     bench = new_bench(checks_in_flight=2)
-    hanging = bench.register(bench.let_go, "paid", timeout=0.5)
+    hanging = bench.register(bench.let_go, "paid", timeout=SHORT)
     asked = bench.register(COMMIT, "shipped")
     for _ in range(6):
         bench.prepare("paid")
@@ -759,13 +759,13 @@ def test_checker_that_hangs(bench: Bench) -> None:
 
     It is given up after its time: UNKNOWN, and recorded.
     """
-    bench.register(bench.let_go, timeout=0.1, interval=30)
+    bench.register(bench.let_go, timeout=SHORT, interval=30)
     bench.warm_up()
     half_id = bench.prepare()
     assert bench.check() == Counts(taken=1, failed=1)
     (check,) = bench.history(half_id)
-    assert (check.answer, check.seconds) == ("unknown", 0.1)
-    assert check.error == "no answer within 0.1 s: the checker was given up"
+    assert (check.answer, check.seconds) == ("unknown", SHORT)
+    assert check.error == f"no answer within {SHORT} s: the checker was given up"
     assert 15 < bench.waits(half_id).wait <= 30
 
 
@@ -786,7 +786,7 @@ def test_late_answer_is_not_recorded(bench: Bench, takes_session: bool) -> None:
         session.execute(text("CREATE TABLE change AS SELECT 1"))
         return late(orphan)
 
-    bench.outbox.checker("paid", timeout=0.1)(late_with_session if takes_session else late)
+    bench.outbox.checker("paid", timeout=SHORT)(late_with_session if takes_session else late)
     bench.warm_up()
     half_id = bench.prepare()
     bench.check()

@@ -46,7 +46,7 @@ def served(museum: Shop) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
             told += line
         yield re.findall(r"http://\S+", told)[0], told, process
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) is not None
+        assert process.wait(60) is not None
 
 
 def test_a_newcomer_logs_in_with_the_token_that_was_printed(served: tuple[str, str, subprocess.Popen[str]]) -> None:

@@ -29,7 +29,7 @@ PREFIX = "/ops/outbox"
 RESOLVE = "MAP *.test 127.0.0.1"
 #: Who may come in, with which role; the password is the name.
 STAFF = {"anna": "admin", "otto": "operator", "vera": "viewer"}
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _HOW = "install one (Debian: apt-get install chromium) or name it in OUTBOX_TEST_BROWSER"

@@ -53,6 +53,8 @@ class Town:
         self.a, self.b, self.settings = a, b, settings
         self.bank_a = Outbox(a, group="bank-a", settings=settings)
         self.bank_b = Outbox(b, group=CREDIT, settings=settings)
+        #: What was sent, by message.
+        self.transfers: dict[UUID, Decimal] = {}
         #: Notes of these texts are no trouble any more.
         self.mended: set[str] = set()
         self._orders = 0
@@ -94,7 +96,9 @@ class Town:
             account = bank_a.lock_sender(order, session)
             bank_a.require_funds(order, account)
             bank_a.book(order, account, session)
-            return self.bank_a.send(session, TOPIC, bank_a.told(order), key=receiver)
+            message = self.bank_a.send(session, TOPIC, bank_a.told(order), key=receiver)
+        self.transfers[message] = order.amount
+        return message
 
     def note(
         self,
@@ -147,6 +151,11 @@ class Town:
         """Make a failed message due now, without anybody having ordered it."""
         with self.b.begin() as connection:
             connection.execute(_HURRY, {"id": message_id})
+
+    def refunded(self) -> set[UUID]:
+        """Return the messages whose debit was undone."""
+        with self.a.connect() as connection:
+            return set(connection.scalars(text("SELECT half_id FROM outbox.compensation")))
 
     def settled(self, ids: Sequence[UUID], statuses: Sequence[str] = _SETTLED) -> None:
         """Wait until bank B is done with these messages."""
