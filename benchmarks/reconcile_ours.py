@@ -11,9 +11,8 @@ from typing import Any
 from benchmarks.reconcile_arms import AHEAD, AT_END, Found, Place
 from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Settings
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import Access, EngineName, Outcome, Pair, Tier
-from outbox.reconcile.options import Job, Spark
+from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Spark, Tier
+from outbox.reconcile.run import reconcile
 
 _WEEK = 7 * 86400.0
 

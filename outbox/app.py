@@ -18,7 +18,7 @@ from outbox.message.model import Decision, Resolution
 from outbox.operator.outbox_acts import BulkJobs
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
-from outbox.reconcile.schedule import Reconciliation
+from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ class Outbox(BulkJobs):
         cron: str | None = None,
         every: dt.timedelta | float | None = None,
         timezone: str = "UTC",
-        job: Any = None,
+        job: Mapping[str, Any] | None = None,
         config: Path | str | None = None,
         report: Callable[[Any], object] | None = None,
     ) -> None:
@@ -368,9 +368,9 @@ class Outbox(BulkJobs):
 
         When: ``at="03:00"`` each day, by the five fields of ``cron``, or ``every`` timedelta or seconds; one of many
         workers runs it, by the database's clock. One that was missed is made up for at the next start; the first one
-        is due at once. How: ``job``, an `outbox.reconcile.config.JobParts`, or the same as a TOML file (``config``,
+        is due at once. How: ``job``, a mapping such as a TOML file has, or that file (``config``,
         which ``job`` overrides); by default all consumers, without repairs. ``report`` gets each
-        `outbox.reconcile.result.JobResult`. What was found is in ``outbox reconcile runs``.
+        `outbox.reconcile.rows.JobResult`. What was found is in ``outbox reconcile runs``.
 
         Raises:
             InvalidHandler: there is one of this name.

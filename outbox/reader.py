@@ -123,7 +123,8 @@ class Reader:
     ``form`` is ``text`` (a value is a text or a list of texts: environment, query, form, options), ``data`` (numbers
     and booleans are such: TOML, JSON) or ``code`` (values are checked, and not converted). ``error`` makes the
     exception of a message and a field's path. A relative `Path` begins in ``folder``. ``zone`` is the zone of a time
-    that has none; None refuses such a time.
+    that has none; None refuses such a time. With ``partial`` a nested dataclass stays a dict of the values that are
+    there, so that others can be put over them.
 
     All methods raise what ``error`` makes, of a value that can't be read, of unknown keys and of a missing one. The
     message names the field, the value unless it is secret, and the mend.
@@ -133,6 +134,7 @@ class Reader:
     error: Callable[[str, str], Exception] = _settings_error
     folder: Path | None = None
     zone: dt.tzinfo | None = None
+    partial: bool = False
 
     def read(self, kind: type[T], values: Mapping[str, Any], path: str = "") -> T:
         """Return the dataclass; ``path`` is how the mapping is called in errors."""
@@ -188,7 +190,7 @@ class Reader:
         value = value if get_origin(hint) is tuple else self._only(value, path)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and not isinstance(value, hint):
             if isinstance(value, Mapping) and self.form != "code":
-                return self.read(hint, value, path)
+                return self.values(hint, value, f"{path}.") if self.partial else self.read(hint, value, path)
             raise self._refused(value, "a table", known, path)
         try:
             made = self._scalar(hint, value)
@@ -214,6 +216,8 @@ class Reader:
             value = kind.parse(value)
         if hint is dt.timedelta and self.form == "data" and _is_finite(value):
             value = dt.timedelta(seconds=value)
+        if hint == Seconds and self.form == "data" and isinstance(value, dt.timedelta):
+            value = value.total_seconds()
         if hint is dt.datetime and isinstance(value, dt.datetime) and value.tzinfo is None:
             value = value.replace(tzinfo=self.zone)
         _sure(value, kind.fits(value))
@@ -231,7 +235,8 @@ class Reader:
             value = [word for word in re.split(r"[,\s]+", value) if word]
         if not isinstance(value, list | tuple | set | frozenset):
             raise self._refused(value, f"a list, each of it {_expected(item)}", known, path)
-        return [self._value(item, each, known, f"{path}[{number}]") for number, each in enumerate(value, 1)]
+        reader = dataclasses.replace(self, partial=False)
+        return [reader._value(item, each, known, f"{path}[{number}]") for number, each in enumerate(value, 1)]
 
     def _mapping(self, hints: tuple[Any, ...], value: Any, known: Option, path: str) -> dict[Any, Any]:
         if self.form == "text":
@@ -239,7 +244,7 @@ class Reader:
         if not isinstance(value, Mapping):
             raise self._refused(value, "a table", known, path)
         names = _choices(hints[0]) if self.form != "code" else {}
-        if unknown := [key for key in value if names and key not in names]:
+        if unknown := [key for key in value if names and key not in names and key not in names.values()]:
             raise self.error("; ".join(unknown_name(key, names, f"{path}.") for key in unknown), path)
         return {names.get(key, key): self._value(hints[1], each, known, f"{path}.{key}") for key, each in value.items()}
 

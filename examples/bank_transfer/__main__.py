@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from outbox.errors import EmbeddedError
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 
 from .demo import DemoOptions, run
 

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, exists, select, update
 
 from outbox import Outbox
 from outbox.consumer.queue import DIGEST_BYTES
-from outbox.reconcile.model import Outcome
-from outbox.reconcile.result import Finding, JobResult, to_findings
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.rows import Finding, JobResult, to_findings
 
 from . import bank_b, corrections
 from .bank_a import Transfer

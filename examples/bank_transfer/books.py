@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from outbox.errors import pip_install
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import Access, Effect, EngineName, Pair, Window
-from outbox.reconcile.options import Job
+from outbox.reconcile.job import Access, Effect, EngineName, Job, Pair, Window
+from outbox.reconcile.measure import Measure
 
 from . import bank_a, bank_b
 from .message import TOPIC

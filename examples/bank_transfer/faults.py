@@ -16,7 +16,7 @@ from uuid import UUID
 from sqlalchemy import Connection, delete, func, select, tuple_, update
 
 from outbox.message.model import uuid7
-from outbox.reconcile.model import Outcome
+from outbox.reconcile.job import Outcome
 
 from . import bank_a, bank_b, corrections
 from .evidence import HALVES, INBOX, MESSAGES, OPS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 
 RICHEST = Decimal("999999999999.99")  # numeric(14,2)
 _DEFAULT_KILLS = 30

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.status import Status
 from sqlalchemy import ARRAY, Uuid, any_, func, literal, select
 
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import Action, EngineName, Outcome
-from outbox.reconcile.options import Spark
+from outbox.reconcile.job import EngineName, Outcome, Repair, Spark
 from outbox.reconcile.repair.work import DONE
-from outbox.reconcile.result import JobResult, Repaired, to_findings
+from outbox.reconcile.rows import JobResult, Repaired, to_findings
+from outbox.reconcile.run import reconcile
 
 from . import back_office, bank_b, books, faults
 from .back_office import ByHand
@@ -58,7 +57,7 @@ class Reconciliation:
     @property
     def resent(self) -> int:
         """How many messages were sent once more."""
-        return sum(repair.action is Action.RESEND for repair in self.repairs)
+        return sum(repair.action is Repair.RESEND for repair in self.repairs)
 
     def faults(self, parked: int) -> Iterator[str]:
         """Yield what is wrong, as sentences; ``parked`` is how many messages bank B can't credit, and rightly so."""

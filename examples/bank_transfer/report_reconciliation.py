@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from outbox.reconcile.model import Outcome
-from outbox.reconcile.report.document import as_json
-from outbox.reconcile.result import JobResult, MeasureRow
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.report import as_json
+from outbox.reconcile.rows import JobResult, MeasureRow
 
 from .reconciliation import Reconciliation, by_kind
 

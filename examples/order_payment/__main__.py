@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from outbox import embedded
 from outbox.errors import EmbeddedError, ReconcileError
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,10 +8,9 @@ from sqlalchemy import Engine, select, update
 
 from outbox import Outbox
 from outbox.database.tables import producer_tables
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import Access, Effect, EngineName, InboxState, Pair, Window
-from outbox.reconcile.options import Job
-from outbox.reconcile.result import JobResult, to_findings
+from outbox.reconcile.job import Access, Effect, EngineName, Job, Pair, Window
+from outbox.reconcile.measure import Measure
+from outbox.reconcile.rows import InboxState, JobResult, to_findings
 
 from . import balance_service, order_service
 from .accidents import INBOX

@@ -16,10 +16,9 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from outbox.database.migration import upgrade
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import EngineName
-from outbox.reconcile.options import Spark
-from outbox.reconcile.result import JobResult
+from outbox.reconcile.job import EngineName, Spark
+from outbox.reconcile.rows import JobResult
+from outbox.reconcile.run import reconcile
 from outbox.worker import Worker
 
 from . import balance_service, order_service

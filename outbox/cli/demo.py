@@ -14,7 +14,7 @@ import outbox
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption
 from outbox.errors import pip_install
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 
 
 def demo(  # noqa: PLR0917 - options of the command line

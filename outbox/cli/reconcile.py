@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +15,10 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.output import Output, OutputOption, say
 from outbox.cli.reconcile_options import Asked, as_duration, as_policy, check_engine, needing
 from outbox.cli.reconcile_report import SHOWN, Bars, Report, code_of, coming_to_a_result
-from outbox.reconcile.config import JobParts
-from outbox.reconcile.model import Action, EngineName, Tier
-from outbox.reconcile.options import Spark
+from outbox.reconcile.job import EngineName, Job, Repair, Tier
 
 if TYPE_CHECKING:
-    from outbox.reconcile.options import Job
-    from outbox.reconcile.result import JobResult
+    from outbox.reconcile.rows import JobResult
 
 app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 app.command("runs")(reconcile_runs.show_runs)
@@ -127,30 +123,20 @@ def reconcile(  # noqa: PLR0917 - options of the command line
         if fresh and keep_for:
             raise Failure("--fresh and --keep-for exclude each other", Code.USAGE)
         on_spark = engine or (EngineName.SPARK if master or remote or jdbc_jar or spark_ui else None)
-        said = JobParts(
-            tier=tier,
-            engine=on_spark,
-            archives=tuple(archive) if archive else None,
-            actions=as_policy(policy) if policy else None,
-            max_resends=max_resends,
-            apply=apply or None,
-            record=False if no_record else None,
-            keep_for=0.0 if fresh else as_duration(keep_for, "--keep-for"),
-            workers=workers,
-        )
-
-        def more(known: JobParts) -> JobParts:
-            spark = known.spark or Spark()
-            spark = replace(
-                spark,
-                master=master or spark.master,
-                remote=remote or spark.remote,
-                jdbc_jar=jdbc_jar or spark.jdbc_jar,
-                ui=spark_ui or spark.ui,
-            )
-            return known.overridden(replace(said, spark=spark))
-
-        job = asked.job(more)
+        spark = {"master": master, "remote": remote, "jdbc_jar": jdbc_jar, "ui": spark_ui or None}
+        options = {
+            "tier": tier,
+            "engine": on_spark,
+            "archives": tuple(archive) if archive else None,
+            "policy": as_policy(policy) if policy else None,
+            "max_resends": max_resends,
+            "apply": apply or None,
+            "record": False if no_record else None,
+            "keep_for": 0.0 if fresh else as_duration(keep_for, "--keep-for"),
+            "workers": workers,
+            "spark": {name: value for name, value in spark.items() if value is not None},
+        }
+        job = asked.job({name: value for name, value in options.items() if value is not None})
         secrets += [job.producer.url, job.consumer.url]
         check_engine(job.engine)
         if job.apply:
@@ -162,7 +148,7 @@ def reconcile(  # noqa: PLR0917 - options of the command line
 
 
 def _run(job: Job, *, yes: bool) -> JobResult:
-    from outbox.reconcile.job import compare, mend  # noqa: PLC0415 - an extra
+    from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra
 
     with Bars() as bars:
         result = compare(job, bars)
@@ -178,7 +164,7 @@ def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
         (pair.pair, kind, number, action)
         for pair in result.pairs
         for kind, number in pair.differences.items()
-        if (action := job.policy.action(kind)) is not Action.ALERT
+        if (action := job.repair_of(kind)) is not Repair.ALERT
     ]
     if yes or not repairs:
         return True

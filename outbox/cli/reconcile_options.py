@@ -6,7 +6,7 @@ import datetime as dt
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +20,13 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.output import say
 from outbox.cli.run import load
 from outbox.errors import InvalidSettings, pip_install
-from outbox.reconcile.config import JobParts, clock_of
-from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair
+from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
+from outbox.reconcile.job import Access, Effect, EngineName, Job, Outcome, Pair, Repair
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.app import Outbox
-    from outbox.reconcile.options import Job
 
 PRODUCER_VARIABLE = "OUTBOX_PRODUCER_URL"
 CONSUMER_VARIABLE = "OUTBOX_CONSUMER_URL"
@@ -105,40 +104,35 @@ class Asked:
     until: str | None
     grace: str | None
 
-    def job(self, more: Callable[[JobParts], JobParts] = lambda known: known) -> Job:
-        """Return the job; ``more`` adds what else was asked to what is known from the file and the application.
+    def job(self, options: Values | None = None) -> Job:
+        """Return the job; ``options`` go over what is known from the file and the application.
 
         Raises:
             Failure: what was given can't be used.
             InvalidSettings: something is missing, or doesn't fit.
             SourceError: the producer's database can't be asked for the time.
         """
-        from outbox.reconcile.config import (  # noqa: PLC0415
-            one_of,
-            parts_of,
-            read_parts,
-        )
-
-        said = read_parts(self.config) if self.config else JobParts()
-        said = said.overridden(self._sides())
+        values = merged(read_file(self.config) if self.config else {}, self._databases())
         outbox = _loaded(self.app) if self.app else None
-        said = said.overridden(JobParts(pairs=self._pairs(_known(said, outbox))))
+        if (pairs := self._pairs(_known(values, outbox))) is not None:
+            values = merged(values, {"pairs": pairs})
         if outbox is not None:
-            said = one_of(parts_of(outbox, said))
-        elif said.producer is None:
-            said = replace(said, producer=self._access(find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)))
-        said = replace(said, consumer=said.consumer or said.producer)
+            values = only(subscribed(outbox, values))
+        elif "producer" not in values:
+            url = find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)
+            values = {**values, "producer": self._access(url)}
+        values = {"consumer": values["producer"], **values}
         if self.schema:
-            said = replace(
-                said, producer=_in_schema(said.producer, self.schema), consumer=_in_schema(said.consumer, self.schema)
-            )
-        return more(said).overridden(self._window(said)).job()
+            databases = {side: _in_schema(values[side], self.schema) for side in ("producer", "consumer")}
+            values = {**values, **databases}
+        return job_of(merged(merged(values, options or {}), {"window": self._window(values["producer"])}))
 
-    def _sides(self) -> JobParts:
-        return JobParts(
-            producer=self._given(self.producer, "--producer", PRODUCER_VARIABLE),
-            consumer=self._given(self.consumer, "--consumer", CONSUMER_VARIABLE),
-        )
+    def _databases(self) -> Values:
+        databases = {
+            "producer": self._given(self.producer, "--producer", PRODUCER_VARIABLE),
+            "consumer": self._given(self.consumer, "--consumer", CONSUMER_VARIABLE),
+        }
+        return {side: access for side, access in databases.items() if access is not None}
 
     def _given(self, url: str | None, option: str, variable: str) -> Access | None:
         if not url and not os.environ.get(variable):
@@ -172,17 +166,15 @@ class Asked:
         effect = _effect(self.effect) if self.effect else None
         return tuple(Pair.of(topic, group, self.tags, self.keys, effect) for topic, group in names)
 
-    def _window(self, said: JobParts) -> JobParts:
+    def _window(self, producer: Access) -> Values:
         since, until = (
             as_time(text, option) if text else (None, None)
             for text, option in ((self.since, "--since"), (self.until, "--until"))
         )
-        now: dt.datetime | None = None
-        if (since[1] is not None or until[1] is not None) and said.producer:
-            now = clock_of(said.producer)
-        return JobParts(
-            since=_moment(*since, now), until=_moment(*until, now), grace=as_duration(self.grace, "--grace")
-        )
+        now = clock_of(producer) if since[1] is not None or until[1] is not None else None
+        grace = as_duration(self.grace, "--grace")
+        window = {"since": _moment(*since, now), "until": _moment(*until, now), "grace": grace}
+        return {name: value for name, value in window.items() if value is not None}
 
 
 def note_password(url: URL, option: str, variable: str) -> None:
@@ -203,7 +195,7 @@ def as_duration(text: str | None, option: str) -> float | None:
     return seconds
 
 
-def as_policy(texts: Iterable[str]) -> dict[Outcome, Action]:
+def as_policy(texts: Iterable[str]) -> dict[Outcome, Repair]:
     """Return what is to be done about each kind, of texts such as ``parked=retry``.
 
     Raises:
@@ -216,9 +208,9 @@ def as_policy(texts: Iterable[str]) -> dict[Outcome, Action]:
         if kind not in kinds:
             raise Failure(f"--policy {text!r}: {kind!r} is no kind; there are {', '.join(kinds)}", Code.USAGE)
         try:
-            actions[kinds[kind]] = Action(action)
+            actions[kinds[kind]] = Repair(action)
         except ValueError:
-            there = ", ".join(known.value for known in Action)
+            there = ", ".join(known.value for known in Repair)
             raise Failure(f"--policy {text!r}: {action!r} is no action; there are {there}", Code.USAGE) from None
     return actions
 
@@ -244,9 +236,9 @@ def check_engine(engine: EngineName | None) -> None:
         raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
 
 
-def _known(said: JobParts, outbox: Outbox | None) -> list[Pair]:
-    if said.pairs is not None or outbox is None:
-        return list(said.pairs or ())
+def _known(values: Values, outbox: Outbox | None) -> list[Pair]:
+    if "pairs" in values or outbox is None:
+        return list(values.get("pairs", ()))
     return [Pair.of(topic, group) for topic, group in outbox.subscriptions]
 
 
@@ -264,17 +256,16 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _effect(text: str) -> Effect:
-    table, _, column = text.rpartition(".")
-    if not table:
+    if "." not in text:
         raise Failure(f"--effect {text!r} must be TABLE.COLUMN, or SCHEMA.TABLE.COLUMN", Code.USAGE)
     try:
-        return Effect(table, column)
-    except InvalidSettings as error:
-        raise Failure(f"--effect {text!r}: {error}", Code.USAGE) from None
+        return Effect.parse(text)
+    except ValueError as error:
+        raise Failure(f"--effect {text!r} must be {error}", Code.USAGE) from None
 
 
-def _in_schema(access: Access | None, schema: str) -> Access | None:
-    return access and replace(access, settings=replace(access.settings, schema=schema))
+def _in_schema(access: Access, schema: str) -> Access:
+    return replace(access, settings=replace(access.settings, schema=schema))
 
 
 def _moment(moment: dt.datetime | None, ago: float | None, now: dt.datetime | None) -> dt.datetime | None:

@@ -25,8 +25,8 @@ from outbox.reconcile.source import hidden
 from outbox.text import plain
 
 if TYPE_CHECKING:
-    from outbox.reconcile.options import Job
-    from outbox.reconcile.result import JobResult
+    from outbox.reconcile.job import Job
+    from outbox.reconcile.rows import JobResult
 
 #: How many findings are shown as tables unless somebody says so.
 SHOWN = 20
@@ -63,7 +63,7 @@ class Report:
     def tell(self, result: JobResult) -> None:
         """Print the report, and write the files."""
         if self.output is Output.JSON:
-            from outbox.reconcile.report.document import as_json  # noqa: PLC0415
+            from outbox.reconcile.report import as_json  # noqa: PLC0415
 
             print_json(as_json(result, self.limit))
         else:
@@ -97,7 +97,7 @@ class Report:
 
 def code_of(result: JobResult) -> Code:
     """Return the exit code for a result: what was repaired is no difference any more."""
-    from outbox.reconcile.report.document import verdict  # noqa: PLC0415
+    from outbox.reconcile.report import verdict  # noqa: PLC0415
 
     told = verdict(result)
     return Code.FAILED if told.left or told.measures else Code.DONE
@@ -133,7 +133,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 class Bars:
-    """Somebody who is told (`outbox.reconcile.engine.Told`), and shows it; the bars are gone in the end."""
+    """Somebody who is told (`outbox.reconcile.engine.Progress`), and shows it; the bars are gone in the end."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

@@ -27,7 +27,6 @@ from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, RecallRefused
 from outbox.message.model import Counts
-from outbox.reconcile.repair_sql import compensated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,7 +114,7 @@ def resend(
     """
     sends = newest_sends(connection, settings, half_ids)
     # A statement of its own, after the lock: who compensates holds it to the end.
-    for (half_id,) in execute(connection, compensated(settings.schema, list(sends)))[0]:
+    for (half_id,) in execute(connection, sql.compensated(settings.schema, list(sends)))[0]:
         del sends[half_id]
     place = _placement(settings, len(sends))
     _, ((_, messages, _, _),) = execute(connection, sql.plan_by_index(), sql.resend(place, list(sends)))

@@ -234,6 +234,9 @@ ON CONFLICT (name) DO UPDATE SET queues = excluded.queues WHERE t.queues < exclu
 _TOPIC = "SELECT queues FROM {s}.topic WHERE name = %s"
 
 
+_COMPENSATED = "SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])"
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """How far dispatch has come; xids as text, since they are 64-bit and only PostgreSQL computes with them.
@@ -390,3 +393,8 @@ def declare_topic(schema: str, topic: str, queues: int) -> Statement:
 def topic_queues(schema: str, topic: str) -> Statement:
     """Read the number of queues of a topic. Rows: ``(queues,)`` or none."""
     return Statement(in_schema(_TOPIC, schema), (topic,))
+
+
+def compensated(schema: str, half_ids: Sequence[UUID]) -> Statement:
+    """Read which of these were compensated. Rows: ``(id,)``."""
+    return Statement(in_schema(_COMPENSATED, schema), (list(half_ids),))

@@ -1,4 +1,4 @@
-"""One task of a comparison: read the same ids from both sides, judge them, return what was found.
+"""One task of a comparison, and what runs many: read the same ids from both sides, judge them, return what is found.
 
 A task is a value: it goes to a thread of this process or to a Spark executor, and says all that is needed there.
 """
@@ -6,17 +6,22 @@ A task is a value: it goes to a thread of this process or to a Spark executor, a
 from __future__ import annotations
 
 import enum
+import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from outbox.reconcile.job import Outcome, Range
 from outbox.reconcile.judge import Both, Rules, judge, lags
-from outbox.reconcile.model import FINDING, Outcome, Range
-from outbox.reconcile.result import Lag
+from outbox.reconcile.rows import FINDING, Lag
+from outbox.reconcile.source import cancel
 
 #: Upper bounds of the lag histogram, in seconds.
 LAG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -27,7 +32,7 @@ class Part(enum.IntEnum):
 
     FINDING = 0  # a difference, or a message in flight
     COUNT = 1  # ``number`` messages have this outcome
-    LAG = 2  # ``number`` messages are in this place (``sends``) of the lag histogram
+    LAG = 2  # ``number`` messages are in this bin (``sends``) of the lag histogram
     READ = 3  # ``number`` rows were read
 
 
@@ -72,7 +77,7 @@ def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> pa.Table:
     """Judge the rows of the same ids; return findings and counts (`RESULT`)."""
     both = Both(producer, consumer)
     counts, findings = judge(both, rules)
-    places, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(both)), return_counts=True)
+    bins, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(both)), return_counts=True)
     rows = findings.num_rows
     return pa.concat_tables(
         [
@@ -80,7 +85,7 @@ def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> pa.Table:
                 RESULT.field("number"), pa.nulls(rows, pa.int64())
             ),
             _numbers(Part.COUNT, "outcome", {int(outcome): number for outcome, number in counts.items()}),
-            _numbers(Part.LAG, "sends", dict(zip(places.tolist(), lagged.tolist(), strict=True))),
+            _numbers(Part.LAG, "sends", dict(zip(bins.tolist(), lagged.tolist(), strict=True))),
             _numbers(Part.READ, "sends", {0: producer.num_rows + consumer.num_rows}),
         ]
     )
@@ -88,8 +93,8 @@ def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> pa.Table:
 
 def _numbers(part: Part, column: str, numbers: dict[int, int]) -> pa.Table:
     rows: list[dict[str, Any]] = [
-        {"id": bytes(16), "outcome": 0, "part": int(part), "number": number, column: place}
-        for place, number in numbers.items()
+        {"id": bytes(16), "outcome": 0, "part": int(part), "number": number, column: bin_}
+        for bin_, number in numbers.items()
     ]
     return pa.Table.from_pylist(rows, schema=RESULT)
 
@@ -129,9 +134,99 @@ class Collected:
         """Return the histogram of the lags; None if none was measured."""
         if not self.lags:
             return None
-        return Lag(LAG_BOUNDS, tuple(self.lags[place] for place in range(len(LAG_BOUNDS) + 1)), sampled)
+        return Lag(LAG_BOUNDS, tuple(self.lags[bin_] for bin_ in range(len(LAG_BOUNDS) + 1)), sampled)
 
     @property
     def table(self) -> pa.Table:
         """All findings, sorted by id."""
         return pa.concat_tables([FINDING.empty_table(), *self.findings]).sort_by("id")
+
+
+#: Progress is reported at least so often (seconds); what listens to it may end the job.
+_TELL_EVERY = 0.5
+#: A read that is being cancelled may be about to send its next statement: it is cancelled again.
+_CANCEL_EVERY = 0.1
+
+
+class Engine(Protocol):
+    """Runs tasks, in any order, some at the same time; each exactly once as far as its result is concerned."""
+
+    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
+        """Yield results (`compare.RESULT`) of one or several tasks each.
+
+        ``done`` is called with how many of the tasks are finished.
+
+        Raises:
+            SourceError: a side can't be read.
+        """
+        ...
+
+
+class LocalEngine:
+    """Threads of this process: reading and comparing release Python's lock."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
+        """Yield the result of each task as it is finished; whoever ends this early waits for none of them."""
+        threads: list[int] = []
+        with ThreadPoolExecutor(
+            self._workers, "reconcile", initializer=lambda: threads.append(threading.get_ident())
+        ) as pool:
+            pending = {pool.submit(comparison, task) for task in tasks}
+            try:
+                while pending:
+                    finished, pending = wait(pending, _TELL_EVERY, FIRST_COMPLETED)
+                    for future in finished:
+                        yield future.result()
+                    done(len(tasks) - len(pending))
+            finally:
+                _give_up(pending, threads)
+
+
+def _give_up(pending: Collection[Future[pa.Table]], threads: Collection[int]) -> None:
+    running = {future for future in pending if not future.cancel()}
+    while running:
+        cancel(threads)
+        running = wait(running, _CANCEL_EVERY).not_done
+
+
+class Progress(Protocol):
+    """What hears how a job goes on: a progress bar, a log, nothing. Called from the job's own thread."""
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins; ``total`` is how many steps it has, None if that isn't known."""
+
+    def done(self, steps: int) -> None:
+        """So many steps of the stage are done."""
+
+    def say(self, sentence: str) -> None:
+        """Something was decided."""
+
+
+class Interrupted(Exception):
+    """Raised by a `Progress` to end the job; what was done is in the record, and a job may be run again."""
+
+
+class NoProgress:
+    """Hears nothing."""
+
+    def stage(self, title: str, total: int | None) -> None:
+        """Do nothing."""
+
+    def done(self, steps: int) -> None:
+        """Do nothing."""
+
+    def say(self, sentence: str) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the duration of the block to those of the stages, also if it fails."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - began

@@ -25,16 +25,15 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import sql
-from outbox.reconcile.model import Outcome, Pair, Range
-from outbox.reconcile.postgres import between
-from outbox.reconcile.source import Snapshots, reaching
+from outbox.reconcile.job import Outcome, Pair, Range
+from outbox.reconcile.source import Snapshots, between, reaching
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
 
 
 @dataclass(frozen=True, slots=True)
 class Digested:
-    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both sides."""
+    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both read."""
 
     clean: list[tuple[Range, Counter[Outcome]]]
     differing: list[tuple[Range, int]]
@@ -62,16 +61,16 @@ def digested(
         ours = pool.submit(_rows, snapshots.producer, sql.producer_digests(schema[0], what, gaps, bounds, mixing))
         theirs = _rows(snapshots.consumer, sql.consumer_digests(schema[1], what, gaps, bounds, mixing))
         halves, ops, messages, rolled_back, compensated = ours.result()
-    sides = _Sides(
+    read = _Buckets(
         halves, ops, messages, rolled_back, compensated, theirs[0], theirs[1] if what.effects else None, mixing.xor
     )
     result = Digested([], [])
     for number, bucket in enumerate(buckets, 1):
-        counts = sides.clean(number)
+        counts = read.clean(number)
         if counts is None and bucket.end is not None and bucket.end <= horizon:
-            counts = sides.pruned(number)
+            counts = read.pruned(number)
         if counts is None:
-            result.differing.append((bucket, sides.rows(number)))
+            result.differing.append((bucket, read.rows(number)))
         else:
             result.clean.append((bucket, counts))
     return result
@@ -98,7 +97,7 @@ def _rows(snapshot: Any, statements: Sequence[Statement]) -> list[dict[int, Row]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class _Buckets:
     """The digests of all tables, by bucket; a bucket without rows isn't there."""
 
     halves: Mapping[int, Row]

@@ -1,261 +1,410 @@
-"""A reconciliation from end to end: two snapshots, all pairs, the measures, a second look, the record, the repair.
+"""What a reconciliation is asked to do: two databases, the pairs to compare, how, and what is done about differences.
 
-The second look: a difference counts only if it is still there when both sides are read again.
-
-Two databases have no snapshot in common. In the first look the consumer's is the older one, so that it knows nothing
-the producer's doesn't; what it consumed in between looks missing. The second look reads the differing messages again,
-the producer's side first, and goes on until two looks in a row say the same of a message.
+This module needs no library of the extra: an application and the commands describe a job with it, and run it elsewhere.
+The fields of `Job`, `Window` and `Spark` are what a file, a command and a mapping in code can say (`config`).
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+import enum
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import UUID
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from outbox.errors import InvalidSettings
+from outbox.message.limits import check_group, check_seconds, check_topic
+from outbox.reader import Reader, Seconds, option
+from outbox.reconcile.measure import Measure
+from outbox.settings import Settings
 
-from outbox.errors import OutboxError
-from outbox.reconcile.compare import Collected, compared
-from outbox.reconcile.engine import Engine, LocalEngine, Silent, Told, timed
-from outbox.reconcile.measure.compute import Compared, check_measures, measure_all, under_way
-from outbox.reconcile.model import FINDING, KINDS, EngineName, Outcome, Pair, Range, to_uuids
-from outbox.reconcile.options import Job
-from outbox.reconcile.pairing import FirstLook, Pairing, in_flight
-from outbox.reconcile.record import settled
-from outbox.reconcile.record.record import Ids, Record
-from outbox.reconcile.repair import repair
-from outbox.reconcile.result import JobResult, MeasureResult, PairResult, Repaired, to_findings
-from outbox.reconcile.sides import rules_now, sides
-from outbox.reconcile.source import Snapshots, as_time, engine_of, taken
-from outbox.reconcile.sql import LAST_ID
+#: The first of all ids, and the first of a range that holds them all.
+FIRST_ID = UUID(int=0)
 
-_BATCH = 2_000
-#: A message on which both sides are at work is different at each look; after so many it is told as it is.
-_MOST_LOOKS = 4
+_EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
+_MILLISECOND = dt.timedelta(milliseconds=1)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+_TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+
+
+class Outcome(enum.IntEnum):
+    """What comparing the two sides of one message comes to; the number travels in Arrow tables.
+
+    Up to `UNJUDGED` nothing is wrong, and the message is only counted. From `CONSUMED_THOUGH_ROLLED_BACK` on it is a
+    difference; of several that fit one message the first in this order is its kind.
+    """
+
+    CONSUMED = 0  # committed, dispatched, consumed
+    ROLLED_BACK = 1  # rolled back or recalled, and never seen by the consumer; or compensated, and quarantined there
+    LEFT_OUT = 2  # the group's filter leaves it out, or it was sent before the group began
+    IN_FLIGHT = 3  # on its way, younger than the grace period, or scheduled for later
+    UNJUDGED = 4  # only the consumer has it, and the producer may have pruned it
+
+    CONSUMED_THOUGH_ROLLED_BACK = 10  # took effect, though the producer rolled it back, recalled or compensated it
+    DUPLICATE_EFFECT = 11  # the business table has more than one row of it
+    PHANTOM = 12  # the consumer has it; the producer never wrote it, never decided it, or it isn't due yet
+    DIGEST_MISMATCH = 13  # committed, and the body that the producer has isn't the one that the consumer handled
+    NO_EFFECT = 14  # consumed, and the business table has no row of it
+    UNRECORDED = 15  # it took effect, and the inbox has no row of it
+    STATUS_MISMATCH = 16  # the inbox contradicts the producer or the business table; which of them is right is known
+    UNCOMPENSATED = 17  # quarantined at the consumer, and the producer's transaction was never compensated
+    UNDISPATCHED = 18  # committed (or scheduled, and overdue), and no message
+    RESEND_EXHAUSTED = 19  # missing, and resent as often as is allowed
+    MISSING = 20  # the consumer has read past it, and doesn't know it
+    UNCONSUMED = 21  # the consumer hasn't come so far
+    PARKED = 22  # set aside by the consumer (dead letter)
+    FAILED = 23  # the consumer is going to retry it
+    UNDECIDED = 24  # no op, for longer than the grace period
+
+    @property
+    def label(self) -> str:
+        """The name that people see: ``digest_mismatch``."""
+        return self.name.lower()
+
+    @property
+    def differs(self) -> bool:
+        """Is it a difference?"""
+        return self >= Outcome.CONSUMED_THOUGH_ROLLED_BACK
+
+
+#: The differences, gravest first.
+KINDS: tuple[Outcome, ...] = tuple(outcome for outcome in Outcome if outcome.differs)
+
+
+class Repair(enum.StrEnum):
+    """What may be done about a difference."""
+
+    ALERT = "alert"  # only report it
+    RESEND = "resend"  # append the message once more under its id
+    DISPATCH = "dispatch"  # make the message that the op was to become
+    SYNC_STATUS = "sync_status"  # write into the inbox what is known to be true
+    PARK = "park"  # set it aside at the consumer
+    RETRY = "retry"  # give a parked message another go
+    CHECK = "check"  # have an undecided half checked
+
+
+#: What can be done about each kind; the first is what is done unless a policy says otherwise.
+POSSIBLE: Mapping[Outcome, tuple[Repair, ...]] = {
+    Outcome.CONSUMED_THOUGH_ROLLED_BACK: (Repair.ALERT,),
+    Outcome.DUPLICATE_EFFECT: (Repair.ALERT,),
+    Outcome.PHANTOM: (Repair.ALERT, Repair.PARK),
+    Outcome.DIGEST_MISMATCH: (Repair.ALERT, Repair.PARK),
+    Outcome.NO_EFFECT: (Repair.ALERT,),
+    Outcome.UNRECORDED: (Repair.SYNC_STATUS, Repair.ALERT),
+    Outcome.STATUS_MISMATCH: (Repair.SYNC_STATUS, Repair.ALERT),
+    Outcome.UNCOMPENSATED: (Repair.ALERT,),
+    Outcome.UNDISPATCHED: (Repair.DISPATCH, Repair.ALERT),
+    Outcome.RESEND_EXHAUSTED: (Repair.ALERT,),
+    Outcome.MISSING: (Repair.RESEND, Repair.ALERT),
+    Outcome.UNCONSUMED: (Repair.ALERT,),
+    Outcome.PARKED: (Repair.ALERT, Repair.RETRY),
+    Outcome.FAILED: (Repair.ALERT, Repair.PARK),
+    Outcome.UNDECIDED: (Repair.ALERT, Repair.CHECK),
+}
+
+
+def repair_of(policy: Mapping[Outcome, Repair], kind: Outcome) -> Repair:
+    """Return what is done about a kind under a policy."""
+    return policy.get(kind, POSSIBLE[kind][0])
+
+
+class Tier(enum.StrEnum):
+    """How much is read: digests of id ranges first, or every row."""
+
+    AUTO = "auto"
+    DIGEST = "digest"
+    FULL = "full"
+
+
+class EngineName(enum.StrEnum):
+    """What compares the ranges: threads of this process, or Spark."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+class Range(NamedTuple):
+    """Ids from ``first`` up to, but without, ``end``; None is the end of all ids."""
+
+    first: UUID
+    end: UUID | None
+
+    def __contains__(self, message_id: object) -> bool:
+        return isinstance(message_id, UUID) and self.first <= message_id and (self.end is None or message_id < self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The differences that are still there, and what is in flight now (`rows.FINDING`); how the counts change.
+class Effect:
+    """The consumer's business table that has one row for each message that took effect.
 
-    ``healed`` is how many are no difference any more.
-    """
-
-    findings: pa.Table
-    open: pa.Table
-    change: Counter[Outcome]
-    healed: int
-
-
-def second_look(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]) -> Looked:
-    """Look again at differences (`rows.FINDING`).
+    ``table`` may be ``schema.table``; ``column`` is of type uuid, holds the message id, and needs an index. Rows of
+    messages that the pair knows nothing of are ignored.
 
     Raises:
-        SourceError: a database can't be read.
+        InvalidSettings: a name with anything but letters, digits and underscores in it.
     """
-    confirmed: list[pa.Table] = [FINDING.empty_table()]
-    opened: list[pa.Table] = [FINDING.empty_table()]
-    change: Counter[Outcome] = Counter()
-    for finished, batch in enumerate(_batches(findings), 1):
-        seen = _outcomes(batch)
-        change.subtract(seen.values())
-        for look in range(_MOST_LOOKS):
-            told, others = _look(job, pair, sorted(seen))
-            still = differing(told)
-            opened.append(in_flight(told))
-            change.update(others)
-            before, seen = seen, _outcomes(still)
-            if seen == before or not seen or look == _MOST_LOOKS - 1:
-                break
-        change.update(seen.values())
-        confirmed.append(still)
-        done(min(finished * _BATCH, findings.num_rows))
-    still = pa.concat_tables(confirmed)
-    return Looked(still, pa.concat_tables(opened), change, findings.num_rows - still.num_rows)
+
+    table: str
+    column: str = "message_id"
+
+    def __post_init__(self) -> None:
+        for what, name, parts in (("table", self.table, 2), ("column", self.column, 1)):
+            if not all(_IDENTIFIER.fullmatch(part) for part in name.split(".", parts - 1)):
+                raise InvalidSettings(
+                    f"effect {what} {name!r} is not a plain name: letters, digits and _, at most 63"
+                    f"{', with its schema before a dot' if parts == 2 else ''}"
+                )
+
+    @property
+    def quoted(self) -> tuple[str, str]:
+        """Table and column as SQL."""
+        return ".".join(f'"{part}"' for part in self.table.split(".")), f'"{self.column}"'
+
+    @classmethod
+    def parse(cls, text: object) -> Effect:
+        """Return the effect that ``table.column`` or ``schema.table.column`` names.
+
+        Raises:
+            ValueError: it names none; says how it is written.
+        """
+        table, dot, column = text.rpartition(".") if isinstance(text, str) else ("", "", "")
+        try:
+            return cls(table, column) if dot else cls(column)
+        except InvalidSettings as error:
+            raise ValueError(f"table.column or schema.table.column: {error}") from None
 
 
-def _look(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Return which of these messages differ or are in flight, and how many that don't differ have which outcome."""
-    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
-    rules = rules_now(job, pair)
-    producer, consumer = sides(job, pair, rules.producer_now, rules.consumer_now)
-    collected = Collected.empty()
-    collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
-    others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
-    return collected.table, others
-
-
-def differing(table: pa.Table) -> pa.Table:
-    """Return the rows of a table of findings that are differences."""
-    return table.filter(pc.greater_equal(table["outcome"], int(KINDS[0])))
-
-
-def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
-    return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
-
-
-def _batches(table: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, table.num_rows, _BATCH):
-        yield table.slice(start, _BATCH)
-
-
-@dataclass(slots=True)
-class _Run:
-    """One pair of a job on its way."""
-
-    id: UUID
-    pair: Pair
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-def reconcile(job: Job, told: Told | None = None) -> JobResult:
-    """Compare producer and consumer, write down what differs, and repair it if the job says so.
-
-    Both databases are read in one snapshot each; what differs is read again before it counts. Without ``job.apply``
-    nothing is changed but the record, and that only if ``job.record`` is on.
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A topic of the producer and a group of the consumer; ``tags`` and ``keys`` are the filter of its subscription.
 
     Raises:
-        SourceError: a source can't be read; what was found until then is in the record.
-        InvalidSettings: a measure that can't be computed.
-        ReconcileError: Spark doesn't start, or fails.
-        SchemaMissing, SchemaOutdated: a database isn't migrated.
-        sqlalchemy.exc.DBAPIError: a connection was lost over a repair. What is done is found healed by the next job.
+        InvalidMessage: topic or group isn't a name.
     """
-    result = compare(job, told)
-    if job.apply:
-        mend(job, result, told)
-    return result
+
+    topic: str
+    group: str
+    tags: frozenset[str] | None = option(None, "The group takes only these tags.")
+    keys: frozenset[str] | None = option(None, "The group takes only these keys; * stands for any characters.")
+    effect: Effect | None = option(
+        None,
+        "The consumer's table with one row for each message, and its column.",
+        parse=Effect.parse,
+        metavar="TABLE.COLUMN",
+    )
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_group(self.group)
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        group: str,
+        tags: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+        effect: Effect | None = None,
+    ) -> Pair:
+        """Return a pair, from any collections."""
+        tags, keys = (None if names is None else frozenset(names) for names in (tags, keys))
+        return cls(topic, group, tags, keys, effect)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Topic and group."""
+        return self.topic, self.group
+
+    def __str__(self) -> str:
+        return f"{self.topic} → {self.group}"
 
 
-def compare(job: Job, told: Told | None = None, ids: Ids | None = None) -> JobResult:
-    """Compare, and write down what differs; repair nothing. ``ids``: those that are in the record already.
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which messages are compared: those whose ids were made from ``since`` up to, but without, ``until``.
+
+    An id begins with the time at which it was made (UUIDv7), the same on both sides, so that windows which follow
+    each other miss nothing and take nothing twice, whatever the clocks of the hosts say. Both bounds None means every
+    id, also those that aren't UUIDv7. ``last`` stands in place of ``since`` until the job begins (`ending`).
 
     Raises:
-        As `reconcile`.
+        InvalidSettings: a bound without a time zone, bounds in the wrong order, a negative grace.
     """
-    began = time.monotonic()
-    teller, ids = told or Silent(), ids or Ids.new(job)
-    runs = [_Run(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
-    with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
-        with taken(job.producer, job.consumer) as snapshots:
-            check_measures(
-                job.measures, job.pairs, snapshots.producer.connection, snapshots.consumer.connection, job.window
+
+    since: dt.datetime | None = option(None, "Messages not older. Default: all there are.", metavar="TIME")
+    until: dt.datetime | None = option(None, "Messages that are older. Default: now.", metavar="TIME")
+    grace: Seconds = option(
+        300.0, "How long a message may be on its way before it counts as a difference.", metavar="DURATION"
+    )
+    last: Seconds | None = option(None, "Messages of so long before the end, in place of since.", metavar="DURATION")
+
+    def __post_init__(self) -> None:
+        Reader().check(self)
+        if self.since is not None and self.last is not None:
+            raise InvalidSettings("since and last exclude each other; give one")
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise InvalidSettings(f"since = {self.since.isoformat()} must be before until = {self.until.isoformat()}")
+
+    def ending(self, clock: Callable[[], dt.datetime]) -> Window:
+        """Return the window with ``since`` in place of ``last``; ``clock`` is asked where it has no end."""
+        if self.last is None:
+            return self
+        return replace(self, since=(self.until or clock()) - dt.timedelta(seconds=self.last), last=None)
+
+    @property
+    def range(self) -> Range:
+        """The ids of the window."""
+        first = FIRST_ID if self.since is None else _at(self.since)
+        return Range(first, None if self.until is None else _at(self.until))
+
+    def __str__(self) -> str:
+        since = "the beginning" if self.since is None else self.since.isoformat(" ", "seconds")
+        until = "now" if self.until is None else self.until.isoformat(" ", "seconds")
+        return f"{since} to {until}"
+
+
+def _at(moment: dt.datetime) -> UUID:
+    # Without version and variant bits: the bound lies before every id of its millisecond. Without floats: it is exact.
+    return UUID(int=max((moment - _EPOCH) // _MILLISECOND, 0) << 80)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A database, and the schema of the outbox tables in it. Its repr shows no password."""
+
+    url: str
+    settings: Settings
+
+    def __repr__(self) -> str:
+        from sqlalchemy import make_url  # noqa: PLC0415
+
+        # A URL may have a password among its options too, which SQLAlchemy doesn't hide.
+        shown = make_url(self.url).difference_update_query(["password", "sslpassword"])
+        return f"Access({shown.render_as_string(hide_password=True)!r})"
+
+    @property
+    def schema(self) -> str:
+        """The schema of the outbox tables."""
+        return self.settings.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """Where and how Spark runs; what isn't given is left to Spark's own configuration."""
+
+    master: str | None = option(None, "Spark's master: local[4], spark://…, yarn.", metavar="URL")
+    # It may hold a token.
+    remote: str | None = option(None, "A Spark Connect server: sc://host:port.", secret=True, metavar="URL")
+    jdbc_jar: Path | None = option(None, "Let Spark read by JDBC, with this driver.", metavar="FILE")
+    ui: bool = option(False, "Open Spark's web page.")
+    conf: Mapping[str, str] = option(help="Goes to the session as it is.", factory=dict, secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A reconciliation: two databases, the pairs to compare, and how.
+
+    ``archives`` are folders of archived messages (`archive`) that stand in for what the producer has pruned.
+    ``policy`` says what is done about kinds of differences; a kind that it doesn't name has the first of `POSSIBLE`.
+    Without ``apply`` nothing is written but the record.
+
+    Raises:
+        InvalidSettings: no pair, the same pair twice, a number that makes no sense, or a repair that can't mend its
+            kind; names the mend.
+    """
+
+    producer: Access
+    consumer: Access
+    pairs: tuple[Pair, ...] = option(help="Topics and groups to compare.", aliases=("pair",), metavar="TOPIC:GROUP")
+    window: Window = option(help="Which messages are compared.", factory=Window)
+    tier: Tier = option(Tier.AUTO, "digest: read only ranges whose digests differ; full: every row.")
+    engine: EngineName = option(EngineName.AUTO, "local: threads of this process; spark: a cluster.")
+    archives: tuple[Path, ...] = option((), "Folders of archived messages, for what was pruned.", metavar="DIR")
+    measures: tuple[Measure, ...] = option((), "What the business tables must agree on.", aliases=("measure",))
+    policy: Mapping[Outcome, Repair] = option(
+        help="What is done about each kind of difference.", factory=dict, metavar="KIND=REPAIR"
+    )
+    max_resends: int = option(3, "How often a missing message is resent at most.", least=0, metavar="N")
+    apply: bool = option(False, "Repair what differs, by the policy.")
+    record: bool = option(True, "Write runs, findings and what was in sync into the consumer's database.")
+    keep_for: Seconds = option(
+        7 * 86400.0, "How long a range that was in sync is trusted; 0 trusts none.", metavar="DURATION"
+    )
+    workers: int = option(2, "Ranges compared at once.", least=1, metavar="N")
+    actor: str = option("reconcile", "Who repairs, in the audit.")
+    spark: Spark = option(help="Where and how Spark runs.", factory=Spark)
+
+    def __post_init__(self) -> None:
+        Reader().check(self)
+        if not self.pairs:
+            raise InvalidSettings("nothing to reconcile: name a topic and a group")
+        if len({pair.names for pair in self.pairs}) < len(self.pairs):
+            raise InvalidSettings("a topic and group is named twice")
+        for kind, repair in self.policy.items():
+            if kind not in POSSIBLE:
+                raise InvalidSettings(f"{kind.label} is no difference: there is nothing to do about it")
+            if repair not in POSSIBLE[kind]:
+                choices = ", ".join(possible.value for possible in POSSIBLE[kind])
+                raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
+
+    def repair_of(self, kind: Outcome) -> Repair:
+        """Return what is done about a kind."""
+        return repair_of(self.policy, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """A reconciliation by a timetable: at a time of day, by ``cron``, or every so many seconds; see `Outbox`.
+
+    ``job`` is a mapping with what a file can say, and ``config`` such a file (`outbox.reconcile.config`).
+
+    Raises:
+        InvalidSettings: a name or a timetable that can't be; names the mend.
+        InvalidMessage: ``every`` is no duration.
+    """
+
+    name: str
+    at: str | None = None
+    cron: str | None = None
+    every: dt.timedelta | float | None = None
+    timezone: str = "UTC"
+    job: Mapping[str, Any] | None = None
+    config: Path | None = None
+    report: Callable[[Any], object] | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise self.refused("a name has letters, digits, _ and - only, 63 at most")
+        if sum(each is not None for each in (self.at, self.cron, self.every)) != 1:
+            raise self.refused("say when by one of at, cron and every")
+        if self.at is not None and not _TIME_OF_DAY.fullmatch(self.at):
+            raise self.refused(f"at = {self.at!r} must be a time of day, such as '03:00'")
+        if self.every is not None and check_seconds("every", self.every) <= 0:
+            raise self.refused(f"every = {self.every!r} must be greater than 0")
+        if self.cron is not None and not re.fullmatch(r"(\S+\s+){4}[^\s\d]+", self.cron.strip()):
+            raise self.refused(
+                f"cron = {self.cron!r} must have five fields, minute to weekday, such as '0 3 * * mon-fri'; weekdays "
+                "go by their names, since numbers begin with Sunday for some and with Monday for others"
             )
-            record.begin(ids)
-            looks = [Pairing(job, run.pair, snapshots, engine, teller, run.seconds).look() for run in runs]
-            measures = _measures(job, looks, snapshots)
-            begun_at = as_time(snapshots.consumer.now)
-            for run, look in zip(runs, looks, strict=True):
-                if job.record and not settled.keep(snapshots.consumer, run.pair, look.settled, look.fresh):
-                    teller.say(f"{run.pair}: another run was faster; which ranges are in sync is kept by that one")
-        results = [_finish(job, run, look, begun_at, teller) for run, look in zip(runs, looks, strict=True)]
-        for result in results:
-            record.findings(result)
-        for result in results:
-            record.end(result)
-    return JobResult(begun_at, results, measures, time.monotonic() - began, policy=job.policy)
 
+    def refused(self, why: str) -> InvalidSettings:
+        """Return the error that names this reconciliation."""
+        return InvalidSettings(f"reconciliation {self.name!r}: {why}")
 
-def mend(job: Job, result: JobResult, told: Told | None = None) -> None:
-    """Repair what `compare` found, by the policy of the job; what became of it is added to the result.
+    @property
+    def seconds(self) -> float | None:
+        """The interval, if it is by one."""
+        return None if self.every is None else check_seconds("every", self.every)
 
-    Raises:
-        SourceError: the record can't be written.
-        sqlalchemy.exc.DBAPIError: a connection was lost. What is done is found healed by the next job.
-    """
-    began, result.applied = time.monotonic(), True
-    with closing(Record(job)) as record:
-        for pair in result.pairs:
-            with _recorded(record, [pair.run_id]):
-                record.reopen(pair.run_id)
-                _repair(job, pair, record, told or Silent())
-                record.end(pair)
-    result.seconds += time.monotonic() - began
-
-
-def _measures(job: Job, looks: list[FirstLook], snapshots: Snapshots) -> list[MeasureResult]:
-    if not job.measures:
-        return []
-    return measure_all(
-        job.measures,
-        [Compared(pair, under_way(look.told), look.rules.starts) for pair, look in zip(job.pairs, looks, strict=True)],
-        snapshots.producer.connection,
-        snapshots.consumer.connection,
-        job.window,
-        job.producer.schema,
-    )
-
-
-def _finish(job: Job, run: _Run, look: FirstLook, begun_at: dt.datetime, teller: Told) -> PairResult:
-    found = differing(look.told)
-    teller.stage(f"{run.pair}: second look", found.num_rows)
-    with timed(run.seconds, "second look"):
-        looked = second_look(job, run.pair, found, teller.done)
-    counts = Counter(look.counts)
-    counts.update(looked.change)
-    return PairResult(
-        run_id=run.id,
-        pair=run.pair,
-        window=job.window,
-        begun_at=begun_at,
-        plan=look.plan,
-        counts=+counts,
-        findings=looked.findings,
-        open=pa.concat_tables([in_flight(look.told), looked.open]).sort_by("id"),
-        healed=looked.healed,
-        lag=look.lag,
-        seconds=run.seconds,
-    )
-
-
-def _repair(job: Job, result: PairResult, record: Record, teller: Told) -> None:
-    def told(news: Sequence[Repaired]) -> None:
-        record.acted(result.run_id, news)
-        result.repairs.extend(news)
-        teller.done(len(result.repairs))
-
-    teller.stage(f"{result.pair}: repair", None)
-    producer, consumer = engine_of(job.producer), engine_of(job.consumer)
-    try:
-        with timed(result.seconds, "repair"):
-            repair(job, result.pair, result.run_id, to_findings(result.findings), producer, consumer, told)
-    finally:
-        producer.dispose()
-        consumer.dispose()
-
-
-@contextmanager
-def _engines(job: Job) -> Iterator[Callable[[EngineName], Engine]]:
-    """Yield what gives the engine of a name; Spark starts when it is needed first, and ends with the block."""
-    with ExitStack() as stack:
-        opened: dict[EngineName, Engine] = {EngineName.LOCAL: LocalEngine(job.workers)}
-
-        def engine(name: EngineName) -> Engine:
-            if name not in opened:
-                from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
-
-                opened[name] = stack.enter_context(SparkEngine(job.spark, job.workers))
-            return opened[name]
-
-        yield engine
-
-
-@contextmanager
-def _recorded(record: Record, runs: Iterable[UUID], ids: Ids | None = None) -> Iterator[None]:
-    """Write into the record why these runs ended before their time; that they began too, where ``ids`` are given."""
-    try:
-        yield
-    except BaseException as error:
-        # This is the error to tell, also where the record can't be written any more.
-        with suppress(OutboxError):
-            if ids is not None:
-                record.begin(ids)
-            for run_id in runs:
-                record.fail(run_id, error)
-        raise
+    @property
+    def fields(self) -> str | None:
+        """The fields of cron, if it isn't by an interval."""
+        if self.at is None:
+            return self.cron
+        hour, minute = self.at.split(":")
+        return f"{int(minute)} {int(hour)} * * *"

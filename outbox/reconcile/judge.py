@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.reconcile.model import FINDING, FIRST_ID, InboxState, Outcome, ProducerState, fixed_ids
+from outbox.reconcile.job import FIRST_ID, Outcome
+from outbox.reconcile.rows import FINDING, InboxState, ProducerState, fixed_ids
 
 Array = np.ndarray[Any, Any]
 
@@ -45,15 +46,15 @@ class Both:
 
     def __init__(self, producer: pa.Table, consumer: pa.Table) -> None:
         ours, theirs = fixed_ids(producer), fixed_ids(consumer)
-        # Both are in order already: finding the places of one in the other takes a twentieth of sorting them together.
-        places = np.searchsorted(ours, theirs)
+        # Both are in order already: finding the indexes of one in the other takes a twentieth of sorting them together.
+        indexes = np.searchsorted(ours, theirs)
         alone = np.ones(len(theirs), bool)
-        inside = places < len(ours)
-        alone[inside] = ours[places[inside]] != theirs[inside]
-        self.ids = np.insert(ours, places[alone], theirs[alone])
-        self.in_producer = np.insert(np.arange(len(ours)), places[alone], -1)
+        inside = indexes < len(ours)
+        alone[inside] = ours[indexes[inside]] != theirs[inside]
+        self.ids = np.insert(ours, indexes[alone], theirs[alone])
+        self.in_producer = np.insert(np.arange(len(ours)), indexes[alone], -1)
         self.in_consumer = np.full(len(self.ids), -1)
-        self.in_consumer[places + np.cumsum(alone) - alone] = np.arange(len(theirs))
+        self.in_consumer[indexes + np.cumsum(alone) - alone] = np.arange(len(theirs))
         self.producer, self.consumer = producer, consumer
 
     def of_producer(self, column: str, missing: Any) -> Array:
@@ -83,8 +84,8 @@ def judge(both: Both, rules: Rules) -> tuple[Counter[Outcome], pa.Table]:
     outcomes = _outcomes(both, rules)
     values, numbers = np.unique(outcomes[outcomes >= 0], return_counts=True)
     counts = Counter({Outcome(int(value)): int(number) for value, number in zip(values, numbers, strict=True)})
-    told = np.flatnonzero((outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.CONSUMED_THOUGH_ROLLED_BACK))
-    return counts, _findings(both, told, outcomes[told])
+    reported = np.flatnonzero((outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.CONSUMED_THOUGH_ROLLED_BACK))
+    return counts, _findings(both, reported, outcomes[reported])
 
 
 def lags(both: Both) -> Array:
@@ -178,14 +179,14 @@ def _spread(column: pa.ChunkedArray, rows: Array, missing: Any) -> Array:
     return values
 
 
-def _findings(both: Both, told: Array, outcomes: Array) -> pa.Table:
+def _findings(both: Both, reported: Array, outcomes: Array) -> pa.Table:
     columns: dict[str, Any] = {
-        "id": pa.Array.from_buffers(pa.binary(16), len(told), [None, pa.py_buffer(both.ids[told].tobytes())]),
+        "id": pa.Array.from_buffers(pa.binary(16), len(reported), [None, pa.py_buffer(both.ids[reported].tobytes())]),
         "outcome": pa.array(outcomes, pa.int8()),
     }
     for side, rows, prefix in (
-        (both.producer, both.in_producer[told], "producer"),
-        (both.consumer, both.in_consumer[told], "consumer"),
+        (both.producer, both.in_producer[reported], "producer"),
+        (both.consumer, both.in_consumer[reported], "consumer"),
     ):
         index = pa.array(rows, mask=rows < 0)
         for name in side.column_names:

@@ -1,4 +1,4 @@
-"""Compare one pair in two snapshots: settled ranges, digests, rows; the first look."""
+"""Compare one pair in two snapshots: settled ranges, digests, rows; which sources stand for its two sides."""
 
 from __future__ import annotations
 
@@ -10,18 +10,86 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlalchemy import Connection
 
-from outbox.reconcile import plan
-from outbox.reconcile.compare import Collected, Comparison, Task
+from outbox.database.execute import execute
+from outbox.message.model import uuid7_at
+from outbox.reconcile import plan, sql
+from outbox.reconcile.archive import complete_from, with_archives
+from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Progress, Side, Task, timed
 from outbox.reconcile.digest import Digested, digested
-from outbox.reconcile.engine import Engine, LocalEngine, Told, timed
+from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Range, Tier
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import EngineName, Outcome, Pair, Range, Tier, to_uuids
-from outbox.reconcile.options import Job
 from outbox.reconcile.record import settled as settling
-from outbox.reconcile.result import Lag, PlanTold
-from outbox.reconcile.sides import rules_of, sides
-from outbox.reconcile.source import Snapshots
+from outbox.reconcile.rows import ComparisonPlan, Lag, to_uuids
+from outbox.reconcile.source import PostgresSide, Snapshots, connected, reaching
+
+
+def sources(
+    job: Job, pair: Pair, producer_now: int, consumer_now: int, snapshots: Snapshots | None = None
+) -> tuple[Side, Side]:
+    """Return the sources of producer and consumer: their databases, and the archives for what they may have pruned.
+
+    ``producer_now`` and ``consumer_now`` are the databases' clocks in microseconds; without ``snapshots`` the sources
+    read what is there at the time.
+
+    Raises:
+        SourceError: a folder has no archive in it.
+    """
+    producer = PostgresSide(job.producer, "producer", pair, snapshots.producer.name if snapshots else None)
+    consumer = PostgresSide(job.consumer, "consumer", pair, snapshots.consumer.name if snapshots else None)
+    if not job.archives:
+        return producer, consumer
+    return (
+        with_archives(producer, job.archives, "producer", pair, pruned_below(job.producer, producer_now)),
+        with_archives(consumer, job.archives, "consumer", pair, pruned_below(job.consumer, consumer_now, inbox=True)),
+    )
+
+
+def pruned_below(access: Access, now: int, *, inbox: bool = False) -> UUID:
+    """Return the id below which a database may have pruned messages, by its clock (microseconds)."""
+    retention = access.settings.inbox_retention if inbox else access.settings.retention
+    return uuid7_at(max(now / 1e6 - retention, 0.0))
+
+
+def judged_from(job: Job, pair: Pair, producer_now: int) -> UUID:
+    """Return the id from which on the producer's side is complete: what it lacks there, it never had."""
+    horizon = pruned_below(job.producer, producer_now)
+    return complete_from(job.archives, pair, horizon) if job.archives else horizon
+
+
+def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
+    """Return the rules as of two snapshots."""
+    with reaching(job.consumer):
+        return _rules(job, pair, snapshots.consumer.connection, snapshots.producer.now, snapshots.consumer.now)
+
+
+def rules_now(job: Job, pair: Pair) -> Rules:
+    """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there."""
+    with connected(job.producer) as producer:
+        (((producer_now,),),) = execute(producer, sql.clock())
+    with connected(job.consumer) as consumer:
+        (((consumer_now,),),) = execute(consumer, sql.clock())
+        return _rules(job, pair, consumer, producer_now, consumer_now)
+
+
+def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consumer_now: int) -> Rules:
+    schema = job.consumer.schema
+    offsets, starts = execute(
+        consumer,
+        sql.offsets(schema, pair.group, pair.topic),
+        sql.starts(schema, pair.group, pair.topic),
+    )
+    return Rules(
+        producer_now=producer_now,
+        consumer_now=consumer_now,
+        grace=int(job.window.grace * 1e6),
+        horizon=judged_from(job, pair, producer_now).bytes,
+        offsets=dict(offsets),
+        starts=dict(starts),
+        max_resends=job.max_resends,
+    )
+
 
 T = TypeVar("T")
 
@@ -30,16 +98,16 @@ _SAMPLED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class FirstLook:
-    """What one look at both sides found, in one snapshot of each (`rows.FINDING`)."""
+class FirstPass:
+    """What one reading of both sides found, in one snapshot of each (`rows.FINDING`)."""
 
     rules: Rules
-    plan: PlanTold
+    plan: ComparisonPlan
     counts: Counter[Outcome]
-    told: pa.Table
+    findings: pa.Table
     lag: Lag | None
     settled: settling.Settled
-    fresh: Sequence[settling.Kept]
+    fresh: Sequence[settling.SettledRange]
 
 
 @dataclass(slots=True)
@@ -50,18 +118,18 @@ class Pairing:
     pair: Pair
     snapshots: Snapshots
     engine: Callable[[EngineName], Engine]
-    teller: Told
+    progress: Progress
     seconds: dict[str, float]
     why: list[str] = field(default_factory=list)
 
-    def look(self) -> FirstLook:
+    def compare(self) -> FirstPass:
         """Compare, and return what was found.
 
         Raises:
             SourceError: a source can't be read.
         """
         rules = rules_of(self.job, self.pair, self.snapshots)
-        producer, consumer = sides(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
+        producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
         comparison = Comparison(producer, consumer, rules)
         with timed(self.seconds, "plan"):
             size = plan.size_of(self.snapshots)
@@ -76,24 +144,24 @@ class Pairing:
         counts = settled.counts + collected.counts
         for _, some in clean:
             counts.update(some)
-        told = collected.table
-        return FirstLook(
+        findings = collected.table
+        return FirstPass(
             rules=rules,
-            plan=PlanTold(
+            plan=ComparisonPlan(
                 tier=tier,
                 engine=engine,
                 why=tuple(self.why),
                 ranges=sum(len(task.ranges) for task in tasks),
                 buckets=0 if digests is None else len(digests.clean) + len(digests.differing),
                 differing=0 if digests is None else len(digests.differing),
-                kept=len(settled.ranges),
+                settled=len(settled.ranges),
                 rows_read=collected.rows_read,
             ),
             counts=counts,
-            told=told,
+            findings=findings,
             lag=self._lag(comparison, collected, clean),
             settled=settled,
-            fresh=settling.settled_by([] if digests is None else digests.clean, to_uuids(told)),
+            fresh=settling.settled_by([] if digests is None else digests.clean, to_uuids(findings)),
         )
 
     def _settled(self) -> settling.Settled:
@@ -113,12 +181,12 @@ class Pairing:
         with timed(self.seconds, "digest"):
             points = plan.points_between(self.snapshots, size, gaps, settled.counts.total())
             buckets = plan.cut(gaps, points)
-            self.teller.stage(f"{self.pair}: digests", None)
+            self.progress.stage(f"{self.pair}: digests", None)
             return digested(self.snapshots, self.pair, gaps, buckets, horizon) if buckets else Digested([], [])
 
     def _tasks(
         self, size: plan.Size, gaps: Sequence[Range], digests: Digested | None, scattered: bool
-    ) -> tuple[list[settling.Kept], list[Task]]:
+    ) -> tuple[list[settling.SettledRange], list[Task]]:
         """Return the ranges that are clean by their digests, and the tasks that read what is left."""
         if digests is not None:
             total, differing = digests.rows
@@ -137,13 +205,13 @@ class Pairing:
         collected = Collected.empty()
         if not tasks:
             return collected
-        self.teller.stage(f"{self.pair}: rows", len(tasks))
+        self.progress.stage(f"{self.pair}: rows", len(tasks))
         with timed(self.seconds, "compare"):
-            for result in self.engine(engine).run(comparison, tasks, self.teller.done):
+            for result in self.engine(engine).run(comparison, tasks, self.progress.done):
                 collected.add(result)
         return collected
 
-    def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.Kept]) -> Lag | None:
+    def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""
         step = max(len(clean) // _SAMPLED, 1)
         some = [each for each, counts in clean[::step] if counts[Outcome.CONSUMED]][:_SAMPLED]
@@ -158,10 +226,10 @@ class Pairing:
 
     def _because(self, choice: tuple[T, str]) -> T:
         self.why.append(choice[1])
-        self.teller.say(f"{self.pair}: {choice[1]}")
+        self.progress.say(f"{self.pair}: {choice[1]}")
         return choice[0]
 
 
-def in_flight(told: pa.Table) -> pa.Table:
+def in_flight(findings: pa.Table) -> pa.Table:
     """Return the messages in flight of a table of findings."""
-    return told.filter(pc.equal(told["outcome"], int(Outcome.IN_FLIGHT)))
+    return findings.filter(pc.equal(findings["outcome"], int(Outcome.IN_FLIGHT)))

@@ -1,4 +1,4 @@
-"""What is compared how: which ranges need no look, where the others are cut, and whether digests pay.
+"""What is compared how: which ranges need not be read, where the others are cut, and whether digests pay.
 
 Every choice comes with a sentence, which is shown.
 """
@@ -14,8 +14,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, execute
 from outbox.reconcile import sql
 from outbox.reconcile.compare import Task
-from outbox.reconcile.model import EngineName, Range, Tier
-from outbox.reconcile.options import Job
+from outbox.reconcile.job import EngineName, Job, Range, Tier
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 #: Rows of a side in a bucket that is digested: small, so that little is read for one difference.

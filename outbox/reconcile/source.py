@@ -1,29 +1,35 @@
-"""One snapshot of each database, held open for as long as a comparison reads.
+"""PostgreSQL as a source: one snapshot of each database, held for as long as a comparison reads, and Arrow over COPY (ADBC).
 
-Reads that other threads are at, to be cut short: a query may take minutes, and who gives up doesn't wait for it.
-
-Addresses of databases: for the driver with the password, for people without it.
+A query may take minutes. A job that is ended cancels those of its threads, and doesn't wait for them. No text has the
+password of a URL in it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 from urllib.parse import quote, quote_plus
 
+import psycopg.sql
+import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from outbox.consumer.queue import like
 from outbox.database import migration
-from outbox.database.execute import execute
+from outbox.database.execute import Statement, execute
+from outbox.dispatch.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
 from outbox.reconcile import sql
-from outbox.reconcile.model import Access
+from outbox.reconcile.job import Access, Pair, Range
+from outbox.reconcile.measure.sql import limits
+from outbox.reconcile.rows import CONSUMER, PRODUCER, fixed_ids
 from outbox.text import summary_of
 
 _guard = threading.Lock()
@@ -63,7 +69,7 @@ def conninfo(url: str) -> str:
     return make_conninfo(**options)
 
 
-def place(url: str) -> str:
+def described(url: str) -> str:
     """Return which database is meant, in words without a secret."""
     parts = make_url(url)
     return f"database {parts.database!r} on {parts.host or 'the local socket'}"
@@ -76,7 +82,7 @@ def hidden(text: str, url: str) -> str:
     return text
 
 
-def tell(error: OutboxError) -> NoReturn:
+def raise_bare(error: OutboxError) -> NoReturn:
     """Raise an error with nothing behind it: psycopg's own keep the password of their connection."""
     try:
         raise error from None
@@ -121,7 +127,7 @@ class Snapshots:
 
 
 @contextmanager
-def taken(producer: Access, consumer: Access) -> Iterator[Snapshots]:
+def snapshots_of(producer: Access, consumer: Access) -> Iterator[Snapshots]:
     """Take a snapshot of both databases, and hold them until the end of the block.
 
     While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read.
@@ -130,7 +136,7 @@ def taken(producer: Access, consumer: Access) -> Iterator[Snapshots]:
         SourceError: a database can't be reached.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
-    with _taken(consumer, "consumer") as of_consumer, _taken(producer, "producer") as of_producer:
+    with _snapshot(consumer, "consumer") as of_consumer, _snapshot(producer, "producer") as of_producer:
         yield Snapshots(of_consumer, of_producer)
 
 
@@ -153,11 +159,26 @@ def reaching(access: Access) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         text = summary_of(getattr(error, "orig", None) or error)
-        tell(SourceError(f"{place(access.url)}: {hidden(text, access.url)}"))
+        raise_bare(SourceError(f"{described(access.url)}: {hidden(text, access.url)}"))
 
 
 @contextmanager
-def _taken(access: Access, part: str) -> Iterator[Snapshot]:
+def connected(access: Access) -> Iterator[Connection]:
+    """Open a transaction on a connection of its own, for a question or two.
+
+    Raises:
+        SourceError: the database can't be asked.
+    """
+    engine = engine_of(access)
+    try:
+        with reaching(access), engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _snapshot(access: Access, part: str) -> Iterator[Snapshot]:
     engine = engine_of(access)
     try:
         with reaching(access):
@@ -179,3 +200,114 @@ def _begin(access: Access, connection: Connection) -> Snapshot:
     execute(connection, sql.read_in_one_snapshot())
     _, ((name,),), ((now,),) = execute(connection, sql.plan_for_scans(), sql.export_snapshot(), sql.clock())
     return Snapshot(access, connection, name, now)
+
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
+
+
+def between(pair: Pair) -> sql.Between:
+    """Return a pair as the statements want it."""
+    return sql.Between(
+        pair.topic,
+        pair.group,
+        None if pair.tags is None else sorted(pair.tags),
+        None if pair.keys is None else [like(pattern) for pattern in sorted(pair.keys)],
+        None if pair.effect is None else pair.effect.quoted,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSide:
+    """One side of a pair in PostgreSQL; a value that can be sent to another process.
+
+    ``snapshot`` is the name under which a transaction that is still open has exported what it sees; None reads what
+    is there at the time.
+    """
+
+    access: Access
+    part: Literal["producer", "consumer"]
+    pair: Pair
+    snapshot: str | None = None
+
+    def statement(self, ranges: Sequence[Range]) -> Statement:
+        """Return the statement that reads ranges."""
+        rows = sql.producer_rows if self.part == "producer" else sql.consumer_rows
+        return rows(self.access.schema, between(self.pair), ranges)
+
+    def read(self, ranges: Sequence[Range]) -> pa.Table:
+        """Return the rows of the ranges, sorted by id (`rows.PRODUCER` or `rows.CONSUMER`).
+
+        Raises:
+            SourceError: the database can't be read.
+        """
+        schema = PRODUCER if self.part == "producer" else CONSUMER
+        if not ranges:
+            return schema.empty_table()
+        try:
+            return shaped(self._fetch(rendered(self.statement(ranges))), schema)
+        except Exception as error:
+            # Whatever the driver says may quote the URL.
+            text = hidden(summary_of(error), self.access.url)
+            raise_bare(SourceError(f"{described(self.access.url)} can't be read: {text}"))
+
+    def _fetch(self, query: str) -> pa.Table:
+        from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - loads a library that not every process needs
+
+        # ADBC begins a transaction by itself; what is set for it must come before the first query.
+        with (
+            dbapi.connect(conninfo(self.access.url)) as connection,
+            connection.cursor() as cursor,
+            cancellable(cursor),
+        ):
+            cursor.execute(rendered(sql.read_in_one_snapshot()))
+            if self.snapshot is not None:
+                cursor.execute(rendered(sql.import_snapshot(self.snapshot)))
+            cursor.execute(rendered(sql.plan_for_scans()))
+            cursor.execute(rendered(sql.plan_for_rows()))
+            cursor.execute(query)
+            return cursor.fetch_arrow_table()
+
+
+def rendered(statement: Statement) -> str:
+    """Return a statement with its values in it, quoted by psycopg: ADBC copies only what has no parameters."""
+    values = statement.values
+    if not isinstance(values, Mapping):
+        return statement.sql
+
+    def literal(match: re.Match[str]) -> str:
+        return psycopg.sql.Literal(values[match[1]]).as_string(None) if match[1] else "%"
+
+    return _PLACEHOLDER.sub(literal, statement.sql)
+
+
+def shaped(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns and types of a schema, sorted by id."""
+    columns: list[Any] = []
+    for field in schema:
+        column = table[field.name]
+        if isinstance(column.type, pa.BaseExtensionType):
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+        columns.append(column.cast(field.type))
+    result = pa.Table.from_arrays(columns, schema=schema)
+    return result if _is_sorted(result) else result.sort_by("id")
+
+
+def _is_sorted(table: pa.Table) -> bool:
+    ids = fixed_ids(table)
+    return bool((ids[:-1] <= ids[1:]).all())
+
+
+@contextmanager
+def in_savepoint(connection: Connection, seconds: float, *, by_index: bool = False) -> Iterator[None]:
+    """Read within the caller's transaction, in a savepoint that is undone at the end.
+
+    So that no setting is left behind, and a statement which fails doesn't end the transaction. ``seconds`` is how long
+    each statement may take; 0 is as long as it wants.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, limits(seconds), *([plan_by_index()] if by_index else []))
+        yield
+    finally:
+        if not connection.invalidated:
+            savepoint.rollback()

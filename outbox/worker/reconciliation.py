@@ -13,7 +13,7 @@ import importlib
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from apscheduler.triggers.cron import CronTrigger
@@ -23,19 +23,17 @@ from outbox.database.execute import execute, lock_key
 from outbox.dispatch.sql import plan_by_index
 from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
-from outbox.reconcile.config import JobParts, parts_of, read_parts
-from outbox.reconcile.engine import Interrupted
-from outbox.reconcile.model import Access
-from outbox.reconcile.options import Job
+from outbox.reconcile.compare import Interrupted
+from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
+from outbox.reconcile.job import Access, Job, Reconciliation
 from outbox.reconcile.record.sql import last_scheduled
-from outbox.reconcile.schedule import Reconciliation
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.app import Outbox
-    from outbox.reconcile.record.record import Ids
-    from outbox.reconcile.result import JobResult
+    from outbox.reconcile.record import Ids
+    from outbox.reconcile.rows import JobResult
 
 #: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
 RETRY_AFTER = 600.0
@@ -109,26 +107,29 @@ def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[Reconciler]:
         InvalidSettings: one that can't be run: its libraries aren't installed, or what was declared doesn't fit.
     """
     return [
-        Reconciler(declared, parts, stopping)
+        Reconciler(declared, values, stopping)
         for declared in outbox.reconciliations.values()
-        for parts in _parts(declared, outbox)
+        for values in _values(declared, outbox)
     ]
 
 
-def _parts(declared: Reconciliation, outbox: Outbox) -> list[JobParts]:
+def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
     try:
         importlib.import_module("outbox.reconcile.job")  # an extra
     except ModuleNotFoundError as error:
         raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
-    if not isinstance(declared.job, JobParts | None):
-        raise declared.refused(f"job = {declared.job!r} must be a JobParts")
-    said = read_parts(declared.config) if declared.config else JobParts()
-    said = said.overridden(declared.job or JobParts())
-    if said.consumer is not None:
+    try:
+        values = merged(
+            {"actor": f"reconciliation {declared.name}"}, read_file(declared.config) if declared.config else {}
+        )
+        values = merged(values, read_mapping(declared.job or {}))
+    except InvalidSettings as error:
+        raise declared.refused(str(error)) from None
+    if "consumer" in values:
         raise declared.refused("its consumer is the database of the Outbox; leave consumer out")
-    if said.record is False:
+    if not values.get("record", True):
         raise declared.refused("its record is how workers know that it was run; leave record out")
-    return parts_of(outbox, replace(said, actor=said.actor or f"reconciliation {declared.name}"))
+    return subscribed(outbox, values)
 
 
 class _Stoppable:
@@ -157,9 +158,9 @@ class _Stoppable:
 class Reconciler:
     """One reconciliation of groups that consume from one database; its calls are the passes of a duty."""
 
-    def __init__(self, declared: Reconciliation, parts: JobParts, stopping: threading.Event) -> None:
+    def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event) -> None:
         self._declared = declared
-        self._parts = parts
+        self._values = values
         self._timetable = Timetable(declared)
         self._told = _Stoppable(stopping)
         self._due_at = time.monotonic()
@@ -194,7 +195,7 @@ class Reconciler:
             return now
 
         try:
-            return self._parts.job(clock)
+            return job_of(self._values, clock)
         except InvalidSettings as error:
             raise self._declared.refused(str(error)) from None
 
@@ -211,11 +212,11 @@ class Reconciler:
 
     def _claim(self, connection: Connection, job: Job) -> Ids | None:
         """Write that a run begins, unless another worker was faster."""
-        from outbox.reconcile.record.record import Ids  # noqa: PLC0415 - an extra
+        from outbox.reconcile.record import Ids  # noqa: PLC0415 - an extra
 
         with connection.begin():
             ((taken,),) = execute(connection, try_lock(self._key))[0]
-            # Looked at again under the lock, by a statement that sees what those before have committed.
+            # Confirmation at again under the lock, by a statement that sees what those before have committed.
             if not taken or not self._is_due(self._last(connection)):
                 return None
             ids = Ids.new(job, self._declared.name)
@@ -224,8 +225,8 @@ class Reconciler:
 
     def _run(self, job: Job, ids: Ids) -> JobResult | None:
         """Run the job; None if it came to no result, which is in the record, and a line in the log."""
-        from outbox.reconcile.job import compare, mend  # noqa: PLC0415 - an extra
-        from outbox.reconcile.record.record import why_of  # noqa: PLC0415
+        from outbox.reconcile.record import why_of  # noqa: PLC0415
+        from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra
 
         try:
             result = compare(job, self._told, ids)
@@ -242,8 +243,8 @@ class Reconciler:
         return result
 
     def _tell(self, result: JobResult, job: Job) -> None:
-        from outbox.reconcile.record.record import why_of  # noqa: PLC0415
-        from outbox.reconcile.report.document import verdict  # noqa: PLC0415
+        from outbox.reconcile.record import why_of  # noqa: PLC0415
+        from outbox.reconcile.report import verdict  # noqa: PLC0415
 
         told = verdict(result)
         level = logging.WARNING if told.left or told.measures else logging.INFO

@@ -191,6 +191,6 @@ def test_reconciliations(engine: Engine) -> None:
 
 def test_what_a_reconciliation_counts() -> None:
     """What isn't a difference has the names that the reconciliation uses."""
-    from outbox.reconcile.model import Outcome
+    from outbox.reconcile.job import Outcome
 
     assert {outcome.label for outcome in Outcome if not outcome.differs} == IN_ORDER

@@ -15,7 +15,7 @@ from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 
 HEADER = '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"'
 

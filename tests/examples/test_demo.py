@@ -14,7 +14,7 @@ from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 from tests.examples.conftest import GOOD_IDS, HEADER, ORDERS_BALANCE, REFUSED, Demo
 
 

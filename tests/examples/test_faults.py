@@ -20,8 +20,8 @@ from examples.bank_transfer.options import DemoOptions
 from examples.bank_transfer.reconciliation import by_kind
 from examples.bank_transfer.source import Source, survey
 from outbox import Outbox
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import EngineName, Outcome
+from outbox.reconcile.job import EngineName, Outcome
+from outbox.reconcile.run import reconcile
 from tests.examples.scene import deliver
 
 OPTIONS = DemoOptions(engine=EngineName.LOCAL)

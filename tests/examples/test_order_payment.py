@@ -25,9 +25,9 @@ from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import EngineName, Outcome
-from outbox.reconcile.result import to_findings
+from outbox.reconcile.job import EngineName, Outcome
+from outbox.reconcile.rows import to_findings
+from outbox.reconcile.run import reconcile
 
 ROOT = Path(__file__).parents[2]
 

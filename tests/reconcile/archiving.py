@@ -18,11 +18,12 @@ from uuid import UUID
 
 from outbox import Settings
 from outbox.message.model import uuid7_at
-from outbox.reconcile.archive import Manifest, ParquetSide, write_archive
-from outbox.reconcile.archive.files import TEMPORARY
+from outbox.reconcile.archive import ParquetSide
+from outbox.reconcile.archive.files import TEMPORARY, Manifest
+from outbox.reconcile.archive.write import write_archive
 from outbox.reconcile.compare import Side
-from outbox.reconcile.model import FIRST_ID, Access, Effect, Pair, Range
-from outbox.reconcile.postgres import PostgresSide
+from outbox.reconcile.job import FIRST_ID, Access, Effect, Pair, Range
+from outbox.reconcile.source import PostgresSide
 from tests.reconcile.town import Town
 
 PAIR = Pair("t", "g")

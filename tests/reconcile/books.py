@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Engine, text
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once
 from outbox.reconcile.compare import Collected, Comparison, Task
+from outbox.reconcile.job import FIRST_ID, Access, Pair, Range, Window
 from outbox.reconcile.judge import Rules
+from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, measure_all, under_way
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import FIRST_ID, Access, Pair, Range, Window
-from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.result import MeasureResult, MeasureRow
+from outbox.reconcile.rows import MeasureResult, MeasureRow
+from outbox.reconcile.source import PostgresSide
 
 PAIR = Pair("transfer", "bank")
 #: Topic and group of a measure.

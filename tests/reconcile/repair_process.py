@@ -11,8 +11,8 @@ from uuid import UUID
 from sqlalchemy import create_engine
 
 from outbox.reconcile import repair
-from outbox.reconcile.options import Job
-from outbox.reconcile.result import Finding
+from outbox.reconcile.job import Job
+from outbox.reconcile.rows import Finding
 from tests.check.killed import Stops
 
 Order = tuple[Job, UUID, list[Finding], int, int]

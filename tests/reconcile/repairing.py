@@ -12,22 +12,21 @@ from sqlalchemy import Engine, text
 from outbox import Settings
 from outbox.message.model import uuid7
 from outbox.reconcile.compare import Collected, compared
-from outbox.reconcile.model import FIRST_ID, Access, Action, Effect, Outcome, Pair, Range, Window
-from outbox.reconcile.options import Job, Policy
-from outbox.reconcile.postgres import PostgresSide
+from outbox.reconcile.job import FIRST_ID, Access, Effect, Job, Outcome, Pair, Range, Repair, Window
+from outbox.reconcile.pairing import rules_now
 from outbox.reconcile.repair import repair
-from outbox.reconcile.result import Finding, Repaired, to_findings
-from outbox.reconcile.sides import rules_now
+from outbox.reconcile.rows import Finding, Repaired, to_findings
+from outbox.reconcile.source import PostgresSide
 from tests.consumer.support import Bench, make_ledger
 
 PAIR = Pair.of("t", "g", effect=Effect("ledger"))
 #: What the tests do about each kind: all that can be done.
 ACTIVE = {
-    Outcome.PHANTOM: Action.PARK,
-    Outcome.DIGEST_MISMATCH: Action.PARK,
-    Outcome.PARKED: Action.RETRY,
-    Outcome.FAILED: Action.PARK,
-    Outcome.UNDECIDED: Action.CHECK,
+    Outcome.PHANTOM: Repair.PARK,
+    Outcome.DIGEST_MISMATCH: Repair.PARK,
+    Outcome.PARKED: Repair.RETRY,
+    Outcome.FAILED: Repair.PARK,
+    Outcome.UNDECIDED: Repair.CHECK,
 }
 
 
@@ -42,12 +41,20 @@ class Night(Bench):
         self.send("first", topic="other")
         self.group = self.declare()
 
-    def job(self, actions: Mapping[Outcome, Action] | None = None, max_resends: int = 3) -> Job:
+    def job(self, actions: Mapping[Outcome, Repair] | None = None, max_resends: int = 3) -> Job:
         """Return a job without a grace period, that does something about every kind."""
         urls = [engine.url.render_as_string(hide_password=False) for engine in (self.producer, self.consumer)]
         producer, consumer = (Access(url, self.settings) for url in urls)
-        policy = Policy(ACTIVE if actions is None else actions, max_resends)
-        return Job(producer, consumer, (PAIR,), Window(grace=0.0), policy=policy, actor="night", apply=True)
+        return Job(
+            producer,
+            consumer,
+            (PAIR,),
+            Window(grace=0.0),
+            policy=ACTIVE if actions is None else actions,
+            max_resends=max_resends,
+            actor="night",
+            apply=True,
+        )
 
     def found(self, pair: Pair = PAIR, job: Job | None = None) -> list[Finding]:
         """Compare the two sides now; return the differences."""
@@ -147,7 +154,7 @@ class Night(Bench):
         inbox = self.inbox()
         return [inbox[half_id].status if half_id in inbox else None for half_id in ids]
 
-    def acts(self, action: Action) -> list[tuple[str, str, str]]:
+    def acts(self, action: Repair) -> list[tuple[str, str, str]]:
         """Return what the audits of both databases say of an action: who, on what, why."""
         sql = "SELECT actor, target, reason FROM outbox.audit WHERE action = :action ORDER BY id"
         found = self.rows_at_producer(sql, action=action.value)

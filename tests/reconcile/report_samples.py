@@ -13,13 +13,23 @@ import pyarrow as pa
 
 from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.model import FINDING, KINDS, EngineName, InboxState, Outcome, Pair, ProducerState, Tier, Window
-from outbox.reconcile.options import Policy
-from outbox.reconcile.result import JobResult, Lag, MeasureResult, MeasureRow, PairResult, PlanTold, Repaired
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window, repair_of
+from outbox.reconcile.rows import (
+    FINDING,
+    ComparisonPlan,
+    InboxState,
+    JobResult,
+    Lag,
+    MeasureResult,
+    MeasureRow,
+    PairResult,
+    ProducerState,
+    Repaired,
+)
 
 NOW = dt.datetime(2026, 3, 14, 2, 0, tzinfo=dt.UTC)
 PAIR = Pair("orders", "billing")
-POLICY = Policy()
+POLICY: dict[Outcome, Repair] = {}
 RUN = UUID(int=uuid7_at(NOW.timestamp()).int + 1)
 HOSTILE = "<script>alert('x')</script>\x1b[31m\"&"
 
@@ -109,7 +119,7 @@ def pair_result(
         pair=pair,
         window=Window(NOW - dt.timedelta(days=1), NOW),
         begun_at=NOW,
-        plan=PlanTold(Tier.DIGEST, EngineName.LOCAL, why, 16, 4096, 3, 4000, 1234),
+        plan=ComparisonPlan(Tier.DIGEST, EngineName.LOCAL, why, 16, 4096, 3, 4000, 1234),
         counts=counts,
         findings=table(rows),
         open=table([]),
@@ -161,12 +171,12 @@ def whole() -> JobResult:
     undispatched = [UUID(bytes=row["id"]) for row in rows if row["outcome"] == Outcome.UNDISPATCHED]
     repairs = [
         *(
-            Repaired(message, Outcome.UNDISPATCHED, POLICY.action(Outcome.UNDISPATCHED), "done")
+            Repaired(message, Outcome.UNDISPATCHED, repair_of(POLICY, Outcome.UNDISPATCHED), "done")
             for message in undispatched
         ),
-        Repaired(missing[0], Outcome.MISSING, POLICY.action(Outcome.MISSING), "done"),
-        Repaired(missing[1], Outcome.MISSING, POLICY.action(Outcome.MISSING), "healed"),
-        Repaired(missing[2], Outcome.MISSING, POLICY.action(Outcome.MISSING), "somebody else holds its row"),
+        Repaired(missing[0], Outcome.MISSING, repair_of(POLICY, Outcome.MISSING), "done"),
+        Repaired(missing[1], Outcome.MISSING, repair_of(POLICY, Outcome.MISSING), "healed"),
+        Repaired(missing[2], Outcome.MISSING, repair_of(POLICY, Outcome.MISSING), "somebody else holds its row"),
     ]
     compared = pair_result(
         rows,

@@ -15,9 +15,9 @@ from sqlalchemy import create_engine, make_url, text
 from outbox import Settings
 from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import RESULT, Collected, Comparison, Part, Task
+from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import Access, Outcome, Pair, Range
-from outbox.reconcile.postgres import PostgresSide
+from outbox.reconcile.source import PostgresSide
 
 PAIR = Pair("transfer", "bank_b")
 #: 2026-01-01 in seconds; each message is born 10 ms after the one before it.

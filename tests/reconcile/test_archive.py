@@ -24,8 +24,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from outbox.errors import InvalidSettings, SourceError
-from outbox.reconcile.archive import ParquetSide, UnionSide, archives_in, files, read_manifest
-from outbox.reconcile.model import CONSUMER, FIRST_ID, PRODUCER, InboxState, Pair, ProducerState, Range, to_uuids
+from outbox.reconcile.archive import ParquetSide, UnionSide, archives_in, files
+from outbox.reconcile.archive.files import read_manifest
+from outbox.reconcile.job import FIRST_ID, Pair, Range
+from outbox.reconcile.rows import CONSUMER, PRODUCER, InboxState, ProducerState, to_uuids
 from tests.reconcile.archiving import (
     EFFECT,
     EVERYTHING,

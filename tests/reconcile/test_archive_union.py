@@ -12,17 +12,12 @@ import pytest
 from outbox.errors import InvalidSettings, SourceError
 from outbox.message.model import uuid7_at
 from outbox.prune.once import prune_producer_once
-from outbox.reconcile.archive import (
-    ParquetSide,
-    UnionSide,
-    complete_from,
-    take_archive,
-    with_archives,
-)
-from outbox.reconcile.archive.sides import clipped, merged
+from outbox.reconcile.archive import ParquetSide, UnionSide, clipped, complete_from, merged, with_archives
+from outbox.reconcile.archive.write import take_archive
 from outbox.reconcile.compare import Collected, Comparison, Side, Task
+from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Window
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, Pair, ProducerState, Range, Window, to_uuids
+from outbox.reconcile.rows import InboxState, ProducerState, to_uuids
 from tests.reconcile.archiving import (
     EVERYTHING,
     PAIR,

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from outbox.cli.exits import Code
-from outbox.reconcile.model import InboxState
+from outbox.reconcile.rows import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.conftest import wait_until
 from tests.reconcile.town import HOUR, Town, fate, ids_at, url_of
@@ -180,9 +180,9 @@ def test_tiers_and_what_is_kept(sides: Town) -> None:
         return value
 
     assert (plan("--no-record")["tier"], runs(sides)) == ("digest", [])
-    assert plan()["kept"] == 0
-    assert plan()["kept"] > 0
-    assert plan("--fresh")["kept"] == 0
+    assert plan()["settled"] == 0
+    assert plan()["settled"] > 0
+    assert plan("--fresh")["settled"] == 0
     assert reconcile(*PAIR, "--tier", "full", "-o", "json").json["pairs"][0]["plan"]["tier"] == "full"
 
 
@@ -193,7 +193,7 @@ def test_keep_for(sides: Town) -> None:
     reconcile(*PAIR, *window)
     sides.run("UPDATE outbox.reconciliation_settled SET verified_at = verified_at - interval '2 hours'")
     plans = [reconcile(*PAIR, *window, "--keep-for", hours).json["pairs"][0]["plan"] for hours in ("3h", "1h")]
-    assert [plan["kept"] > 0 for plan in plans] == [True, False]
+    assert [plan["settled"] > 0 for plan in plans] == [True, False]
 
 
 def test_apply(sides: Town) -> None:

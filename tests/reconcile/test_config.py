@@ -11,10 +11,9 @@ from sqlalchemy import create_engine, text
 
 from outbox import Settings
 from outbox.errors import InvalidSettings
-from outbox.reconcile.config import JobParts, access_of, moment_of, parse, read_job, read_parts, seconds_of
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import Access, Action, Effect, EngineName, Outcome, Pair, Tier, Window
-from outbox.reconcile.options import Job, Policy, Spark
+from outbox.reconcile.config import access_of, job_of, merged, read_file, read_mapping
+from outbox.reconcile.job import Access, Effect, EngineName, Job, Outcome, Pair, Repair, Spark, Tier, Window
+from outbox.reconcile.measure import Measure
 
 WHOLE = """
 tier = "digest"
@@ -25,6 +24,7 @@ record = false
 keep_for = "2d"
 workers = 4
 actor = "night"
+max_resends = 5
 
 [producer]
 url = "postgresql://auditor@a.example/bank_a"
@@ -46,7 +46,6 @@ until = "2026-03-02T00:00:00+01:00"
 grace = "1m30s"
 
 [policy]
-max_resends = 5
 missing = "alert"
 parked = "retry"
 
@@ -87,7 +86,7 @@ def at(day: int) -> dt.datetime:
 def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
     """Every key ends up in the job, with its type; paths begin in the file's folder."""
     pair = Pair.of("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"))
-    assert read_job(write(tmp_path, WHOLE), environ=ENVIRON) == Job(
+    assert job_of(read_file(write(tmp_path, WHOLE), ENVIRON)) == Job(
         producer=Access("postgresql+psycopg://auditor@a.example/bank_a", Settings(schema="messages")),
         consumer=Access("postgresql+psycopg://auditor:secret@b.example/bank_b", Settings()),
         pairs=(pair,),
@@ -107,7 +106,8 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
                 in_flight={"receiver": "receiver", "amount": "amount"},
             ),
         ),
-        policy=Policy({Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RETRY}, 5),
+        policy={Outcome.MISSING: Repair.ALERT, Outcome.PARKED: Repair.RETRY},
+        max_resends=5,
         apply=True,
         record=False,
         keep_for=2 * 86400.0,
@@ -119,7 +119,7 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
 
 def test_a_file_with_little_in_it() -> None:
     """What isn't said is as it is in a job without a file."""
-    assert parse(LEAST).job() == Job(
+    assert job_of(read_mapping(LEAST)) == Job(
         Access("postgresql+psycopg://a/a", Settings()),
         Access("postgresql+psycopg://b/b", Settings()),
         (Pair("t", "g"),),
@@ -132,9 +132,9 @@ def test_a_file_with_little_in_it() -> None:
 def test_a_password_in_the_file_is_refused_and_not_repeated(url: str) -> None:
     """The error says where a password may be, and doesn't show the one it found."""
     with pytest.raises(InvalidSettings) as refused:
-        parse(LEAST | {"producer": {"url": url}})
+        read_mapping(LEAST | {"producer": {"url": url}})
     assert str(refused.value) == (
-        "producer.url has a password, and a file is no place for it; leave it out and put it into PGPASSFILE, "
+        "producer.url has a password, and a file can't keep it secret; leave it out and put it into PGPASSFILE, "
         "or write url_env = the name of an environment variable that has the whole URL"
     )
 
@@ -151,28 +151,29 @@ def test_what_is_no_url_is_refused_and_not_repeated(url: str) -> None:
 
 def test_an_access_shows_no_password() -> None:
     """The job of a file can be printed."""
-    parts = parse(LEAST | {"consumer": {"url_env": "BANK_B"}}, environ=ENVIRON)
-    assert "secret" not in repr(parts.job())
+    values = read_mapping(LEAST | {"consumer": {"url_env": "BANK_B"}}, environ=ENVIRON)
+    assert "secret" not in repr(values)
+    assert "secret" not in repr(job_of(values))
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"teir": "full"}, "teir is unknown; did you mean tier?"),
-        ({"tier": "half"}, "tier = 'half' is unknown; choose one of auto, digest, full"),
-        ({"engine": 3}, "engine = 3 must be a text"),
+        ({"tier": "half"}, "tier = 'half' must be one of auto, digest, full"),
+        ({"engine": 3}, "engine = 3 must be one of auto, local, spark"),
         ({"workers": True}, "workers = True must be a whole number"),
         ({"workers": "2"}, "workers = '2' must be a whole number"),
         ({"workers": 0}, "workers = 0 must be at least 1"),
         ({"apply": "yes"}, "apply = 'yes' must be true or false"),
         (
             {"keep_for": "soon"},
-            "keep_for = 'soon' is no duration; write seconds, or a text such as '90s', '1h30m' or '7d'",
+            "keep_for = 'soon' must be a duration: 0 seconds or more, or a text such as '90s', '1h30m' or '7d'",
         ),
-        ({"keep_for": -1}, "keep_for = -1 is no duration"),
-        ({"keep_for": float("nan")}, "keep_for = nan is no duration"),
+        ({"keep_for": -1}, "keep_for = -1 must be a duration"),
+        ({"keep_for": float("nan")}, "keep_for = nan must be a duration"),
         ({"archives": "old"}, "archives = 'old' must be a list"),
-        ({"archives": [1]}, "archives = [1] must be a list of texts"),
+        ({"archives": [1]}, "archives[1] = 1 must be a path"),
         ({"producer": {}}, "producer.url: give either url or url_env, the name of an environment variable"),
         ({"producer": {"url": "postgresql://a/a", "url_env": "A"}}, "producer.url: give either url or url_env"),
         ({"producer": {"url_env": "NOWHERE"}}, "producer.url_env: the environment variable NOWHERE isn't set"),
@@ -183,8 +184,8 @@ def test_an_access_shows_no_password() -> None:
         ({"producer": {"url": "postgresql://a/a", "schema": "A-B"}}, "schema 'A-B' must match"),
         ({"producer": None}, "no producer: give the URL of its database"),
         ({"pair": []}, "nothing to reconcile: name a topic and a group"),
-        ({"pair": {"topic": "t"}}, "pair = {'topic': 't'} must be a list"),
-        ({"pair": ["t"]}, "pair must be a list of tables; write [[pair]]"),
+        ({"pair": {"topic": "t"}}, "pair = {'topic': 't'} must be a list, each of it a table"),
+        ({"pair": ["t"]}, "pair[1] = 't' must be a table"),
         ({"pair": [{"topic": "t"}]}, "pair[1].group is missing; it must be a text"),
         ({"pair": [{"topic": "t t", "group": "g"}]}, "topic 't t' may only have the characters"),
         ({"pair": [{"topic": "t", "group": "g"}] * 2}, "a topic and group is named twice"),
@@ -192,15 +193,15 @@ def test_an_access_shows_no_password() -> None:
             {"pair": [{"topic": "t", "group": "g", "effect": "a.b.c.d"}]},
             "pair[1].effect = 'a.b.c.d' must be table.column",
         ),
-        ({"window": {"since": "2026-03-01"}}, "window.since = '2026-03-01' is no time with a zone"),
-        ({"window": {"since": dt.date(2026, 3, 1)}}, "window.since = 2026-03-01 is no time with a zone; write it as"),
+        ({"window": {"since": "2026-03-01"}}, "window.since = '2026-03-01' must be a time with a zone"),
+        ({"window": {"since": dt.date(2026, 3, 1)}}, "window.since = 2026-03-01 must be a time with a zone, such as"),
         ({"window": {"since": at(2), "until": at(1)}}, "since = 2026-03-02T00:00:00+01:00 must be before until"),
         ({"window": {"since": at(2), "last": "24h"}}, "since and last exclude each other"),
         ({"window": {"first": at(2)}}, "window.first is unknown"),
         ({"policy": {"mising": "resend"}}, "policy.mising is unknown; did you mean missing?"),
-        ({"policy": {"missing": "delete"}}, "policy.missing = 'delete' is unknown; choose one of alert, resend"),
+        ({"policy": {"missing": "delete"}}, "policy.missing = 'delete' must be one of alert, resend"),
         ({"policy": {"missing": "park"}}, "'park' can't mend missing; choose one of resend, alert"),
-        ({"policy": {"max_resends": -1}}, "max_resends = -1 must not be negative"),
+        ({"max_resends": -1}, "max_resends = -1 must be at least 0"),
         ({"measure": [{"name": "m", "values": ["n"]}]}, "measure[1].consumer is missing"),
         (
             {"measure": [{"name": "m", "values": ["n"], "consumer": "SELECT 1", "in_flight": {"n": 1}}]},
@@ -217,7 +218,7 @@ def test_what_cant_be_right_is_refused(changes: dict[str, Any], why: str) -> Non
     """The error names the key, the value, and what may stand there."""
     document = {key: value for key, value in (LEAST | changes).items() if value is not None}
     with pytest.raises(ValueError) as refused:
-        parse(document).job(lambda _: at(3))
+        job_of(read_mapping(document), lambda _: at(3))
     assert why in str(refused.value)
 
 
@@ -233,7 +234,7 @@ def test_errors_name_the_file(tmp_path: Path, content: str, why: str) -> None:
     """Whoever reads the error of a nightly job sees which file it is about."""
     path = write(tmp_path, content)
     with pytest.raises(InvalidSettings) as refused:
-        read_parts(path)
+        read_file(path)
     assert str(refused.value).startswith(f"{path}")
     assert why in str(refused.value)
 
@@ -241,42 +242,47 @@ def test_errors_name_the_file(tmp_path: Path, content: str, why: str) -> None:
 def test_a_file_that_isnt_there(tmp_path: Path) -> None:
     """The error says so, and which one."""
     with pytest.raises(InvalidSettings, match=r"nowhere\.toml can't be read: No such file"):
-        read_parts(tmp_path / "nowhere.toml")
+        read_file(tmp_path / "nowhere.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff")
     with pytest.raises(InvalidSettings, match=r"binary\.toml is no TOML: 'utf-8' codec"):
-        read_parts(tmp_path / "binary.toml")
+        read_file(tmp_path / "binary.toml")
 
 
 def test_measures_find_their_pair() -> None:
     """With one pair a measure is of that pair; with several it must say of which."""
     measure = {"name": "m", "values": ["n"], "consumer": "SELECT 1 AS n", "producer": "SELECT 1 AS n"}
-    (found,) = parse(LEAST | {"measure": [measure]}).measures or ()
+    (found,) = read_mapping(LEAST | {"measure": [measure]})["measures"]
     assert (found.topic, found.group) == ("t", "g")
     two = LEAST | {"pair": [{"topic": "t", "group": "g"}, {"topic": "t", "group": "h"}]}
-    with pytest.raises(InvalidSettings, match=r"measure\[1\]\.topic: say of which topic and group"):
-        parse(two | {"measure": [measure]})
-    (found,) = parse(two | {"measure": [measure | {"topic": "t", "group": "h"}]}).measures or ()
+    with pytest.raises(InvalidSettings, match=r"measure\[1\]\.topic: name the topic and group"):
+        read_mapping(two | {"measure": [measure]})
+    (found,) = read_mapping(two | {"measure": [measure | {"topic": "t", "group": "h"}]})["measures"]
     assert (found.topic, found.group) == ("t", "h")
 
 
 def test_a_command_line_counts_more_than_a_file() -> None:
     """What is said twice is taken from the command line, and the rest from the file."""
-    file = JobParts(tier=Tier.FULL, workers=4, actions={Outcome.MISSING: Action.ALERT, Outcome.PARKED: Action.RETRY})
-    line = JobParts(tier=Tier.DIGEST, apply=True, actions={Outcome.MISSING: Action.RESEND})
-    assert file.overridden(line) == JobParts(
-        tier=Tier.DIGEST,
-        workers=4,
-        apply=True,
-        actions={Outcome.MISSING: Action.RESEND, Outcome.PARKED: Action.RETRY},
-    )
-    assert file.overridden(JobParts()) == file
+    file = read_mapping({"tier": "full", "workers": 4, "policy": {"missing": "alert", "parked": "retry"}})
+    line = read_mapping({"tier": "auto", "apply": True, "policy": {"missing": "resend"}, "spark": {"ui": True}})
+    assert merged(file, line) == {
+        "tier": Tier.AUTO,
+        "workers": 4,
+        "apply": True,
+        "policy": {Outcome.MISSING: Repair.RESEND, Outcome.PARKED: Repair.RETRY},
+        "spark": {"ui": True},
+    }
+    assert merged(file, {}) == file
+    spark = merged({"spark": {"master": "yarn", "ui": False}}, line)["spark"]
+    assert spark == {"master": "yarn", "ui": True}
 
 
 def test_since_and_last_take_each_others_place() -> None:
     """A command line that says one of them doesn't contradict a file that says the other."""
-    last, since = JobParts(last=3600.0, until=at(5)), JobParts(since=at(1))
-    assert last.overridden(since) == JobParts(since=at(1), until=at(5))
-    assert since.overridden(last) == JobParts(last=3600.0, until=at(5))
+    last = {"window": {"last": 3600.0, "until": at(5), "grace": 1.0}}
+    since = {"window": {"since": at(1)}}
+    assert merged(last, since) == {"window": {"since": at(1), "until": at(5), "grace": 1.0}}
+    assert merged(since, last) == last
+    assert merged(last, {"window": {"grace": 2.0}}) == {"window": {"last": 3600.0, "until": at(5), "grace": 2.0}}
 
 
 def test_a_command_line_chooses_among_the_pairs_of_a_file() -> None:
@@ -286,20 +292,21 @@ def test_a_command_line_chooses_among_the_pairs_of_a_file() -> None:
         Measure(f"m{pair.group}", "t", pair.group, (), ("n",), "SELECT 1", producer="SELECT 1")
         for pair in (known, other)
     )
-    file = JobParts(pairs=(known, other), measures=measures)
-    assert file.overridden(JobParts(pairs=(Pair("t", "g"),))) == JobParts(pairs=(known,), measures=measures[:1])
-    chosen = file.overridden(JobParts(pairs=(Pair.of("t", "g", {"b"}), Pair("u", "g"))))
-    assert chosen.pairs == (Pair.of("t", "g", {"b"}, None, Effect("ledger")), Pair("u", "g"))
+    file = {"pairs": (known, other), "measures": measures}
+    assert merged(file, {"pairs": (Pair("t", "g"),)}) == {"pairs": (known,), "measures": measures[:1]}
+    chosen = merged(file, {"pairs": (Pair.of("t", "g", {"b"}), Pair("u", "g"))})
+    assert chosen["pairs"] == (Pair.of("t", "g", {"b"}, None, Effect("ledger")), Pair("u", "g"))
 
 
 def test_the_last_hours_end_at_the_clock_of_the_producers_database(url: str) -> None:
     """No decision depends on this host's time."""
     engine = create_engine(url)
-    parts = JobParts(access_of(url), access_of(url), (Pair("t", "g"),), last=3600.0)
+    access = access_of(url)
+    values = {"producer": access, "consumer": access, "pairs": (Pair("t", "g"),), "window": {"last": 3600.0}}
     with engine.connect() as connection:
         clock = text("SELECT clock_timestamp() - interval '1 hour'")
         before = connection.scalar(clock)
-        window = parts.job().window
+        window = job_of(values).window
         after = connection.scalar(clock)
     engine.dispose()
     assert before is not None and window.since is not None and after is not None
@@ -309,36 +316,17 @@ def test_the_last_hours_end_at_the_clock_of_the_producers_database(url: str) -> 
 
 def test_the_last_hours_before_a_given_end() -> None:
     """With an end nobody need be asked for the time."""
-    parts = parse(LEAST | {"window": {"last": "24h", "until": at(3)}})
-    assert parts.job().window == Window(at(2), at(3))
+    values = read_mapping(LEAST | {"window": {"last": "24h", "until": at(3)}})
+    assert job_of(values).window == Window(at(2), at(3))
 
 
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [
-        ("90s", 90),
-        ("5m", 300),
-        ("1h30m", 5400),
-        ("24h", 86400),
-        ("7d", 604800),
-        ("2w", 1209600),
-        ("1.5h", 5400),
-        (12, 12),
-        (0.5, 0.5),
-    ],
-)
-def test_durations(written: object, seconds: float) -> None:
-    """A text with units, or seconds."""
-    assert seconds_of(written, "x") == seconds
-
-
-@pytest.mark.parametrize("written", ["", "5", "h", "5 m", "-5m", "5M", True, None, float("inf")])
-def test_no_durations(written: object) -> None:
-    """Anything else is refused."""
-    with pytest.raises(InvalidSettings, match=r"x = .* is no duration"):
-        seconds_of(written, "x")
-
-
-def test_moments() -> None:
-    """TOML's own times and ISO text are the same."""
-    assert moment_of("2026-03-01T00:00+01:00", "x") == moment_of(at(1), "x") == at(1)
+def test_a_mapping_in_code_is_read_like_a_file() -> None:
+    """What a file has as text may be an object in code; both are the same."""
+    written = {"tier": "full", "window": {"since": "2026-03-01T00:00:00+01:00", "grace": "90s"}, "pair": LEAST["pair"]}
+    in_code = {
+        "tier": Tier.FULL,
+        "window": {"since": at(1), "grace": dt.timedelta(seconds=90)},
+        "pairs": [Pair("t", "g")],
+    }
+    assert read_mapping(written) == read_mapping(in_code)
+    assert read_mapping({"policy": {Outcome.PARKED: Repair.RETRY}}) == read_mapping({"policy": {"parked": "retry"}})

@@ -18,9 +18,9 @@ from outbox.database import migration
 from outbox.database.execute import Statement, execute
 from outbox.embedded import ServerLike
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.model import FIRST_ID, InboxState, Outcome, Pair, Range, Tier, Window
-from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.source import taken
+from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
+from outbox.reconcile.rows import InboxState
+from outbox.reconcile.source import PostgresSide, snapshots_of
 from tests.reconcile.town import (
     HOUR,
     IN_SYNC,
@@ -324,7 +324,7 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
         town.run("ANALYZE")
     scattered = [Range(each, UUID(int=each.int + (1 << 80))) for each in ids[::10]]
 
-    with taken(*town.accesses) as snapshots:
+    with snapshots_of(*town.accesses) as snapshots:
         for snapshot, part, pair in (
             (snapshots.producer, "producer", PAIR),
             (snapshots.consumer, "consumer", PAIR),
@@ -354,7 +354,7 @@ def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
             name = engine.url.database
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '20ms'")
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET statement_timeout = '30s'")
-    with taken(*town.accesses) as snapshots:
+    with snapshots_of(*town.accesses) as snapshots:
         for snapshot in (snapshots.producer, snapshots.consumer):
             for name in ("idle_in_transaction_session_timeout", "statement_timeout"):
                 assert execute(snapshot.connection, Statement(f"SHOW {name}")) == [[("0",)]]

@@ -15,10 +15,10 @@ from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidMessage, InvalidSettings, SchemaMissing, SourceError
 from outbox.reconcile import job as jobs
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import Access, Effect, InboxState, Outcome, Pair, Tier, Window
-from outbox.reconcile.options import Job, Policy
-from tests.reconcile.town import IN_SYNC, PAIR, Told, Town, fate, kinds
+from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Tier, Window
+from outbox.reconcile.rows import InboxState
+from outbox.reconcile.run import reconcile
+from tests.reconcile.town import IN_SYNC, PAIR, Progress, Town, fate, kinds
 
 MISSING = fate(status=InboxState.NONE)
 RUNS = "SELECT topic, consumer_group, counts, error, finished_at IS NOT NULL FROM outbox.reconciliation_run ORDER BY id"
@@ -139,7 +139,7 @@ def test_an_error_of_the_callers_own_ends_the_run(town: Town) -> None:
 
     town.plant([IN_SYNC])
     with pytest.raises(KeyboardInterrupt):
-        town.reconcile(told=Told(interrupt))
+        town.reconcile(progress=Progress(interrupt))
     ((_, _, _, error, finished),) = town.rows(RUNS)
     assert finished
     assert error == "interrupted"
@@ -175,9 +175,9 @@ def test_a_job_that_makes_no_sense_is_refused() -> None:
         (lambda: job(PAIR, keep_for=-1), "keep_for"),
         (lambda: job(PAIR, workers=0), "workers"),
         (lambda: Window(grace=-1), "grace"),
-        (lambda: Window(dt.datetime(2020, 1, 1)), "time zone"),  # noqa: DTZ001 - that is the mistake
+        (lambda: Window(dt.datetime(2020, 1, 1)), "a time with a zone"),  # noqa: DTZ001 - that is the mistake
         (lambda: Window(dt.datetime(2020, 1, 2, tzinfo=dt.UTC), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)), "before"),
-        (lambda: Policy(max_resends=-1), "max_resends"),
+        (lambda: job(PAIR, max_resends=-1), "max_resends"),
         (lambda: Effect("a; DROP TABLE b"), "plain name"),
         (lambda: Effect("a.b.c"), "plain name"),
         (lambda: Effect("a", 'b"'), "plain name"),

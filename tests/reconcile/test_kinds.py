@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from outbox import Settings
-from outbox.reconcile.model import InboxState, Outcome, Pair, ProducerState, Tier, Window
-from outbox.reconcile.options import Policy
-from outbox.reconcile.result import to_findings
+from outbox.reconcile.job import Outcome, Pair, Tier, Window
+from outbox.reconcile.rows import InboxState, ProducerState, to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Place, Town, counted, fate, ids_at, ids_in, kinds
 
 UNDECIDED, ROLLED_BACK, COMMITTED, SCHEDULED, RECALLED, DISPATCHED = ProducerState
@@ -201,12 +200,12 @@ def test_what_the_producer_may_have_pruned_is_not_judged(town: Town, tier: Tier)
 def test_how_often_is_resent_is_the_policys_affair(town: Town) -> None:
     """A missing message was resent as often as is allowed when it was sent once more than that."""
     once, twice = town.plant([fate(status=NONE), fate(status=NONE, sends=2)])
-    assert kinds(town.reconcile(policy=Policy(max_resends=0))) == dict.fromkeys([once, twice], Outcome.RESEND_EXHAUSTED)
-    assert kinds(town.reconcile(policy=Policy(max_resends=1))) == {
+    assert kinds(town.reconcile(max_resends=0)) == dict.fromkeys([once, twice], Outcome.RESEND_EXHAUSTED)
+    assert kinds(town.reconcile(max_resends=1)) == {
         once: Outcome.MISSING,
         twice: Outcome.RESEND_EXHAUSTED,
     }
-    assert kinds(town.reconcile(policy=Policy(max_resends=2))) == dict.fromkeys([once, twice], Outcome.MISSING)
+    assert kinds(town.reconcile(max_resends=2)) == dict.fromkeys([once, twice], Outcome.MISSING)
 
 
 def test_a_finding_says_what_both_sides_know(town: Town) -> None:

@@ -14,12 +14,11 @@ from outbox.embedded import ServerLike
 from outbox.errors import InvalidSettings
 from outbox.message.model import uuid7, uuid7_at
 from outbox.reconcile.config import access_of
-from outbox.reconcile.job import reconcile
+from outbox.reconcile.job import Job, Outcome, Window
+from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, measure_all, under_way
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import FINDING, InboxState, Outcome, ProducerState, Window
-from outbox.reconcile.options import Job
-from outbox.reconcile.result import MeasureRow
+from outbox.reconcile.rows import FINDING, InboxState, MeasureRow, ProducerState
+from outbox.reconcile.run import reconcile
 from tests.reconcile.books import OF_PAIR, PAIR, SUM, Books, at, money, row
 
 

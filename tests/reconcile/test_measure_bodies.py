@@ -17,12 +17,11 @@ from outbox.database.execute import execute
 from outbox.errors import InvalidMessage
 from outbox.message.codec import JSON
 from outbox.message.model import uuid7
-from outbox.reconcile.measure import compute
+from outbox.reconcile.job import Pair, Window
+from outbox.reconcile.measure import Measure, compute
 from outbox.reconcile.measure import sql as measure_sql
 from outbox.reconcile.measure.compute import Compared, carried, measure_all
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import Pair, Window
-from outbox.reconcile.result import MeasureRow
+from outbox.reconcile.rows import MeasureRow
 from tests.reconcile.books import OF_PAIR, PAIR, Books, at, money, row
 
 

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import text
 
 from outbox.errors import InvalidSettings, ReconcileError, SourceError
+from outbox.reconcile.job import Pair, Window
+from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, check_measures, measure_all
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import Pair, Window
 from tests.reconcile.books import IN_FLIGHT, OF_PAIR, PAIR, SUM, Books, money
 
 

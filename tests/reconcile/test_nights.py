@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from outbox.database.execute import execute
 from outbox.reconcile import sql as reconcile_sql
+from outbox.reconcile.job import Outcome, Range, Tier
 from outbox.reconcile.judge import Both
-from outbox.reconcile.model import CONSUMER, PRODUCER, InboxState, Outcome, Range, Tier
 from outbox.reconcile.record import settled_sql
-from outbox.reconcile.record.settled import ROWS_OF_RANGE, Kept, settled_by
+from outbox.reconcile.record.settled import ROWS_OF_RANGE, SettledRange, settled_by
+from outbox.reconcile.rows import CONSUMER, PRODUCER, InboxState
 from tests.reconcile.town import IN_SYNC, Town, kinds
 
 _NUMBER = 6_000
@@ -39,7 +40,7 @@ def test_less_is_read_every_night_around_the_same_differences(town: Town) -> Non
     assert read[0] > 1_000
     assert 400 > read[1] >= read[2] >= read[3]
     # What was settled between two differences is as few ranges as it can be, not one for each fifty rows.
-    assert nights[-1].plan.kept < 3 * _NUMBER / ROWS_OF_RANGE
+    assert nights[-1].plan.settled < 3 * _NUMBER / ROWS_OF_RANGE
 
 
 def test_new_messages_are_settled_though_most_of_what_is_left_differs(town: Town) -> None:
@@ -65,7 +66,7 @@ def test_joined_ranges_cover_the_same_messages(sizes: list[int], data: st.DataOb
     """Neighbours are joined while they are small; no id is lost, none is covered twice, and the counts stay."""
     bounds = [reconcile_sql.LAST_ID if n == len(sizes) else UUID(int=n) for n in range(len(sizes) + 1)]
     dropped = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
-    clean: list[Kept] = [
+    clean: list[SettledRange] = [
         (Range(bounds[n], bounds[n + 1]), Counter({Outcome.CONSUMED: size}))
         for n, size in enumerate(sizes)
         if n not in dropped

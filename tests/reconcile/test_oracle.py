@@ -19,9 +19,9 @@ from sqlalchemy import text
 from outbox import Settings
 from outbox.reconcile import digest, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.model import Effect, InboxState, Outcome, Pair, ProducerState, Tier
+from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
-from outbox.reconcile.result import PairResult
+from outbox.reconcile.rows import InboxState, PairResult, ProducerState
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 
 NONE, CONSUMED, FAILED, PARKED, QUARANTINED = InboxState

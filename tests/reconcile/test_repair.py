@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from outbox import Message, Settings
 from outbox.message.model import uuid7
 from outbox.reconcile import repair as package
-from outbox.reconcile.model import Action, Outcome, Pair, ProducerState
+from outbox.reconcile.job import Outcome, Pair, Repair
 from outbox.reconcile.repair import repair
-from outbox.reconcile.result import Repaired
+from outbox.reconcile.rows import ProducerState, Repaired
 from tests.reconcile.repairing import PAIR, Night
 
 HUNDREDS = 120
@@ -48,7 +48,7 @@ def explode(message: Message, session: object) -> None:
     raise RuntimeError("boom")
 
 
-def assert_repaired(night: Night, kind: Outcome, action: Action, ids: list[UUID]) -> None:
+def assert_repaired(night: Night, kind: Outcome, action: Repair, ids: list[UUID]) -> None:
     """The differences are these and no others; they are mended and recorded; doing it again changes nothing."""
     findings = night.found()
     assert Counter(finding.outcome for finding in findings) == {kind: len(ids)}
@@ -57,7 +57,7 @@ def assert_repaired(night: Night, kind: Outcome, action: Action, ids: list[UUID]
     assert {(each.kind, each.action, each.result) for each in repaired} == {(kind, action, "done")}
     assert [each.id for each in repaired] == sorted(ids)
     acts = night.acts(action)[before:]
-    consumers = action in {Action.SYNC_STATUS, Action.PARK, Action.RETRY}
+    consumers = action in {Repair.SYNC_STATUS, Repair.PARK, Repair.RETRY}
     assert [target for _, target, _ in acts] == [f"{'g/' if consumers else ''}{each}" for each in sorted(ids)]
     assert {actor for actor, _, _ in acts} == {"night"}
     reasons = {reason for _, _, reason in acts}
@@ -89,7 +89,7 @@ def test_missing_is_resent(night: Night, many: int) -> None:
     """What the consumer has lost is sent once more and consumed once, whatever the others have done."""
     ids = night.consumed(*range(many + 5))
     night.forget(*ids[:many])
-    assert_repaired(night, Outcome.MISSING, Action.RESEND, ids[:many])
+    assert_repaired(night, Outcome.MISSING, Repair.RESEND, ids[:many])
     assert night.sends(*ids) == [2] * many + [1] * 5
     night.settle()
     assert night.found() == []
@@ -157,7 +157,7 @@ def test_undispatched_is_placed(night: Night, many: int) -> None:
     ids = night.passed(*range(many))
     night.dispatch()
     assert night.sends(*ids) == [0] * many
-    assert_repaired(night, Outcome.UNDISPATCHED, Action.DISPATCH, ids)
+    assert_repaired(night, Outcome.UNDISPATCHED, Repair.DISPATCH, ids)
     assert night.sends(*ids, *before) == [1] * (many + 3)
     later = night.send(*range(5))
     positions = "SELECT position FROM outbox.message WHERE topic = 't' ORDER BY 1"
@@ -174,7 +174,7 @@ def test_what_dispatch_will_come_to_is_left_to_it(night: Night, many: int) -> No
     findings = night.found()
     assert {finding.outcome for finding in findings} == {Outcome.UNDISPATCHED}
     assert night.repair(findings) == dict.fromkeys(ids, "healed")
-    assert night.acts(Action.DISPATCH) == []
+    assert night.acts(Repair.DISPATCH) == []
     assert night.sends(*ids) == [1] * many
     night.send("after")
     night.settle()
@@ -270,7 +270,7 @@ def test_unrecorded_is_written_down(night: Night, many: int) -> None:
     columns = "SELECT message_id, topic, queue, position, status, attempts, body_digest, last_error, claims"
     before = night.rows(f"{columns} FROM outbox.consumer_message ORDER BY message_id")
     night.forget(*ids, ledger=False)
-    assert_repaired(night, Outcome.UNRECORDED, Action.SYNC_STATUS, ids)
+    assert_repaired(night, Outcome.UNRECORDED, Repair.SYNC_STATUS, ids)
     assert night.rows(f"{columns} FROM outbox.consumer_message ORDER BY message_id") == before
     night.resend(*ids)
     night.settle()
@@ -296,7 +296,7 @@ def test_what_took_effect_is_consumed(night: Night, many: int, status: str) -> N
     """A row that contradicts the business table is consumed from then on: no retry, no resume."""
     ids = night.consumed(*range(many))
     night.set_status(status, *ids)
-    assert_repaired(night, Outcome.STATUS_MISMATCH, Action.SYNC_STATUS, ids)
+    assert_repaired(night, Outcome.STATUS_MISMATCH, Repair.SYNC_STATUS, ids)
     assert night.found() == []
     assert night.rows("SELECT DISTINCT status, attempts, last_error FROM outbox.consumer_message") == [
         ("consumed", 1, None)
@@ -325,7 +325,7 @@ def test_what_was_withdrawn_is_quarantined_off(night: Night, status: str, how: s
             "INSERT INTO outbox.scheduled_message SELECT id, now(), now(), 'me' FROM unnest(CAST(:ids AS uuid[])) id",
             ids=ids,
         )
-    assert_repaired(night, Outcome.STATUS_MISMATCH, Action.SYNC_STATUS, ids)
+    assert_repaired(night, Outcome.STATUS_MISMATCH, Repair.SYNC_STATUS, ids)
     assert night.status(*ids) == ["quarantined"] * 3
     assert night.found() == []
     (error,) = set(night.rows("SELECT last_error FROM outbox.consumer_message"))
@@ -337,7 +337,7 @@ def test_what_was_compensated_gets_its_quarantine(night: Night, many: int) -> No
     """A compensated message that the consumer hasn't seen is quarantined there, and takes no effect when it comes."""
     ids = night.send(*range(many))
     night.compensate(*ids)
-    assert_repaired(night, Outcome.STATUS_MISMATCH, Action.SYNC_STATUS, ids)
+    assert_repaired(night, Outcome.STATUS_MISMATCH, Repair.SYNC_STATUS, ids)
     assert night.status(*ids) == ["quarantined"] * many
     night.settle()
     assert night.ledger() == []
@@ -432,10 +432,10 @@ def test_nothing_is_written_without_a_business_table(night: Night) -> None:
 
 
 def test_failed_is_parked(night: Night, many: int) -> None:
-    """A message that fails and fails is set aside, says why, and keeps what it said."""
+    """A message that fails and fails is set in_savepoint, says why, and keeps what it said."""
     ids = night.send(*range(many))
     night.consume(night.declare(explode))
-    assert_repaired(night, Outcome.FAILED, Action.PARK, ids)
+    assert_repaired(night, Outcome.FAILED, Repair.PARK, ids)
     assert night.status(*ids) == ["parked"] * many
     error = night.inbox()[ids[0]].error or ""
     assert error.startswith("parked by reconciliation ")
@@ -450,7 +450,7 @@ def test_phantom_is_parked(night: Night, many: int) -> None:
     night.run("DELETE FROM ledger")
     for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
         night.run_at_producer(f"DELETE FROM outbox.{table} WHERE {column} = ANY (:ids)", ids=ids)
-    assert_repaired(night, Outcome.PHANTOM, Action.PARK, ids)
+    assert_repaired(night, Outcome.PHANTOM, Repair.PARK, ids)
     assert night.status(*ids) == ["parked"] * many
 
 
@@ -508,7 +508,7 @@ def test_parked_is_resumed(night: Night, many: int) -> None:
     ids = night.consumed(*range(many))
     night.set_status("parked", *ids)
     night.run("DELETE FROM ledger")
-    assert_repaired(night, Outcome.PARKED, Action.RETRY, ids)
+    assert_repaired(night, Outcome.PARKED, Repair.RETRY, ids)
     while night.retry(night.group).more:
         pass
     assert night.status(*ids) == ["consumed"] * many
@@ -548,7 +548,7 @@ def test_undecided_is_checked(night: Night, many: int, parked: bool) -> None:
     ids = prepared(night, many)
     if parked:
         night.run_at_producer("UPDATE outbox.half_check SET parked_at = now(), reason = 'no verdict'")
-    assert_repaired(night, Outcome.UNDECIDED, Action.CHECK, ids)
+    assert_repaired(night, Outcome.UNDECIDED, Repair.CHECK, ids)
     due = "SELECT count(*) FROM outbox.half_check WHERE next_check_at <= now() AND parked_at IS NULL"
     assert night.rows_at_producer(due) == [many]
 
@@ -570,7 +570,7 @@ def test_check_of_what_healed(night: Night) -> None:
         due: "refused: a check is due already; is a worker running that has its checker?",
         pruned: "refused: the producer has no half message of it any more",
     }
-    assert night.acts(Action.CHECK) == []
+    assert night.acts(Repair.CHECK) == []
     assert len(ids) == 4
 
 
@@ -586,7 +586,7 @@ def test_what_the_policy_only_tells_of(night: Night) -> None:
     findings = night.found()
     flight = [replace(finding, outcome=Outcome.IN_FLIGHT) for finding in findings]
     state = dump(night)
-    quiet = night.job({Outcome.MISSING: Action.ALERT})
+    quiet = night.job({Outcome.MISSING: Repair.ALERT})
     assert night.repair([*findings, *flight], quiet) == {}
     assert dump(night) == state
 
@@ -634,13 +634,13 @@ def test_every_kind_in_one_go(any_night: Night) -> None:
     any_night.compensate(withdrawn)
     repaired = any_night.repaired()
     assert {(each.id, each.action, each.result) for each in repaired} == {
-        (missing, Action.RESEND, "done"),
-        (unrecorded, Action.SYNC_STATUS, "done"),
-        (mismatch, Action.SYNC_STATUS, "done"),
-        (parked, Action.RETRY, "done"),
-        (undispatched, Action.DISPATCH, "done"),
-        (undecided, Action.CHECK, "done"),
-        (withdrawn, Action.SYNC_STATUS, "done"),
+        (missing, Repair.RESEND, "done"),
+        (unrecorded, Repair.SYNC_STATUS, "done"),
+        (mismatch, Repair.SYNC_STATUS, "done"),
+        (parked, Repair.RETRY, "done"),
+        (undispatched, Repair.DISPATCH, "done"),
+        (undecided, Repair.CHECK, "done"),
+        (withdrawn, Repair.SYNC_STATUS, "done"),
     }
     any_night.settle()
     assert any_night.kinds() == {Outcome.UNDECIDED: 1}

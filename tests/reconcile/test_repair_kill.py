@@ -14,9 +14,8 @@ from sqlalchemy import Engine, make_url, text
 
 from outbox import Settings
 from outbox.message.model import uuid7
-from outbox.reconcile.model import Access, Action, Outcome
-from outbox.reconcile.options import Job
-from outbox.reconcile.result import Finding
+from outbox.reconcile.job import Access, Job, Outcome, Repair
+from outbox.reconcile.rows import Finding
 from tests.conftest import wait_until
 from tests.reconcile.repair_process import Repairer
 from tests.reconcile.repairing import Night
@@ -46,14 +45,14 @@ def repairers() -> Iterator[list[Repairer]]:
 class Broken:
     """Messages that were put out of step, by what is to become of them, and what is found of them."""
 
-    ids: dict[Action, list[UUID]]
+    ids: dict[Repair, list[UUID]]
     by_dispatch: list[UUID]
     findings: list[Finding]
 
     @property
     def consumers(self) -> list[UUID]:
         """Those that the consumer has handled in the end."""
-        return [*self.ids[Action.RESEND], *self.ids[Action.DISPATCH], *self.by_dispatch, *self.ids[Action.RETRY]]
+        return [*self.ids[Repair.RESEND], *self.ids[Repair.DISPATCH], *self.by_dispatch, *self.ids[Repair.RETRY]]
 
 
 def broken(night: Night, each: int) -> Broken:
@@ -75,12 +74,12 @@ def broken(night: Night, each: int) -> Broken:
     with night.producer.begin() as connection:
         undecided = [night.app.prepare(connection, "t", n, immunity=3600) for n in range(each)]
     acts = {
-        Action.RESEND: missing,
-        Action.DISPATCH: undispatched,
-        Action.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
-        Action.RETRY: parked,
-        Action.PARK: phantom,
-        Action.CHECK: undecided,
+        Repair.RESEND: missing,
+        Repair.DISPATCH: undispatched,
+        Repair.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
+        Repair.RETRY: parked,
+        Repair.PARK: phantom,
+        Repair.CHECK: undecided,
     }
     mine = {*backlog, *itertools.chain.from_iterable(acts.values())}
     findings = [finding for finding in night.found() if finding.id in mine]
@@ -111,8 +110,8 @@ def assert_mended(night: Night, what: Broken) -> None:
     for action, ids in what.ids.items():
         acts = Counter(UUID(target.removeprefix("g/")) for _, target, _ in night.acts(action))
         assert {half_id: acts[half_id] for half_id in ids} == dict.fromkeys(ids, 1), action
-    assert night.sends(*what.ids[Action.RESEND]) == [2] * len(what.ids[Action.RESEND])
-    assert night.sends(*what.ids[Action.DISPATCH], *what.by_dispatch) == [1] * 2 * len(what.by_dispatch)
+    assert night.sends(*what.ids[Repair.RESEND]) == [2] * len(what.ids[Repair.RESEND])
+    assert night.sends(*what.ids[Repair.DISPATCH], *what.by_dispatch) == [1] * 2 * len(what.by_dispatch)
     night.settle()
     assert set(night.status(*what.consumers)) == {"consumed"}
     effects = dict(night.rows("SELECT message_id, count(*) FROM ledger GROUP BY 1"))

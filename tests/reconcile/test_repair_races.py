@@ -21,7 +21,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.message.model import Counts
 from outbox.reconcile import repair
-from outbox.reconcile.model import Action, Outcome
+from outbox.reconcile.job import Outcome, Repair
 from outbox.reconcile.repair import acts as dispatch
 from outbox.reconcile.repair import work
 from outbox.reconcile.repair.work import BUSY
@@ -173,11 +173,11 @@ def test_two_repairs_at_once(night: Night, pool: ThreadPoolExecutor, monkeypatch
     )
     assert night.sends(*missing, *undispatched) == [2] * each + [1] * each
     for action, targets in {
-        Action.RESEND: missing,
-        Action.DISPATCH: undispatched,
-        Action.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
-        Action.RETRY: parked,
-        Action.CHECK: undecided,
+        Repair.RESEND: missing,
+        Repair.DISPATCH: undispatched,
+        Repair.SYNC_STATUS: [*unrecorded, *mismatch, *withdrawn],
+        Repair.RETRY: parked,
+        Repair.CHECK: undecided,
     }.items():
         acts = [target.removeprefix("g/") for _, target, _ in night.acts(action)]
         assert sorted(acts) == sorted(map(str, targets))
@@ -323,7 +323,7 @@ def test_the_repair_waits_for_the_handler(
     assert repairing.result() == {half_id: result}
     assert night.status(half_id) == ["consumed"]
     assert night.kinds() == left, "the effect that came twice, or too late, is told of"
-    assert night.acts(Action.SYNC_STATUS) == []
+    assert night.acts(Repair.SYNC_STATUS) == []
 
 
 def test_a_handler_that_never_commits(night: Night, pool: ThreadPoolExecutor, hurried: None) -> None:
@@ -356,7 +356,7 @@ def test_an_op_of_a_transaction_that_was_in_flight(night: Night) -> None:
     assert {finding.id for finding in findings if finding.outcome is Outcome.UNDISPATCHED} == {late, *lost}
     results = night.repair(findings)
     assert results == {late: "healed", lost[0]: "done"}
-    assert [target for _, target, _ in night.acts(Action.DISPATCH)] == [str(lost[0])]
+    assert [target for _, target, _ in night.acts(Repair.DISPATCH)] == [str(lost[0])]
     night.send("after")
     assert night.sends(late, *lost) == [1, 1]
     night.settle()
@@ -502,7 +502,7 @@ def test_prune_at_work(night: Night, pool: ThreadPoolExecutor) -> None:
         pruner.commit()
     assert repairing.result() == {ids[0]: "refused: the producer has no message of it any more", ids[1]: "done"}
     assert night.sends(*ids) == [0, 2]
-    assert [target for _, target, _ in night.acts(Action.RESEND)] == [str(ids[1])]
+    assert [target for _, target, _ in night.acts(Repair.RESEND)] == [str(ids[1])]
 
 
 def test_a_repair_whose_connection_is_cut(night: Night, pool: ThreadPoolExecutor) -> None:

@@ -13,22 +13,11 @@ from hypothesis import strategies as st
 
 from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.model import KINDS, Action, InboxState, Outcome
-from outbox.reconcile.options import POSSIBLE, Policy
+from outbox.reconcile.job import KINDS, POSSIBLE, Outcome, Repair
 from outbox.reconcile.repair.work import BUSY
-from outbox.reconcile.report.document import (
-    MEANING,
-    bound,
-    first_findings,
-    first_rows,
-    kinds,
-    mend,
-    seen,
-    shares,
-    verdict,
-)
+from outbox.reconcile.report import MEANING, bound, first_findings, first_rows, kinds, mend, seen, shares, verdict
 from outbox.reconcile.report.html import WIDTHS, timeline
-from outbox.reconcile.result import Lag, Repaired, to_findings
+from outbox.reconcile.rows import InboxState, Lag, Repaired, to_findings
 from tests.reconcile.report_samples import (
     NO_PRODUCER,
     NOW,
@@ -53,7 +42,7 @@ def test_the_verdict_tells_what_is_left_and_what_is_unexplained() -> None:
     """Repaired and healed differences aren't left, refused ones are; amounts in different currencies aren't added."""
     rows = [row(Outcome.MISSING, number) for number in range(4)]
     repairs = [
-        Repaired(id_of(number), Outcome.MISSING, Action.RESEND, what)
+        Repaired(id_of(number), Outcome.MISSING, Repair.RESEND, what)
         for number, what in enumerate(("done", "healed", "refused: it took effect"))
     ]
     measure = money(
@@ -78,7 +67,7 @@ def test_a_measure_that_could_not_be_read_is_no_success() -> None:
 def test_of_several_repairs_of_a_message_the_last_counts() -> None:
     """A message whose repair was refused at first and done later is counted once, as done."""
     rows = [row(Outcome.MISSING, 0)]
-    repairs = [Repaired(id_of(0), Outcome.MISSING, Action.RESEND, what) for what in (BUSY, "done")]
+    repairs = [Repaired(id_of(0), Outcome.MISSING, Repair.RESEND, what) for what in (BUSY, "done")]
     (told,) = kinds(pair_result(rows, repairs=repairs), job(applied=True))
     assert (told.done, told.refused, told.left, told.repair) == (1, Counter(), 0, "1 repaired (resend)")
 
@@ -87,7 +76,7 @@ def test_reasons_are_counted_and_the_rarest_are_summed_up() -> None:
     """The three commonest reasons of refusals are told, each on one line, and how many others there are."""
     rows = [row(Outcome.MISSING, number) for number in range(9)]
     reasons = ["refused: it took effect"] * 4 + ["a\nb"] * 2 + ["c", "d", "e"]
-    repairs = [Repaired(id_of(number), Outcome.MISSING, Action.RESEND, reason) for number, reason in enumerate(reasons)]
+    repairs = [Repaired(id_of(number), Outcome.MISSING, Repair.RESEND, reason) for number, reason in enumerate(reasons)]
     (told,) = kinds(pair_result(rows, repairs=repairs), job(applied=True))
     assert told.repair == "9 refused: it took effect (4); a b (2); c (1); and 2 other reasons"
 
@@ -103,10 +92,10 @@ def test_every_kind_is_explained(kind: Outcome) -> None:
     """Each kind has a meaning, a mend under every policy that is possible, and a sentence about what was seen."""
     assert MEANING[kind]
     for action in POSSIBLE[kind]:
-        text = mend(kind, Policy({kind: action}))
-        assert text.startswith("--apply ") == (action is not Action.ALERT)
+        text = mend(kind, {kind: action})
+        assert text.startswith("--apply ") == (action is not Repair.ALERT)
         others = (
-            [other for other in POSSIBLE[kind] if other is not Action.ALERT] if action is Action.ALERT else [action]
+            [other for other in POSSIBLE[kind] if other is not Repair.ALERT] if action is Repair.ALERT else [action]
         )
         assert all(f"{kind.label} = {other.value}" in text for other in others)
     (finding,) = to_findings(table([found for found in every_kind() if found["outcome"] == kind]))

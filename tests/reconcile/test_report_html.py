@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox.reconcile.model import KINDS, Action, Outcome
+from outbox.reconcile.job import KINDS, Outcome, Repair
 from outbox.reconcile.report.html import HEIGHT, kinds_over_time, measure_bars, render, timeline, write_html
-from outbox.reconcile.result import Repaired
+from outbox.reconcile.rows import Repaired
 from tests.reconcile.report_samples import HOSTILE, NOW, every_kind, id_of, job, money, pair_result, row, table, whole
 
 _VOID = {"meta", "link", "rect", "line", "br"}
@@ -127,7 +127,7 @@ def test_what_is_hostile_stays_text() -> None:
                 [row(Outcome.MISSING, 0)],
                 why=(HOSTILE,),
                 seconds={HOSTILE: 1.0},
-                repairs=[Repaired(id_of(0), Outcome.MISSING, Action.RESEND, HOSTILE)],
+                repairs=[Repaired(id_of(0), Outcome.MISSING, Repair.RESEND, HOSTILE)],
             )
         ],
         [
@@ -163,7 +163,7 @@ def test_nothing_found_makes_a_quiet_page() -> None:
 def test_a_hundred_thousand_findings_make_a_page_that_opens() -> None:
     """The page has the first 500, of each kind and pair some, says how many more there are, and stays small."""
     many = [row(Outcome.MISSING, number) for number in range(100_000)]
-    repairs = [Repaired(id_of(number), Outcome.MISSING, Action.RESEND, "done") for number in range(100_000)]
+    repairs = [Repaired(id_of(number), Outcome.MISSING, Repair.RESEND, "done") for number in range(100_000)]
     other = pair_result([row(Outcome.PHANTOM, 5)])
     text = render(job([pair_result(many, repairs=repairs), other], applied=True))
     assert len(text) < 500_000

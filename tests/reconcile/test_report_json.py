@@ -8,9 +8,9 @@ import json
 from decimal import Decimal
 from uuid import UUID
 
-from outbox.reconcile.model import KINDS, Outcome
-from outbox.reconcile.report.document import VERSION, as_json
-from outbox.reconcile.result import Finding
+from outbox.reconcile.job import KINDS, Outcome
+from outbox.reconcile.report import VERSION, as_json
+from outbox.reconcile.rows import Finding
 from tests.reconcile.report_samples import NOW, every_kind, job, money, pair_result, row, whole
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outbox.reconcile.model import KINDS, Pair
+from outbox.reconcile.job import KINDS, Pair
 from outbox.reconcile.report import prometheus
 from outbox.reconcile.report.prometheus import write_failed, write_prometheus
 from tests.reconcile.report_samples import HOSTILE, NOW, PAIR, job, money, pair_result, whole

@@ -14,13 +14,13 @@ from rich.console import Console
 from sqlalchemy import Engine
 
 from outbox import Settings
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.measure.declaration import Measure
-from outbox.reconcile.model import EngineName
-from outbox.reconcile.report.document import as_json
+from outbox.reconcile.job import EngineName
+from outbox.reconcile.measure import Measure
+from outbox.reconcile.report import as_json
 from outbox.reconcile.report.html import write_html
 from outbox.reconcile.report.prometheus import write_prometheus
 from outbox.reconcile.report.text import print_report
+from outbox.reconcile.run import reconcile
 from tests.reconcile.repairing import Night
 
 AMOUNTS = Measure(

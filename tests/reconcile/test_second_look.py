@@ -11,37 +11,36 @@ import pyarrow as pa
 import pytest
 
 from outbox.reconcile import job as jobs
-from outbox.reconcile import job as look
-from outbox.reconcile import plan, sides, source
-from outbox.reconcile.model import InboxState, Outcome, Tier, Window
-from outbox.reconcile.result import to_findings
-from tests.reconcile.town import HOUR, IN_SYNC, Told, Town, counted, fate, ids_at, ids_in, kinds
+from outbox.reconcile import plan, run, sides, source
+from outbox.reconcile.job import Outcome, Tier, Window
+from outbox.reconcile.rows import InboxState, to_findings
+from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, counted, fate, ids_at, ids_in, kinds
 
 MISSING = fate(status=InboxState.NONE)
 TIERS = [Tier.FULL, Tier.DIGEST]
 
 
-def at(stage: str, act: Callable[[], object]) -> Told:
+def at(stage: str, act: Callable[[], object]) -> Progress:
     """Return who does something when a stage begins."""
 
     def began(title: str) -> None:
         if stage in title:
             act()
 
-    return Told(began)
+    return Progress(began)
 
 
 @pytest.fixture
 def first_looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[UUID, Outcome]]:
     """What the first look of each run found to differ."""
     seen: list[dict[UUID, Outcome]] = []
-    real = look.second_look
+    real = run.recheck
 
     def spy(job: Any, pair: Any, findings: pa.Table, done: Any) -> Any:
         seen.append({finding.id: finding.outcome for finding in to_findings(findings)})
         return real(job, pair, findings, done)
 
-    monkeypatch.setattr(jobs, "second_look", spy)
+    monkeypatch.setattr(jobs, "recheck", spy)
     return seen
 
 
@@ -62,10 +61,10 @@ def test_what_heals_between_the_looks_is_no_difference(
     town: Town, first_looks: list[dict[UUID, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are consumed before the second look are counted as such, in several batches."""
-    monkeypatch.setattr(look, "_BATCH", 20)
+    monkeypatch.setattr(run, "_BATCH", 20)
     ids = town.plant([MISSING] * 50)
 
-    result = town.reconcile(told=at("second look", lambda: consume(town, *ids[:45])))
+    result = town.reconcile(progress=at("second look", lambda: consume(town, *ids[:45])))
 
     assert first_looks == [dict.fromkeys(ids, Outcome.MISSING)]
     assert kinds(result) == dict.fromkeys(ids[45:], Outcome.MISSING)
@@ -77,7 +76,7 @@ def test_what_becomes_another_difference_is_told_as_that(town: Town) -> None:
     """The kind of a difference is that of the last look, and so are its numbers."""
     (one,) = town.plant([fate(status=InboxState.FAILED)])
 
-    result = town.reconcile(told=at("second look", lambda: town.set_inbox(InboxState.PARKED, one)))
+    result = town.reconcile(progress=at("second look", lambda: town.set_inbox(InboxState.PARKED, one)))
 
     assert kinds(result) == {one: Outcome.PARKED}
     assert counted(result) == {Outcome.PARKED: 1}
@@ -89,7 +88,7 @@ def test_what_is_gone_at_the_second_look_is_not_counted(town: Town) -> None:
     """A phantom whose inbox row was deleted meanwhile is on no side any more."""
     (phantom,) = town.plant([fate(state=None)])
 
-    result = town.reconcile(told=at("second look", lambda: town.forget(phantom)))
+    result = town.reconcile(progress=at("second look", lambda: town.forget(phantom)))
 
     assert result.in_sync
     assert counted(result) == {}
@@ -100,7 +99,7 @@ def test_what_is_on_its_way_at_the_second_look_is_in_flight(town: Town) -> None:
     """A missing message that was resent meanwhile is young again."""
     (one,) = town.plant([MISSING])
 
-    result = town.reconcile(told=at("second look", lambda: town.resend(one)))
+    result = town.reconcile(progress=at("second look", lambda: town.resend(one)))
 
     assert result.in_sync
     assert counted(result) == {Outcome.IN_FLIGHT: 1}
@@ -120,17 +119,17 @@ def test_a_message_that_changes_at_each_look_comes_to_an_end(town: Town, monkeyp
             consume(town, healing)
         return real(job, pair)
 
-    monkeypatch.setattr(look, "rules_now", change)
+    monkeypatch.setattr(run, "rules_now", change)
     result = town.reconcile()
 
-    assert len(looks) == look._MOST_LOOKS
+    assert len(looks) == run._MOST_READINGS
     assert kinds(result) == {restless: Outcome[looks[-1].name], calm: Outcome.MISSING}
     assert counted(result) == {Outcome[looks[-1].name]: 1, Outcome.MISSING: 1, Outcome.CONSUMED: 1}
 
 
 def test_nothing_to_look_at_again_opens_no_connection(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing differs there is no second look."""
-    monkeypatch.setattr(look, "rules_now", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(run, "rules_now", lambda *_: pytest.fail("looked"))
     town.plant([IN_SYNC, fate(status=InboxState.NONE, age=0)])
     assert town.reconcile().in_sync
 
@@ -154,7 +153,7 @@ def test_what_is_committed_after_the_snapshots_is_seen_by_no_reader(
             late.clear()
 
     stage = "digests" if tier is Tier.DIGEST else "rows"
-    result = town.reconcile(tier=tier, workers=3, told=at(stage, interfere))
+    result = town.reconcile(tier=tier, workers=3, progress=at(stage, interfere))
 
     assert not late
     assert kinds(result) == dict.fromkeys(ids[1::2], Outcome.MISSING)
@@ -225,11 +224,11 @@ def test_a_busy_pair_has_neither_phantoms_nor_missing_messages(
 def test_a_reader_whose_snapshot_is_gone_says_so(town: Town) -> None:
     """A reader doesn't fall back on whatever is there when the transaction that exported its snapshot has ended."""
     from outbox.errors import SourceError
-    from outbox.reconcile.model import FIRST_ID, Range
-    from outbox.reconcile.postgres import PostgresSide
+    from outbox.reconcile.job import FIRST_ID, Range
+    from outbox.reconcile.source import PostgresSide
     from tests.reconcile.town import PAIR
 
-    with source.taken(*town.accesses) as taken:
+    with source.snapshots_of(*town.accesses) as taken:
         name = taken.producer.name
     with pytest.raises(SourceError, match="snapshot"):
         PostgresSide(town.accesses[0], "producer", PAIR, name).read([Range(FIRST_ID, None)])

@@ -15,12 +15,12 @@ from sqlalchemy import URL, Engine, make_url
 from outbox import Settings
 from outbox.errors import OutboxError, SchemaMissing, SourceError
 from outbox.reconcile.compare import Comparison
-from outbox.reconcile.job import reconcile
+from outbox.reconcile.job import FIRST_ID, Access, Outcome, Range, Tier
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import FIRST_ID, Access, InboxState, Outcome, Range, Tier
-from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.source import hidden, taken
-from tests.reconcile.town import IN_SYNC, PAIR, Told, Town, fate, kinds, url_of
+from outbox.reconcile.rows import InboxState
+from outbox.reconcile.run import reconcile
+from outbox.reconcile.source import PostgresSide, hidden, snapshots_of
+from tests.reconcile.town import IN_SYNC, PAIR, Progress, Town, fate, kinds, url_of
 
 #: Part of every password, and letters that no way of quoting changes.
 MARK = "S3cr3t"
@@ -87,12 +87,12 @@ def test_any_password_connects_and_is_shown_nowhere(
     missing, _ = town.plant([fate(status=InboxState.NONE), IN_SYNC])
     accesses = [Access(as_role(engine, name, password), Settings()) for engine in (town.producer, town.consumer)]
     job = replace(town.job(), producer=accesses[0], consumer=accesses[1])
-    told = Told()
+    told = Progress()
 
     results = [reconcile(replace(job, tier=tier), told) for tier in (Tier.FULL, Tier.DIGEST)]
 
     assert [kinds(result.pairs[0]) for result in results] == [{missing: Outcome.MISSING}] * 2
-    with taken(*accesses) as snapshots:
+    with snapshots_of(*accesses) as snapshots:
         side = PostgresSide(accesses[0], "producer", PAIR, snapshots.producer.name)
         comparison = Comparison(side, side, Rules(0, 0, 0))
         shown = [
@@ -188,7 +188,7 @@ def test_what_fails_on_the_way_is_recorded_without_the_password(town: Town, role
             town.at_producer(f"ALTER ROLE {name} PASSWORD 'another'")
 
     with pytest.raises(SourceError) as caught:
-        reconcile(job, Told(lock_out))
+        reconcile(job, Progress(lock_out))
 
     assert "password authentication failed" in str(caught.value)
     assert MARK not in said(caught.value)

@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 
 from outbox.database.execute import execute
-from outbox.reconcile.model import InboxState, Outcome, Pair, ProducerState, Tier, Window
+from outbox.reconcile.job import Outcome, Pair, Tier, Window
 from outbox.reconcile.record import settled, settled_sql
-from outbox.reconcile.result import PairResult
-from outbox.reconcile.source import taken
-from tests.reconcile.town import HOUR, IN_SYNC, PAIR, WITH_EFFECT, Told, Town, counted, explain, fate, ids_at, kinds
+from outbox.reconcile.rows import InboxState, PairResult, ProducerState
+from outbox.reconcile.source import snapshots_of
+from tests.reconcile.town import HOUR, IN_SYNC, PAIR, WITH_EFFECT, Progress, Town, counted, explain, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]
 #: Messages in each bucket, and how many buckets there are.
@@ -42,11 +42,11 @@ def night(town: Town, *pairs: Pair, **options: Any) -> PairResult:
 def test_a_night_with_nothing_new_reads_nothing(town: Town, ids: list[UUID]) -> None:
     """What was in sync is counted, not read; only the range without an end is digested again."""
     first = night(town)
-    assert (first.plan.buckets, first.plan.differing, first.plan.kept) == (BUCKETS, 0, 0)
+    assert (first.plan.buckets, first.plan.differing, first.plan.settled) == (BUCKETS, 0, 0)
 
     second = night(town)
 
-    assert (second.plan.kept, second.plan.buckets, second.plan.differing) == (BUCKETS - 1, 1, 0)
+    assert (second.plan.settled, second.plan.buckets, second.plan.differing) == (BUCKETS - 1, 1, 0)
     assert (second.plan.rows_read, second.plan.ranges) == (0, 0)
     assert second.counts == {Outcome.CONSUMED: len(ids)}
     assert "were in sync and nothing was written in them since" in second.plan.why[0]
@@ -118,7 +118,7 @@ def test_what_is_written_in_a_range_has_it_looked_at_again(
     result = night(town)
 
     assert kinds(result) == expected
-    assert (result.plan.kept, result.plan.buckets) == (BUCKETS - 2, 2)
+    assert (result.plan.settled, result.plan.buckets) == (BUCKETS - 2, 2)
 
 
 def test_an_op_of_a_long_transaction_is_seen_when_it_commits(town: Town, ids: list[UUID]) -> None:
@@ -129,7 +129,7 @@ def test_an_op_of_a_long_transaction_is_seen_when_it_commits(town: Town, ids: li
         town.plant([IN_SYNC] * SIZE)
         first = night(town)
         assert first.plan.differing == 0
-        assert night(town).plan.kept == BUCKETS - 1
+        assert night(town).plan.settled == BUCKETS - 1
     town.at_producer("UPDATE outbox.op_message SET decided_at = decided_at - interval '1 hour'")
 
     result = night(town)
@@ -149,13 +149,13 @@ def test_a_long_transaction_with_an_old_id_inside_a_settled_range(
         later = town.plant([IN_SYNC] * (2 * SIZE))
         small_buckets([*ids[SIZE::SIZE], later[SIZE]])
         night(town)
-        assert night(town).plan.kept == BUCKETS
+        assert night(town).plan.settled == BUCKETS
     town.at_producer("UPDATE outbox.op_message SET decided_at = decided_at - interval '1 hour'")
 
     result = night(town)
 
     assert kinds(result) == {late: Outcome.UNDISPATCHED}
-    assert result.plan.kept == BUCKETS - 1
+    assert result.plan.settled == BUCKETS - 1
 
 
 def test_a_range_with_anything_open_is_not_settled(town: Town, ids: list[UUID]) -> None:
@@ -166,7 +166,7 @@ def test_a_range_with_anything_open_is_not_settled(town: Town, ids: list[UUID]) 
     for _ in range(2):
         result = night(town, window=Window(grace=60.0))
         assert kinds(result) == {parked: Outcome.PARKED}
-    assert result.plan.kept == 0 or result.plan.buckets >= 4
+    assert result.plan.settled == 0 or result.plan.buckets >= 4
 
 
 def _after(id_: UUID) -> UUID:
@@ -185,8 +185,8 @@ def test_after_a_restore_into_another_cluster_nothing_is_trusted(town: Town, ids
 
     result = night(town)
 
-    assert (result.plan.kept, result.plan.buckets) == (0, BUCKETS)
-    assert night(town).plan.kept == BUCKETS - 1
+    assert (result.plan.settled, result.plan.buckets) == (0, BUCKETS)
+    assert night(town).plan.settled == BUCKETS - 1
 
 
 @pytest.mark.parametrize(
@@ -197,15 +197,15 @@ def test_after_a_restore_into_another_cluster_nothing_is_trusted(town: Town, ids
 def test_with_another_filter_nothing_is_trusted(town: Town, ids: list[UUID], pair: Pair) -> None:
     """A range in sync under one filter need not be under another."""
     night(town)
-    assert night(town, pair).plan.kept == 0
-    assert night(town).plan.kept == 0
+    assert night(town, pair).plan.settled == 0
+    assert night(town).plan.settled == 0
 
 
 def test_another_group_has_ranges_of_its_own(town: Town, ids: list[UUID]) -> None:
     """What is settled for one group isn't for another."""
     night(town)
-    assert night(town, Pair("t", "other")).plan.kept == 0
-    assert night(town).plan.kept == BUCKETS - 1
+    assert night(town, Pair("t", "other")).plan.settled == 0
+    assert night(town).plan.settled == BUCKETS - 1
 
 
 def test_a_change_behind_the_frameworks_back_is_found_when_trust_ends(town: Town, ids: list[UUID]) -> None:
@@ -221,7 +221,7 @@ def test_a_change_behind_the_frameworks_back_is_found_when_trust_ends(town: Town
     )
     result = town.reconcile(tier=Tier.DIGEST)
     assert kinds(result) == {ids[15]: Outcome.MISSING}
-    assert result.plan.kept == BUCKETS - 2
+    assert result.plan.settled == BUCKETS - 2
 
 
 def test_what_a_run_without_trust_found_stays_found(town: Town, ids: list[UUID]) -> None:
@@ -247,13 +247,13 @@ def test_of_two_runs_at_once_one_keeps_its_ranges(town: Town, ids: list[UUID]) -
         if "digests" in title and not inner:
             inner.append(town.reconcile(tier=Tier.DIGEST))
 
-    told = Told(overtake)
-    result = town.reconcile(tier=Tier.DIGEST, told=told)
+    told = Progress(overtake)
+    result = town.reconcile(tier=Tier.DIGEST, progress=told)
 
     assert inner[0].counts == result.counts == {Outcome.CONSUMED: len(ids)}
     assert any("another run" in sentence for sentence in told.said)
     assert town.rows("SELECT version FROM outbox.reconciliation_mark") == [1]
-    assert night(town).plan.kept == BUCKETS - 1
+    assert night(town).plan.settled == BUCKETS - 1
 
 
 def test_the_loser_does_not_keep_what_the_winners_mark_has_passed(town: Town, ids: list[UUID]) -> None:
@@ -265,7 +265,7 @@ def test_the_loser_does_not_keep_what_the_winners_mark_has_passed(town: Town, id
             town.plant([fate(status=InboxState.NONE)], ids=[_after(ids[15])])
             inner.append(town.reconcile(tier=Tier.DIGEST))
 
-    town.reconcile(tier=Tier.DIGEST, told=Told(overtake))
+    town.reconcile(tier=Tier.DIGEST, progress=Progress(overtake))
 
     assert kinds(inner[0]) == {_after(ids[15]): Outcome.MISSING}
     assert kinds(night(town)) == {_after(ids[15]): Outcome.MISSING}
@@ -277,14 +277,14 @@ def test_a_narrower_window_leaves_the_ranges_outside(town: Town, ids: list[UUID]
     part = Window(_moment(ids[23]), _moment(ids[47]), grace=60.0)
 
     inside = night(town, window=part)
-    assert inside.plan.kept == 1  # 30 to 40; 20 to 30 and 40 to 50 are cut by the edges
+    assert inside.plan.settled == 1  # 30 to 40; 20 to 30 and 40 to 50 are cut by the edges
     again = night(town, window=part)
-    assert again.plan.kept == 3
+    assert again.plan.settled == 3
 
     whole = night(town)
     assert whole.counts == {Outcome.CONSUMED: len(ids)}
-    assert whole.plan.kept == 2 + 3  # up to 20, those of the part; the rest was cut or has no end
-    assert night(town).plan.kept >= 6
+    assert whole.plan.settled == 2 + 3  # up to 20, those of the part; the rest was cut or has no end
+    assert night(town).plan.settled >= 6
 
 
 def test_what_is_written_where_a_window_cut_a_range_is_found(town: Town, ids: list[UUID]) -> None:
@@ -329,7 +329,7 @@ def test_the_lookups_of_what_was_touched_use_indexes(town: Town, ids: list[UUID]
     town.at_producer("ANALYZE")
     town.run("ANALYZE")
     plans = []
-    with taken(*town.accesses) as snapshots:
+    with snapshots_of(*town.accesses) as snapshots:
         mark = settled.load(snapshots, PAIR, Window().range, HOUR).mark
         lookups = (
             (

@@ -16,11 +16,10 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from outbox.errors import InvalidSettings, ReconcileError, SourceError
-from outbox.reconcile.engine import LocalEngine
+from outbox.reconcile.compare import LocalEngine
+from outbox.reconcile.job import Access, Spark
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import Access
-from outbox.reconcile.options import Spark
-from outbox.reconcile.postgres import PostgresSide
+from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.engine import SparkEngine
 from outbox.reconcile.spark.session import session
 from outbox.reconcile.spark.tasks import planned

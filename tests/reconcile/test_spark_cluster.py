@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from outbox.reconcile.engine import LocalEngine
-from outbox.reconcile.options import Spark
+from outbox.reconcile.compare import LocalEngine
+from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.engine import SparkEngine
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import summed

@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import make_url
 
 from outbox.errors import SourceError
-from outbox.reconcile.engine import LocalEngine
-from outbox.reconcile.model import Access
-from outbox.reconcile.options import Spark
-from outbox.reconcile.postgres import PostgresSide
+from outbox.reconcile.compare import LocalEngine
+from outbox.reconcile.job import Access, Spark
+from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.engine import SparkEngine
 from outbox.reconcile.spark.jdbc import planned_by_jdbc
 from tests.reconcile import spark_secrets

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox.errors import InvalidSettings, ReconcileError, SourceError
-from outbox.reconcile.options import Spark
+from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import told
 from outbox.reconcile.spark.jdbc import jdbc_options
 from outbox.reconcile.spark.place import Place, place_of, refuse_loopback, spark_defaults

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, signal, sys, threading
 import psutil
-from outbox.reconcile.options import Spark
 from outbox.reconcile.spark.session import session
 
 def mine(signum, frame): pass

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import digest, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.model import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
-from outbox.reconcile.source import taken
+from outbox.reconcile.job import FIRST_ID, EngineName, Outcome, Range, Tier
+from outbox.reconcile.rows import InboxState, ProducerState
+from outbox.reconcile.source import snapshots_of
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]
@@ -112,7 +113,7 @@ def test_the_next_nights_of_a_large_table_cost_what_is_new(town: Town) -> None:
         result = town.reconcile(pair, tier=Tier.DIGEST)
         assert kinds(result) == expected
         assert counted(result) == {Outcome.CONSUMED: 30_000, Outcome.MISSING: len(expected)}
-        assert result.plan.kept > 20
+        assert result.plan.settled > 20
         assert result.plan.rows_read < 5_000
 
 
@@ -203,7 +204,7 @@ def test_two_differences_do_not_cancel_out(town: Town, small_buckets: Cut) -> No
 
 def test_the_hash_is_one_that_both_servers_compute_alike(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast hash needs PostgreSQL 14 on both sides and the same values; else both hash by md5."""
-    with taken(*town.accesses) as snapshots:
+    with snapshots_of(*town.accesses) as snapshots:
         assert digest.mixing_of(snapshots) is reconcile_sql.FAST
         values = iter([[[(1, 2)]], [[(1, 3)]]])
         with monkeypatch.context() as patch:

@@ -19,11 +19,10 @@ from sqlalchemy import Engine, text
 from outbox import Settings
 from outbox.database.execute import Statement
 from outbox.message.model import uuid7, uuid7_at
-from outbox.reconcile.engine import Silent
-from outbox.reconcile.job import reconcile
-from outbox.reconcile.model import Access, Effect, InboxState, Outcome, Pair, ProducerState, Window
-from outbox.reconcile.options import Job
-from outbox.reconcile.result import PairResult, to_findings
+from outbox.reconcile.compare import NoProgress
+from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Window
+from outbox.reconcile.rows import InboxState, PairResult, ProducerState, to_findings
+from outbox.reconcile.run import reconcile
 from tests.consumer.support import Bench, make_ledger
 
 PAIR = Pair("t", "g")
@@ -67,7 +66,7 @@ class Fate:
 IN_SYNC = Fate()
 
 
-class Told(Silent):
+class Progress(NoProgress):
     """Notes what a job says, and does something when a stage begins."""
 
     def __init__(self, at_stage: Callable[[str], None] = lambda title: None) -> None:
@@ -139,9 +138,9 @@ class Town(Bench):
         options.setdefault("window", Window(grace=60.0))
         return Job(*self.accesses, pairs or (PAIR,), **options)
 
-    def reconcile(self, *pairs: Pair, told: Silent | None = None, **options: Any) -> PairResult:
+    def reconcile(self, *pairs: Pair, progress: NoProgress | None = None, **options: Any) -> PairResult:
         """Reconcile, and return the result of the first pair."""
-        return reconcile(self.job(*pairs, **options), told).pairs[0]
+        return reconcile(self.job(*pairs, **options), progress).pairs[0]
 
     def run(self, sql: str, **values: Any) -> None:
         """Run a statement in the consumer's database."""

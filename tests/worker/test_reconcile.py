@@ -16,10 +16,8 @@ from sqlalchemy import make_url, text
 
 from outbox import Outbox, Settings, embedded
 from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings
-from outbox.reconcile.config import JobParts
-from outbox.reconcile.model import Pair
-from outbox.reconcile.result import JobResult
-from outbox.reconcile.schedule import Reconciliation
+from outbox.reconcile.job import Pair, Reconciliation
+from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
 from outbox.worker.reconciliation import LOST_AFTER, RETRY_AFTER, LastRun, Reconciler, Timetable, reconcilers
 from tests.conftest import wait_until
@@ -32,7 +30,7 @@ RUNS = "SELECT id FROM outbox.reconciliation_run"
 ENDED = f"{RUNS} WHERE finished_at IS NOT NULL"
 ERRORS = "SELECT error FROM outbox.reconciliation_run WHERE error IS NOT NULL"
 BEGAN = "started_at = started_at - make_interval(secs => {0}), finished_at = finished_at - make_interval(secs => {0})"
-MISSING = JobParts(grace=0.0, apply=True)
+MISSING = {"window": {"grace": 0.0}, "apply": True}
 
 
 def declare(bench: Bench, **options: Any) -> list[JobResult]:
@@ -267,7 +265,7 @@ def test_groups_that_consume_from_several_databases(bench: Bench, new_database: 
     """Each source is a job of its own, with the filters of the subscriptions; pairs may be chosen."""
     bench.outbox.consumer("far", group="mail", source=new_database(), tags={"x"})(bench.handle)
     declare(bench)
-    bench.outbox.reconciliation("one", every=60, job=JobParts(pairs=(Pair("far", "mail"),)))
+    bench.outbox.reconciliation("one", every=60, job={"pairs": [Pair("far", "mail")]})
     names = [each.name for each in reconcilers(bench.outbox, threading.Event())]
     assert names == ["reconcile nightly: far → mail", "reconcile nightly: paid → mail", "reconcile one: far → mail"]
     bench.work(roles=["reconcile"])
@@ -279,7 +277,7 @@ def test_a_job_as_a_file(bench: Bench, tmp_path: Path) -> None:
     """A file says how to reconcile, what is said in code counts more."""
     config = tmp_path / "night.toml"
     config.write_text('tier = "digest"\n[window]\nlast = "24h"\ngrace = "1h"\n')
-    results = declare(bench, config=config, job=JobParts(grace=5.0))
+    results = declare(bench, config=config, job={"window": {"grace": "5s"}})
     assert look(bench) == 1
     (pair,) = results[0].pairs
     assert (pair.plan.tier.value, pair.window.grace) == ("digest", 5.0)
@@ -289,10 +287,10 @@ def test_a_job_as_a_file(bench: Bench, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({"every": 60, "job": {"grace": 1}}, "must be a JobParts"),
-        ({"every": 60, "job": JobParts(record=False)}, "leave record out"),
-        ({"every": 60, "job": JobParts(pairs=(Pair("paid", "nobody"),))}, "paid:nobody is no subscription"),
-        ({"every": 60, "job": JobParts(workers=0)}, "workers = 0"),
+        ({"every": 60, "job": {"grace": 1}}, "grace is unknown; known are producer, consumer"),
+        ({"every": 60, "job": {"record": False}}, "leave record out"),
+        ({"every": 60, "job": {"pair": [{"topic": "paid", "group": "nobody"}]}}, "paid:nobody is no subscription"),
+        ({"every": 60, "job": {"workers": 0}}, "workers = 0"),
         ({"every": 60, "config": "/nowhere.toml"}, "can't be read"),
         ({"at": "03:00", "timezone": "Mars/Olympus"}, "Mars/Olympus"),
         ({"cron": "61 3 * * *"}, "'61 3 * * *'"),

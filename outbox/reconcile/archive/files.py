@@ -21,7 +21,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from outbox.errors import SourceError
-from outbox.reconcile.model import CONSUMER, PRODUCER, Effect, Pair, Range
+from outbox.reconcile.job import Effect, Pair, Range
+from outbox.reconcile.rows import CONSUMER, PRODUCER
 
 Kind = Literal["producer", "consumer"]
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from outbox.errors import InvalidSettings, SourceError
 from outbox.message.model import uuid7_at
 from outbox.reconcile import plan
+from outbox.reconcile.archive import clipped, merged
 from outbox.reconcile.archive.files import (
     TEMPORARY,
     Content,
@@ -29,13 +30,11 @@ from outbox.reconcile.archive.files import (
     write_manifest,
     write_part,
 )
-from outbox.reconcile.archive.sides import clipped, merged
-from outbox.reconcile.compare import Side
-from outbox.reconcile.engine import Silent, Told
-from outbox.reconcile.model import Access, InboxState, Pair, ProducerState, Range, Window
+from outbox.reconcile.compare import NoProgress, Progress, Side
+from outbox.reconcile.job import Access, Pair, Range, Window
 from outbox.reconcile.plan import without
-from outbox.reconcile.postgres import PostgresSide
-from outbox.reconcile.source import Snapshot, Snapshots, as_time, taken
+from outbox.reconcile.rows import InboxState, ProducerState
+from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, snapshots_of
 
 _LOCK = ".lock"
 #: What becomes something else without anybody's doing.
@@ -131,7 +130,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def take_archive(
-    producer: Access, consumer: Access, pair: Pair, window: Window, folder: Path, told: Told | None = None
+    producer: Access, consumer: Access, pair: Pair, window: Window, folder: Path, told: Progress | None = None
 ) -> tuple[Manifest, Manifest]:
     """Archive both sides of a pair into folders of its own within ``folder``; return what they have then.
 
@@ -143,9 +142,9 @@ def take_archive(
         SourceError: a database can't be read; a folder has an archive of something else, or is being written to.
         SchemaMissing, SchemaOutdated: a database isn't migrated.
     """
-    teller = told or Silent()
+    progress = told or NoProgress()
     own = folder / f"{quote(pair.topic, safe='')}.{quote(pair.group, safe='')}"
-    with taken(producer, consumer) as snapshots:
+    with snapshots_of(producer, consumer) as snapshots:
         ranges = _ranges(window, snapshots)
         sides: tuple[tuple[Snapshot, Kind, float], ...] = (
             (snapshots.producer, "producer", producer.settings.retention),
@@ -153,7 +152,7 @@ def take_archive(
         )
         manifests = []
         for snapshot, kind, retention in sides:
-            teller.stage(f"{pair}: archive of the {kind}", len(ranges))
+            progress.stage(f"{pair}: archive of the {kind}", len(ranges))
             manifests.append(
                 write_archive(
                     PostgresSide(snapshot.access, kind, pair, snapshot.name),
@@ -163,7 +162,7 @@ def take_archive(
                     pair=pair,
                     taken_at=as_time(snapshot.now),
                     horizon=_horizon(snapshot, retention),
-                    done=teller.done,
+                    done=progress.done,
                 )
             )
     return manifests[0], manifests[1]

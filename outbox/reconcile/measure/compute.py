@@ -25,12 +25,11 @@ from outbox.database.execute import execute
 from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
 from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, ReconcileError, SourceError
 from outbox.message import codec
-from outbox.reconcile.measure import sql
+from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
+from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.measure import sql as store
-from outbox.reconcile.measure.declaration import COUNT, Measure
-from outbox.reconcile.model import FIRST_ID, InboxState, Pair, ProducerState, Range, Window, to_uuids
-from outbox.reconcile.postgres import aside, between
-from outbox.reconcile.result import EXACT, MeasureResult, MeasureRow
+from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
+from outbox.reconcile.source import between, in_savepoint
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -101,15 +100,15 @@ class Bodies:
         if ids and not self.measure.in_flight:
             what = f"{len(ids)} messages are under way, and what they carry isn't known"
             return self._tally([f"{what}: give the measure in_flight, or a window in which all has arrived"])
-        kept, unreadable, tally = 0, _Unreadable(), self._tally()
+        found, unreadable, tally = 0, _Unreadable(), self._tally()
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
-            with aside(self.connection, self.seconds, by_index=True):
-                kept += execute(self.connection, sql.kept(self.schema, batch))[0][0][0]
+            with in_savepoint(self.connection, self.seconds, by_index=True):
+                found += execute(self.connection, sql.count_bodies(self.schema, batch))[0][0][0]
             self._add(sql.halves_of(self.schema, between(self.pair), batch), tally, unreadable)
-        if kept < len(ids):
+        if found < len(ids):
             tally.faults.append(
-                f"the bodies of {len(ids) - kept} of {len(ids)} messages under way are no longer in the producer's "
+                f"the bodies of {len(ids) - found} of {len(ids)} messages under way are no longer in the producer's "
                 "database (pruned?): what they carry isn't counted"
             )
         tally.faults += unreadable.told(f"{len(ids)} messages under way")
@@ -132,7 +131,7 @@ class Bodies:
 
     def _batches(self, first: UUID, last: UUID) -> Iterator[tuple[UUID, UUID]]:
         while True:
-            with aside(self.connection, self.seconds, by_index=True):
+            with in_savepoint(self.connection, self.seconds, by_index=True):
                 (rows,) = execute(self.connection, sql.batch_end(self.schema, first, last, BATCH))
             if not rows:
                 yield first, last
@@ -153,7 +152,7 @@ class Bodies:
     def _sums(self, halves: sql.Halves) -> list[tuple[Any, ...]] | None:
         """Have the database add up a batch; None if it can't read one of the bodies."""
         try:
-            with aside(self.connection, self.seconds, by_index=True):
+            with in_savepoint(self.connection, self.seconds, by_index=True):
                 return execute(self.connection, sql.body_sums(halves, self._by, self._values))[0]
         except DBAPIError as error:
             # Data exception, and program limit exceeded: a nesting or a number that is too much for it.
@@ -164,7 +163,7 @@ class Bodies:
     def _add_one_by_one(self, halves: sql.Halves, tally: Tally, unreadable: _Unreadable) -> int:
         found, after = 0, FIRST_ID
         while True:
-            with aside(self.connection, self.seconds, by_index=True):
+            with in_savepoint(self.connection, self.seconds, by_index=True):
                 (rows,) = execute(self.connection, sql.bodies(halves, after, CHUNK))
             for id_, content_type, raw in rows:
                 try:
@@ -348,7 +347,7 @@ class Select:
     def _run(self, sql: str, failed: Callable[[str], OutboxError], rows: Callable[[Any], Any]) -> Any:
         statement = self._bound(sql)
         try:
-            with aside(self.connection, self.seconds):
+            with in_savepoint(self.connection, self.seconds):
                 return rows(self.connection.execute(statement, self._values()))
         except DBAPIError as error:
             told = str(error.orig).strip()

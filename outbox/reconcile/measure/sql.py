@@ -80,7 +80,7 @@ def limits(seconds: float) -> Statement:
     return Statement(_LIMITS, (f"{int(seconds * 1000)}ms",))
 
 
-def kept(schema: str, ids: Sequence[UUID]) -> Statement:
+def count_bodies(schema: str, ids: Sequence[UUID]) -> Statement:
     """Count those half messages that are still there. Rows: ``(halves,)``."""
     return Statement(in_schema(_KEPT, schema), (list(ids),))
 

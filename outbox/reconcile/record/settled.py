@@ -20,10 +20,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.reconcile.model import Outcome, Pair, Range
-from outbox.reconcile.postgres import aside
-from outbox.reconcile.record import settled_sql
-from outbox.reconcile.source import Snapshot, Snapshots, engine_of, reaching
+from outbox.reconcile.job import Outcome, Pair, Range
+from outbox.reconcile.record import sql
+from outbox.reconcile.source import Snapshot, Snapshots, engine_of, in_savepoint, reaching
 
 #: With another meaning of a range or a mark, older ones are forgotten.
 _FORMAT = 2
@@ -31,7 +30,7 @@ _FORMAT = 2
 #: Messages of a range that is kept, unless a range that was digested has more: few, since one late message spoils it.
 ROWS_OF_RANGE = 600
 
-Kept = tuple[Range, Counter[Outcome]]
+SettledRange = tuple[Range, Counter[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Settled:
     ``forgotten`` were touched since.
     """
 
-    ranges: list[Kept]
+    ranges: list[SettledRange]
     version: int
     mark: Mapping[str, Any]
     outside: tuple[UUID, ...] = ()
@@ -66,9 +65,7 @@ class _Mark:
     def of(cls, snapshots: Snapshots, pair: Pair) -> _Mark:
         schema = snapshots.producer.access.schema
         with reaching(snapshots.producer.access):
-            ((here,), heads) = execute(
-                snapshots.producer.connection, settled_sql.here(), settled_sql.heads(schema, pair.topic)
-            )
+            ((here,), heads) = execute(snapshots.producer.connection, sql.here(), sql.heads(schema, pair.topic))
         filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
         effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
         horizon = snapshots.producer.access.settings.retention
@@ -85,40 +82,40 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     with reaching(consumer.access):
         marks, rows = execute(
             consumer.connection,
-            settled_sql.mark(schema, pair.group, pair.topic),
-            settled_sql.load(schema, pair.group, pair.topic, keep_for),
+            sql.mark(schema, pair.group, pair.topic),
+            sql.load(schema, pair.group, pair.topic, keep_for),
         )
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
     if not keep_for or before is None or before["identity"] != now.identity or not rows:
         return Settled([], version, now.as_json())
-    kept = [(Range(first, end), _counter(counts)) for first, end, counts in rows]
+    known = [(Range(first, end), _counter(counts)) for first, end, counts in rows]
     # With the ends too: what lies between two ranges must not count for the one before it.
-    bounds = sorted({bound for each, _ in kept for bound in each if bound is not None})
+    bounds = sorted({bound for each, _ in known for bound in each if bound is not None})
     touched = {bounds[number - 1] for number in _touched(snapshots, pair, bounds, before, now) if number}
-    untouched = [each for each in kept if each[0].first not in touched]
+    untouched = [each for each in known if each[0].first not in touched]
     ranges = [each for each in untouched if _inside(each[0], window)]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
     outside = tuple(each.first for each, _ in untouched if _apart(each, window))
-    return Settled(ranges, version, now.as_json(), outside, len(kept) - len(untouched))
+    return Settled(ranges, version, now.as_json(), outside, len(known) - len(untouched))
 
 
-def keep(snapshots_of: Snapshot, pair: Pair, settled: Settled, fresh: Sequence[Kept]) -> bool:
+def keep(consumer: Snapshot, pair: Pair, settled: Settled, fresh: Sequence[SettledRange]) -> bool:
     """Write down what is settled now; False if another run of the same pair was faster, which is no harm."""
-    access = snapshots_of.access
+    access = consumer.access
     engine = engine_of(access)
     try:
         with reaching(access), engine.begin() as connection:
             (written,) = execute(
                 connection,
-                settled_sql.write_mark(access.schema, pair.group, pair.topic, settled.version, settled.mark),
+                sql.write_mark(access.schema, pair.group, pair.topic, settled.version, settled.mark),
             )
             if not written:
                 return False
             old = [each.first for each, _ in settled.ranges]
             execute(
                 connection,
-                settled_sql.forget(access.schema, pair.group, pair.topic, [*old, *settled.outside]),
-                settled_sql.keep(
+                sql.forget(access.schema, pair.group, pair.topic, [*old, *settled.outside]),
+                sql.keep(
                     access.schema,
                     pair.group,
                     pair.topic,
@@ -135,15 +132,15 @@ def _touched(snapshots: Snapshots, pair: Pair, bounds: list[UUID], before: Mappi
     producer, consumer = snapshots.producer, snapshots.consumer
     heads = dict.fromkeys(now.heads, 0) | {int(queue): int(position) for queue, position in before["heads"]}
     # By index: both are about what came lately, and statistics don't know what is late.
-    with reaching(producer.access), aside(producer.connection, 0.0, by_index=True):
+    with reaching(producer.access), in_savepoint(producer.connection, 0.0, by_index=True):
         (ours,) = execute(
             producer.connection,
-            settled_sql.touched_at_producer(producer.access.schema, pair.topic, bounds, before["snapshot"], heads),
+            sql.touched_at_producer(producer.access.schema, pair.topic, bounds, before["snapshot"], heads),
         )
-    with reaching(consumer.access), aside(consumer.connection, 0.0, by_index=True):
+    with reaching(consumer.access), in_savepoint(consumer.connection, 0.0, by_index=True):
         (theirs,) = execute(
             consumer.connection,
-            settled_sql.touched_at_consumer(consumer.access.schema, pair.group, pair.topic, bounds),
+            sql.touched_at_consumer(consumer.access.schema, pair.group, pair.topic, bounds),
         )
     return {number for (number,) in (*ours, *theirs)}
 
@@ -164,25 +161,25 @@ def _counter(text: str) -> Counter[Outcome]:
     return Counter({Outcome[name.upper()]: number for name, number in json.loads(text).items()})
 
 
-def settled_by(ranges: Sequence[Kept], told: Sequence[UUID]) -> list[Kept]:
+def settled_by(ranges: Sequence[SettledRange], excluded: Sequence[UUID]) -> list[SettledRange]:
     """Return the ranges, which are in order, in which none of these ids lies.
 
     Without those that have no end: new messages come into them, and so may rows that only the consumer has.
     """
-    ids = sorted(told)
-    kept: list[Kept] = []
+    ids = sorted(excluded)
+    settled: list[SettledRange] = []
     for each, counts in ranges:
-        place = bisect_left(ids, each.first)
-        if each.end is not None and (place == len(ids) or ids[place] >= each.end):
-            _append(kept, each, counts)
-    return kept
+        index = bisect_left(ids, each.first)
+        if each.end is not None and (index == len(ids) or ids[index] >= each.end):
+            _append(settled, each, counts)
+    return settled
 
 
-def _append(kept: list[Kept], each: Range, counts: Counter[Outcome]) -> None:
+def _append(settled: list[SettledRange], each: Range, counts: Counter[Outcome]) -> None:
     """Add a range to others before it; to the last of them, if that is its neighbour and both are small."""
-    if kept:
-        before, others = kept[-1]
+    if settled:
+        before, others = settled[-1]
         if before.end == each.first and others.total() + counts.total() <= ROWS_OF_RANGE:
-            kept[-1] = Range(before.first, each.end), others + counts
+            settled[-1] = Range(before.first, each.end), others + counts
             return
-    kept.append((each, counts))
+    settled.append((each, counts))

@@ -12,25 +12,24 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from outbox.reconcile.model import Action, Outcome, Pair
-from outbox.reconcile.options import Job
+from outbox.reconcile.job import Job, Outcome, Pair, Repair
 from outbox.reconcile.repair.acts import check_undecided, dispatch_undispatched, park, resend_missing, retry_parked
 from outbox.reconcile.repair.sync_status import sync_status
 from outbox.reconcile.repair.work import Act, Work, attempt
-from outbox.reconcile.result import Finding, Repaired
+from outbox.reconcile.rows import Finding, Repaired
 
 __all__ = ["BATCH", "repair"]
 
 #: How many messages an act is about at most.
 BATCH = 500
 
-_ACTS: Mapping[Action, Act] = {
-    Action.RESEND: resend_missing,
-    Action.DISPATCH: dispatch_undispatched,
-    Action.SYNC_STATUS: sync_status,
-    Action.PARK: park,
-    Action.RETRY: retry_parked,
-    Action.CHECK: check_undecided,
+_ACTS: Mapping[Repair, Act] = {
+    Repair.RESEND: resend_missing,
+    Repair.DISPATCH: dispatch_undispatched,
+    Repair.SYNC_STATUS: sync_status,
+    Repair.PARK: park,
+    Repair.RETRY: retry_parked,
+    Repair.CHECK: check_undecided,
 }
 
 
@@ -56,11 +55,11 @@ def repair(
     work = Work(job, pair, run_id, producer, consumer)
     by_kind: dict[Outcome, list[Finding]] = {}
     for finding in findings:
-        if finding.outcome.differs and job.policy.action(finding.outcome) is not Action.ALERT:
+        if finding.outcome.differs and job.repair_of(finding.outcome) is not Repair.ALERT:
             by_kind.setdefault(finding.outcome, []).append(finding)
     repaired: list[Repaired] = []
     for kind in sorted(by_kind):
-        action = job.policy.action(kind)
+        action = job.repair_of(kind)
         for batch in _batches(by_kind[kind]):
             results = attempt(_ACTS[action], work, batch)
             news = [Repaired(finding.id, kind, action, results[finding.id]) for finding in batch]

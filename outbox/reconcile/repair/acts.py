@@ -25,11 +25,11 @@ from outbox.dispatch.once import dispatch_once, dispatch_passed, newest_sends, r
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Status
 from outbox.operator.undecided import request_check, retry
-from outbox.reconcile import repair_sql
-from outbox.reconcile.model import Action, Outcome
+from outbox.reconcile.job import Outcome, Repair
+from outbox.reconcile.repair import sql as repair_sql
 from outbox.reconcile.repair import work as inbox
 from outbox.reconcile.repair.work import BUSY, DONE, HEALED, PATIENCE, InboxRow, Work, ids_of
-from outbox.reconcile.result import Finding
+from outbox.reconcile.rows import Finding
 
 
 def check_undecided(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
@@ -123,7 +123,7 @@ def park(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
         execute(
             connection,
             repair_sql.settle_inbox(schema, work.pair.group, Status.PARKED.value, ids_of(chosen), why),
-            *work.audits(Action.PARK, chosen, {finding.id: {"was": Status.FAILED.value} for finding in chosen}),
+            *work.audits(Repair.PARK, chosen, {finding.id: {"was": Status.FAILED.value} for finding in chosen}),
         )
     return results
 
@@ -168,7 +168,7 @@ def resend_missing(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
                 results[finding.id] = HEALED  # resent meanwhile: the consumer hasn't read past that yet
             elif finding.id in compensated:
                 results[finding.id] = "refused: it was compensated"
-            elif sent > work.job.policy.max_resends:
+            elif sent > work.job.max_resends:
                 results[finding.id] = f"refused: resent {sent - 1} times already"
             else:
                 results[finding.id] = DONE

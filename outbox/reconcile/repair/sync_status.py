@@ -26,11 +26,11 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import execute
 from outbox.message.model import Status
-from outbox.reconcile import repair_sql
-from outbox.reconcile.model import Action, InboxState, ProducerState
+from outbox.reconcile.job import Repair
+from outbox.reconcile.repair import sql as repair_sql
 from outbox.reconcile.repair import work as inbox
 from outbox.reconcile.repair.work import BUSY, DONE, HEALED, InboxRow, Work, ids_of
-from outbox.reconcile.result import Finding
+from outbox.reconcile.rows import Finding, InboxState, ProducerState
 
 _WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
 
@@ -108,5 +108,5 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
         finding.id: {"was": finding.status.name.lower() if finding.status else None, "is": truth.value}
         for finding in done
     }
-    execute(connection, *work.audits(Action.SYNC_STATUS, done, told))
+    execute(connection, *work.audits(Repair.SYNC_STATUS, done, told))
     return late

@@ -19,12 +19,11 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import Statement, execute
 from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import audit, wait_at_most
-from outbox.dispatch.sql import plan_by_index
+from outbox.dispatch.sql import compensated, plan_by_index
 from outbox.message.model import Status
-from outbox.reconcile import repair_sql
-from outbox.reconcile.model import Action, InboxState, Outcome, Pair
-from outbox.reconcile.options import Job
-from outbox.reconcile.result import Finding
+from outbox.reconcile.job import Job, Outcome, Pair, Repair
+from outbox.reconcile.repair import sql as repair_sql
+from outbox.reconcile.rows import Finding, InboxState
 from outbox.text import summary_of
 
 DONE = "done"
@@ -61,7 +60,7 @@ class Work:
         """Return what the audit gives as the reason of an act."""
         return f"reconciliation {self.run_id}: {kind.label}"
 
-    def audits(self, action: Action, findings: Sequence[Finding], results: Mapping[UUID, object]) -> list[Statement]:
+    def audits(self, action: Repair, findings: Sequence[Finding], results: Mapping[UUID, object]) -> list[Statement]:
         """Return what records acts in the consumer's database, each with its result."""
         return [
             audit(
@@ -84,7 +83,7 @@ class Work:
 
     def compensated(self, connection: Connection, findings: Sequence[Finding]) -> set[UUID]:
         """Return which messages were compensated by now; ``connection`` is on the producer's database."""
-        (rows,) = execute(connection, repair_sql.compensated(self.job.producer.schema, ids_of(findings)))
+        (rows,) = execute(connection, compensated(self.job.producer.schema, ids_of(findings)))
         return {half_id for (half_id,) in rows}
 
 

@@ -1,5 +1,494 @@
-"""The report of a reconciliation: a terminal's tables, JSON, an HTML page and Prometheus' text, all of one result.
+"""The report as one JSON object: names that stay, decimals and ids as strings, times in ISO 8601 and UTC.
 
-`text.print_report`, `as_json.as_json`, `html.write_html`, `prometheus.write_prometheus`; what they say of a kind and of
-a finding comes from `sentences`, and what they count from `facts`.
+``version`` grows when a name goes or changes its meaning; new names may come at any time.
+
+    version, begun_at, seconds, applied         of the job; ``applied``: with repairs
+    in_sync, verdict, differences, left         ``left`` are neither repaired nor healed by the end of the run
+    pairs[]
+      topic, group, run_id, begun_at, in_sync
+      window      {since, until, grace}         null is no bound; grace in seconds
+      plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read}
+      counts      {outcome: number}             every outcome, also those that are 0
+      healed                                    differences that were gone at the second look
+      differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
+      lag         {bounds[], counts[], total, sampled, p50, p90, p99} or null
+                                                seconds; a percentile is the bound below it, null beyond the last one
+      findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, producer_digest, status,
+                   attempts, received_at, changed_at, effects, consumer_digest}
+      findings_left_out                         how many a limit kept out of ``findings``
+      repairs[]   {id, kind, action, result}    result: ``done``, ``healed``, or why it was refused
+      repairs_left_out
+      seconds     {stage: seconds}
+    measures[]
+      name, topic, group, by[], in_sync         everything adds up, and could be read
+      faults[]                                  sentences about what couldn't be read
+      totals[]    {key[], value, producer, rolled_back, consumer, in_flight, unexplained}
+      rows[]      the same, for each key
+
+What a report counts: repairs by kind, what is left, the verdict, and which findings it shows.
+
+What a report says of a kind of difference, and of one finding: the same on a terminal, in JSON and on the page.
 """
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import reduce
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from outbox.reconcile.job import POSSIBLE, Outcome, Repair, repair_of
+from outbox.reconcile.repair.work import DONE, HEALED
+from outbox.reconcile.rows import (
+    EXACT,
+    Finding,
+    InboxState,
+    JobResult,
+    Lag,
+    MeasureResult,
+    MeasureRow,
+    PairResult,
+    ProducerState,
+    to_findings,
+)
+from outbox.text import duration
+
+#: What each outcome means.
+MEANING: Mapping[Outcome, str] = {
+    Outcome.CONSUMED: "committed, dispatched and consumed",
+    Outcome.ROLLED_BACK: "rolled back or recalled, and without effect; or compensated, and quarantined",
+    Outcome.LEFT_OUT: "the group's filter leaves it out, or it was sent before the group began",
+    Outcome.IN_FLIGHT: "on its way for less than the grace period, or scheduled for later",
+    Outcome.UNJUDGED: "only the consumer has it, and the producer may have pruned it",
+    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "it took effect, though it was rolled back, recalled or compensated",
+    Outcome.DUPLICATE_EFFECT: "the business table has more than one row of it",
+    Outcome.PHANTOM: "the consumer has it, and the producer never sent it",
+    Outcome.DIGEST_MISMATCH: "the body that the producer has isn't the one that the consumer handled",
+    Outcome.NO_EFFECT: "the inbox says consumed, and the business table has no row of it",
+    Outcome.UNRECORDED: "it took effect, and the inbox has no row of it",
+    Outcome.STATUS_MISMATCH: "the inbox contradicts what is known to be true",
+    Outcome.UNCOMPENSATED: "quarantined at the consumer, and the producer's transaction was never compensated",
+    Outcome.UNDISPATCHED: "committed, and never made a message",
+    Outcome.RESEND_EXHAUSTED: "the consumer doesn't know it, though it was resent as often as is allowed",
+    Outcome.MISSING: "the consumer has read past it, and doesn't know it",
+    Outcome.UNCONSUMED: "the consumer hasn't come so far, for longer than the grace period",
+    Outcome.PARKED: "set aside by the consumer, which won't try it again by itself",
+    Outcome.FAILED: "the consumer's handler failed at it",
+    Outcome.UNDECIDED: "neither committed nor rolled back, for longer than the grace period",
+}
+
+# What a human does about it, where no action is.
+_BY_HAND: Mapping[Outcome, str] = {
+    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
+    "`outbox messages show ID` tells its story",
+    Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
+    Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
+    "then undo its effect at the consumer",
+    Outcome.DIGEST_MISMATCH: "find out who changed the body, and correct its effect at the consumer",
+    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out who took it away",
+    Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
+    Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
+    Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
+    Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
+    Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
+    Outcome.MISSING: "send it once more: `Outbox.resend`",
+    Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
+    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
+    Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
+    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
+    "`outbox half rollback ID` decides by hand",
+}
+
+# What an action does, and what has been done.
+_DOES: Mapping[Repair, str] = {
+    Repair.ALERT: "only tells of it",
+    Repair.RESEND: "sends it once more under its id",
+    Repair.DISPATCH: "dispatches it",
+    Repair.SYNC_STATUS: "writes what is known to be true into the inbox",
+    Repair.PARK: "sets it aside at the consumer",
+    Repair.RETRY: "gives it back to the consumer",
+    Repair.CHECK: "has it checked",
+}
+
+
+def mend(kind: Outcome, policy: Mapping[Outcome, Repair]) -> str:
+    """Return what mends a kind of difference under a policy: an action with ``--apply``, or what a human does."""
+    action = repair_of(policy, kind)
+    if action is not Repair.ALERT:
+        return f"--apply {_DOES[action]} ({kind.label} = {action.value})"
+    others = [
+        f"the policy {kind.label} = {other.value} {_DOES[other]}"
+        for other in POSSIBLE[kind]
+        if other is not Repair.ALERT
+    ]
+    return "; ".join([_BY_HAND[kind], *others])
+
+
+def seen(finding: Finding, now: dt.datetime) -> str:
+    """Return what was seen of one message at ``now``, the time of the comparison, in a sentence without its kind."""
+    parts = [_producer(finding, now), _consumer(finding, now)]
+    if finding.outcome is Outcome.DIGEST_MISMATCH:
+        parts.append(f"digest {_short(finding.producer_digest)} there, {_short(finding.consumer_digest)} here")
+    return "; ".join(parts)
+
+
+def _producer(finding: Finding, now: dt.datetime) -> str:
+    if finding.state is None:
+        return "the producer doesn't know it"
+    state = finding.state.name.lower().replace("_", " ")
+    parts = [state]
+    if finding.state is ProducerState.DISPATCHED:
+        parts = [f"{state} at queue {finding.queue}", f"position {finding.position}"]
+        if finding.sends and finding.sends > 1:
+            parts.append(counted(finding.sends, "send"))
+    if finding.compensated:
+        parts.append("compensated")
+    return ", ".join([*parts, *_when(finding.at, now)])
+
+
+def _consumer(finding: Finding, now: dt.datetime) -> str:
+    if not finding.status:
+        parts = ["the inbox doesn't know it"]
+    else:
+        parts = [f"the inbox says {finding.status.name.lower().replace('_', ' ')}"]
+        if finding.status is not InboxState.QUARANTINED and finding.attempts is not None:
+            parts.append(counted(finding.attempts, "attempt"))
+        parts += _when(finding.changed_at, now)
+    if finding.effects is not None:
+        parts.append(f"{counted(finding.effects, 'row')} in the business table")
+    return ", ".join(parts)
+
+
+def _when(moment: dt.datetime | None, now: dt.datetime) -> list[str]:
+    if moment is None:
+        return []
+    seconds = (now - moment).total_seconds()
+    return [f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"]
+
+
+def _short(digest: bytes | None) -> str:
+    return "(none)" if digest is None else digest.hex()[:8]
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: ``no rows``, ``1 row``, ``1,200 rows``."""
+    return f"{f'{number:,}' if number else 'no'} {noun if number == 1 else plural or noun + 's'}"
+
+
+def amount(value: Decimal) -> str:
+    """Return a decimal for people, with all of its digits: ``-1,234.50``."""
+    return f"{value:,f}"
+
+
+def bound(seconds: float) -> str:
+    """Return a bound of the lag histogram: ``30 ms``, ``10 s``, ``5 min``, ``1 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:g} ms"
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
+_REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KindSummary:
+    """How many differences of one kind there were, what is done about them, and what became of it.
+
+    ``tried``: repairs were to be done. ``refused`` counts by reason.
+    """
+
+    kind: Outcome
+    number: int
+    action: Repair
+    tried: bool
+    done: int
+    healed: int
+    refused: Counter[str]
+
+    @property
+    def left(self) -> int:
+        """How many are neither repaired nor healed."""
+        return max(0, self.number - self.done - self.healed)
+
+    @property
+    def repair(self) -> str:
+        """What was done, or would be done, about them, in a few words."""
+        if self.action is Repair.ALERT:
+            return ""
+        if not self.tried:
+            return f"--apply: {self.action.value}"
+        parts = []
+        if self.done:
+            parts.append(f"{self.done:,} repaired ({self.action.value})")
+        if self.healed:
+            parts.append(f"{self.healed:,} healed meanwhile")
+        if self.refused:
+            reasons = [f"{reason} ({number:,})" for reason, number in self.refused.most_common(_REASONS_SHOWN)]
+            if len(self.refused) > _REASONS_SHOWN:
+                reasons.append(f"and {counted(len(self.refused) - _REASONS_SHOWN, 'other reason')}")
+            parts.append(f"{self.refused.total():,} refused: {'; '.join(reasons)}")
+        return ", ".join(parts) or "not tried"
+
+
+def kinds(pair: PairResult, result: JobResult) -> list[KindSummary]:
+    """Return the differences of a pair by kind, gravest first; of several repairs of a message the last counts."""
+    results: dict[Outcome, Counter[str]] = {kind: Counter() for kind in pair.differences}
+    for repaired in {repaired.id: repaired for repaired in pair.repairs}.values():
+        results.setdefault(repaired.kind, Counter())[_reason(repaired.result)] += 1
+    return [
+        KindSummary(
+            kind,
+            number,
+            repair_of(result.policy, kind),
+            result.applied,
+            results[kind].pop(DONE, 0),
+            results[kind].pop(HEALED, 0),
+            results[kind],
+        )
+        for kind, number in pair.differences.items()
+    ]
+
+
+def _reason(result: str) -> str:
+    # A database's error has several lines.
+    return " ".join(result.removeprefix("refused: ").split())
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a job comes to. ``measures`` are texts about those that don't add up."""
+
+    differences: int
+    left: int
+    measures: tuple[str, ...]
+
+    @property
+    def in_sync(self) -> bool:
+        """Was no difference found, and nothing unexplained?"""
+        return not (self.differences or self.measures)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for people: ``in sync``, ``7 differences left; bank: 1.50 amount unexplained``."""
+        return "; ".join(self.texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The parts of the sentence, at least one."""
+        if self.in_sync:
+            return ("in sync",)
+        parts = []
+        if self.differences:
+            parts.append(f"{counted(self.left, 'difference')} left")
+        if self.left < self.differences:
+            parts.append(f"{self.differences - self.left:,} of {self.differences:,} repaired")
+        return (", ".join(parts), *self.measures) if parts else self.measures
+
+
+def verdict(result: JobResult) -> Verdict:
+    """Return what a job comes to."""
+    told = [kind for pair in result.pairs for kind in kinds(pair, result)]
+    return Verdict(
+        sum(kind.number for kind in told),
+        sum(kind.left for kind in told),
+        tuple(text for measure in result.measures for text in _unexplained(measure)),
+    )
+
+
+def _unexplained(measure: MeasureResult) -> Iterable[str]:
+    amounts = [
+        f"{amount(unexplained(rows))} {' '.join([value, *currency])}"
+        for (value, currency), rows in measure.by_currency(measure.unexplained).items()
+    ]
+    if amounts:
+        yield f"{measure.name}: {', '.join(amounts)} unexplained"
+    if measure.faults:
+        yield f"{measure.name}: {counted(len(measure.faults), 'fault')}"
+
+
+def unexplained(rows: Iterable[MeasureRow]) -> Decimal:
+    """Return how much isn't explained in all.
+
+    Absolute values are added: what is too much under one key doesn't explain what is missing under another.
+    """
+    return reduce(EXACT.add, (row.unexplained.copy_abs() for row in rows), Decimal())
+
+
+def shares(numbers: Sequence[int], limit: int) -> list[int]:
+    """Return how many of each may be shown, at most ``limit`` in all: equal shares, and what is over goes to the first.
+
+    So that a hundred thousand of one kind don't hide the only one of another.
+    """
+    granted = [0] * len(numbers)
+    while limit > 0 and (hungry := [place for place, number in enumerate(numbers) if granted[place] < number]):
+        share = max(1, limit // len(hungry))
+        for place in hungry:
+            more = min(share, numbers[place] - granted[place], limit)
+            granted[place] += more
+            limit -= more
+    return granted
+
+
+def first_findings(findings: pa.Table, limit: int | None) -> list[Finding]:
+    """Return at most so many of the findings, gravest kind first, then by id; each kind has its share (`shares`)."""
+    outcomes = findings["outcome"].to_numpy()
+    # Stable: within a kind the order of ids stays.
+    order = np.argsort(outcomes, kind="stable")
+    if limit is not None:
+        _, starts, numbers = np.unique(outcomes[order], return_index=True, return_counts=True)
+        granted = shares(numbers.tolist(), limit)
+        order = np.concatenate(
+            [order[:0], *(order[start : start + some] for start, some in zip(starts, granted, strict=True))]
+        )
+    return list(to_findings(findings.take(pa.array(order))))
+
+
+def first_rows(measure: MeasureResult, limit: int) -> list[MeasureRow]:
+    """Return at most so many rows of a measure in their order: those that don't add up, then the last ones."""
+    by_weight = sorted(range(len(measure.rows)), key=lambda at: (not measure.rows[at].unexplained, -at))
+    return [measure.rows[at] for at in sorted(by_weight[:limit])]
+
+
+def lag_sentence(pair: PairResult) -> str:
+    """Return the percentiles of the lag in a sentence; empty if none was measured."""
+    if pair.lag is None or not pair.lag.total:
+        return ""
+    texts = []
+    for share in (0.5, 0.9, 0.99):
+        within = pair.lag.within(share)
+        where = f"over {bound(pair.lag.bounds[-1])}" if within is None else f"within {bound(within)}"
+        texts.append(f"{share:.0%} {where}")
+    what = "a sample of " if pair.lag.sampled else ""
+    return f"{', '.join(texts)} ({what}{counted(pair.lag.total, 'message')})"
+
+
+#: The version of the names.
+VERSION = 1
+
+_PLAIN = frozenset({bool, int, float, str})
+
+
+def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
+    """Return the report as a value of plain JSON types.
+
+    ``limit`` is the greatest number of findings, and of repairs, of each pair; None shows them all.
+    """
+    told = verdict(result)
+    value = {
+        "version": VERSION,
+        "begun_at": result.begun_at,
+        "seconds": result.seconds,
+        "applied": result.applied,
+        "in_sync": result.in_sync,
+        "verdict": told.sentence,
+        "differences": told.differences,
+        "left": told.left,
+        "pairs": [_pair(pair, result, limit) for pair in result.pairs],
+        "measures": [_measure(measure) for measure in result.measures],
+    }
+    plain: dict[str, Any] = _plain(value)
+    return plain
+
+
+def _pair(pair: PairResult, result: JobResult, limit: int | None) -> dict[str, Any]:
+    findings = first_findings(pair.findings, limit)
+    repairs = pair.repairs[:limit]
+    return {
+        "topic": pair.pair.topic,
+        "group": pair.pair.group,
+        "run_id": pair.run_id,
+        "begun_at": pair.begun_at,
+        "in_sync": pair.in_sync,
+        "window": pair.window,
+        "plan": pair.plan,
+        "counts": {outcome: pair.counts[outcome] for outcome in Outcome},
+        "healed": pair.healed,
+        "differences": [_kind(kind, result.policy) for kind in kinds(pair, result)],
+        "lag": _lag(pair.lag),
+        "findings": [_finding(finding, pair.begun_at) for finding in findings],
+        "findings_left_out": pair.findings.num_rows - len(findings),
+        "repairs": repairs,
+        "repairs_left_out": len(pair.repairs) - len(repairs),
+        "seconds": pair.seconds,
+    }
+
+
+def _kind(told: KindSummary, policy: Mapping[Outcome, Repair]) -> dict[str, Any]:
+    return {
+        "kind": told.kind,
+        "number": told.number,
+        "left": told.left,
+        "meaning": MEANING[told.kind],
+        "mend": mend(told.kind, policy),
+        "action": told.action,
+        "done": told.done,
+        "healed": told.healed,
+        "refused": told.refused,
+    }
+
+
+def _lag(lag: Lag | None) -> dict[str, Any] | None:
+    if lag is None:
+        return None
+    percentiles = {f"p{share}": lag.within(share / 100) for share in (50, 90, 99)}
+    return {"bounds": lag.bounds, "counts": lag.counts, "total": lag.total, "sampled": lag.sampled, **percentiles}
+
+
+def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:
+    # Shallow, and not dataclasses.asdict, which would copy each value of each of perhaps a hundred thousand.
+    fields = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
+    kind = fields.pop("outcome")
+    return {"id": fields.pop("id"), "kind": kind, "sentence": seen(finding, now), "since": finding.since, **fields}
+
+
+def _measure(measure: MeasureResult) -> dict[str, Any]:
+    return {
+        "name": measure.name,
+        "topic": measure.pair.topic,
+        "group": measure.pair.group,
+        "by": measure.by,
+        "in_sync": measure.in_sync,
+        "faults": measure.faults,
+        "totals": [_row(row) for row in measure.totals],
+        "rows": [_row(row) for row in measure.rows],
+    }
+
+
+def _row(row: MeasureRow) -> dict[str, Any]:
+    return dataclasses.asdict(row) | {"unexplained": row.unexplained}
+
+
+def _plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each type
+    if value is None or type(value) in _PLAIN:  # nearly all, where there are many findings
+        return value
+    match value:
+        case enum.Enum():
+            return value.name.lower()
+        case dt.datetime():
+            return value.astimezone(dt.UTC).isoformat()
+        case UUID():
+            return str(value)
+        case Decimal():
+            return f"{value:f}"
+        case bytes():
+            return value.hex()
+        case Mapping():
+            return {_plain(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        case _:
+            return value

@@ -27,10 +27,10 @@ import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from outbox.reconcile.model import Outcome, fixed_ids
-from outbox.reconcile.report.document import (
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.report import (
     MEANING,
-    KindTold,
+    KindSummary,
     Verdict,
     amount,
     bound,
@@ -44,7 +44,7 @@ from outbox.reconcile.report.document import (
     shares,
     verdict,
 )
-from outbox.reconcile.result import EXACT, Finding, JobResult, Lag, MeasureResult, MeasureRow, PairResult
+from outbox.reconcile.rows import EXACT, Finding, JobResult, Lag, MeasureResult, MeasureRow, PairResult, fixed_ids
 from outbox.text import duration, plain
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -301,7 +301,7 @@ class _PairPage:
     """What the page shows of a pair."""
 
     told: PairResult
-    kinds: list[KindTold]
+    kinds: list[KindSummary]
     colours: dict[Outcome, str]
     time: Columns | None
     undated: int

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from outbox.reconcile.model import KINDS, Outcome, Pair
-from outbox.reconcile.report.document import kinds, unexplained
-from outbox.reconcile.result import JobResult, MeasureResult, PairResult
+from outbox.reconcile.job import KINDS, Outcome, Pair
+from outbox.reconcile.report import kinds, unexplained
+from outbox.reconcile.rows import JobResult, MeasureResult, PairResult
 
 _PREFIX = "outbox_reconcile"
 _PAIR = ("topic", "group")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outbox.reconcile.model import Outcome
-from outbox.reconcile.options import Policy
-from outbox.reconcile.report.document import (
+from outbox.reconcile.job import Outcome, Repair
+from outbox.reconcile.report import (
     MEANING,
-    KindTold,
+    KindSummary,
     amount,
     counted,
     first_findings,
@@ -26,7 +25,7 @@ from outbox.reconcile.report.document import (
     shares,
     verdict,
 )
-from outbox.reconcile.result import JobResult, MeasureResult, MeasureRow, PairResult
+from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow, PairResult
 from outbox.text import duration, plain
 
 _NO_DIFFERENCE = tuple(outcome for outcome in Outcome if not outcome.differs)
@@ -83,7 +82,7 @@ def _facts(pair: PairResult) -> Iterator[tuple[str, str]]:
         yield "", why
     ranges = [counted(plan.ranges, "range")]
     if plan.buckets:
-        ranges += [f"{counted(plan.buckets, 'bucket')}", f"{plan.differing:,} differing", f"{plan.kept:,} kept"]
+        ranges += [f"{counted(plan.buckets, 'bucket')}", f"{plan.differing:,} differing", f"{plan.settled:,} settled"]
     yield "read", f"{counted(plan.rows_read, 'row')} of {', '.join(ranges)}"
     if pair.seconds:
         stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in pair.seconds.items())
@@ -94,11 +93,11 @@ def _facts(pair: PairResult) -> Iterator[tuple[str, str]]:
         yield "healed", f"{counted(pair.healed, 'difference')} at the second look"
 
 
-def _left(kind: KindTold) -> Text:
+def _left(kind: KindSummary) -> Text:
     return Text(f"{kind.left:,}", "bold red" if kind.left else "green")
 
 
-def _findings(pair: PairResult, policy: Policy, limit: int) -> Iterator[RenderableType]:
+def _findings(pair: PairResult, policy: Mapping[Outcome, Repair], limit: int) -> Iterator[RenderableType]:
     shown = first_findings(pair.findings, limit)
     for kind, number in pair.differences.items():
         yield ""

@@ -10,10 +10,10 @@ from typing import Self
 import pyarrow as pa
 
 from outbox.errors import OutboxError
-from outbox.reconcile.archive.sides import UnionSide
+from outbox.reconcile.archive import UnionSide
 from outbox.reconcile.compare import Comparison, Side, Task
-from outbox.reconcile.options import Spark
-from outbox.reconcile.postgres import PostgresSide
+from outbox.reconcile.job import Spark
+from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.java import told
 from outbox.reconcile.spark.jdbc import planned_by_jdbc, reads_by_jdbc
 from outbox.reconcile.spark.place import refuse_loopback

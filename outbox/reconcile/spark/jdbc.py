@@ -18,8 +18,8 @@ from sqlalchemy import URL, make_url
 from outbox.errors import InvalidSettings
 from outbox.reconcile.compare import Comparison, Task, compared
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.model import CONSUMER, PRODUCER
-from outbox.reconcile.postgres import PostgresSide, rendered
+from outbox.reconcile.rows import CONSUMER, PRODUCER
+from outbox.reconcile.source import PostgresSide, rendered
 from outbox.reconcile.spark.tasks import ANSWER_DDL, answered, from_wire
 from outbox.reconcile.sql import plain_rows, plan_for_rows_of_session
 

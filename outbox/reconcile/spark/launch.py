@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import outbox
 from outbox.errors import ReconcileError
-from outbox.reconcile.options import Spark
+from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import cause, find_java, launcher_home
 from outbox.reconcile.spark.place import Place
 

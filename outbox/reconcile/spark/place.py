@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 
 from outbox.errors import InvalidSettings
-from outbox.reconcile.options import Spark
+from outbox.reconcile.job import Spark
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox.errors import InvalidSettings, ReconcileError, pip_install
-from outbox.reconcile.options import Spark
+from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import cause
 from outbox.reconcile.spark.launch import restore, session_settings, started, submitted
 from outbox.reconcile.spark.place import Place, connect_place, place_of, spark_defaults

@@ -1,19 +1,109 @@
-"""What a reconciliation found: for the report, the records and the exit code."""
+"""The rows of a comparison, what it finds, and what a job comes to: for the report, the record and the exit code.
+
+Arrow tables of either side have times in microseconds since 1970 in UTC, and ids of 16 bytes. A table of a side is
+sorted by id, and has each id once.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import reduce
+from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
-from outbox.reconcile.model import KINDS, Action, EngineName, InboxState, Outcome, Pair, ProducerState, Tier, Window
-from outbox.reconcile.options import Policy
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window
+
+
+class ProducerState(enum.IntEnum):
+    """How far a message has come in the producer's tables."""
+
+    UNDECIDED = 0
+    ROLLED_BACK = 1
+    COMMITTED = 2
+    SCHEDULED = 3
+    RECALLED = 4
+    DISPATCHED = 5
+
+
+class InboxState(enum.IntEnum):
+    """What the consumer's inbox says of a message; 0 where only the business table has it."""
+
+    NONE = 0
+    CONSUMED = 1
+    FAILED = 2
+    PARKED = 3
+    QUARANTINED = 4
+
+
+_ID = pa.binary(16)
+_TIME = pa.timestamp("us", tz="UTC")
+
+#: One row for each half message of the topic. ``state`` is a `ProducerState`; ``sends`` the newest send number, 0
+#: without one, with its ``queue`` and ``position``. ``at`` is since when it is as it is: born, decided, to be
+#: delivered, or visible (of the newest send). ``digest`` is that of the body as the producer has it now.
+PRODUCER = pa.schema(
+    [
+        pa.field("id", _ID, nullable=False),
+        pa.field("state", pa.int8(), nullable=False),
+        pa.field("sends", pa.int16(), nullable=False),
+        pa.field("queue", pa.int32(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("at", _TIME, nullable=False),
+        pa.field("digest", pa.binary(), nullable=False),
+        pa.field("addressed", pa.bool_(), nullable=False),
+        pa.field("compensated", pa.bool_(), nullable=False),
+    ]
+)
+
+#: One row for each message that the group's inbox or the business table has. ``status`` is an `InboxState`,
+#: ``effects`` the number of rows in the business table, -1 where none is named, ``skipped`` whether the handler
+#: answered `Skip`.
+CONSUMER = pa.schema(
+    [
+        pa.field("id", _ID, nullable=False),
+        pa.field("status", pa.int8(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("received_at", _TIME),
+        pa.field("changed_at", _TIME),
+        pa.field("digest", pa.binary()),
+        pa.field("effects", pa.int64(), nullable=False),
+        pa.field("skipped", pa.bool_(), nullable=False),
+    ]
+)
+
+#: One row for each difference and each message in flight; ``outcome`` is an `Outcome`. What a side lacks is null.
+FINDING = pa.schema(
+    [
+        pa.field("id", _ID, nullable=False),
+        pa.field("outcome", pa.int8(), nullable=False),
+        *(pa.field(field.name, field.type) for field in PRODUCER if field.name not in {"id", "digest", "addressed"}),
+        pa.field("producer_digest", pa.binary()),
+        *(pa.field(field.name, field.type) for field in CONSUMER if field.name not in {"id", "digest", "skipped"}),
+        pa.field("consumer_digest", pa.binary()),
+    ]
+)
+
+
+def fixed_ids(table: pa.Table) -> np.ndarray[Any, Any]:
+    """Return the column ``id`` as an array of 16-byte strings that compare as ids do."""
+    column = table["id"].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # what combine_chunks returns for no chunks
+        return np.empty(0, "S16")
+    buffer = column.buffers()[1]
+    return np.frombuffer(buffer, "S16", len(column), column.offset * 16)
+
+
+def to_uuids(table: pa.Table) -> list[UUID]:
+    """Return the column ``id`` as a list."""
+    return [UUID(bytes=value) for value in table["id"].to_pylist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +150,7 @@ def to_findings(table: pa.Table) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanTold:
+class ComparisonPlan:
     """How a pair was compared, and why so; ``why`` are sentences."""
 
     tier: Tier
@@ -69,7 +159,7 @@ class PlanTold:
     ranges: int
     buckets: int = 0
     differing: int = 0
-    kept: int = 0
+    settled: int = 0
     rows_read: int = 0
 
 
@@ -79,7 +169,7 @@ class Repaired:
 
     id: UUID
     kind: Outcome
-    action: Action
+    action: Repair
     result: str
 
 
@@ -121,7 +211,7 @@ class PairResult:
     pair: Pair
     window: Window
     begun_at: dt.datetime
-    plan: PlanTold
+    plan: ComparisonPlan
     counts: Counter[Outcome]
     findings: pa.Table
     open: pa.Table
@@ -217,7 +307,7 @@ class JobResult:
     measures: list[MeasureResult]
     seconds: float = 0.0
     applied: bool = False
-    policy: Policy = field(default_factory=Policy)
+    policy: Mapping[Outcome, Repair] = field(default_factory=dict)
 
     @property
     def in_sync(self) -> bool:

@@ -54,8 +54,6 @@ UPDATE {s}.consumer_message
 
 # --- in the producer's database --------------------------------------------------------------------------
 
-_COMPENSATED = "SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])"
-
 _DISPATCHED = """
 SELECT h.id, h.body_digest FROM {s}.half_message h
  WHERE h.id = ANY (%s::uuid[]) AND EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id)
@@ -119,11 +117,6 @@ def insert_inbox(
 def settle_inbox(schema: str, group: str, status: str, ids: Sequence[UUID], why: str | None) -> Statement:
     """Give inbox rows, which are locked, their last status; ``why`` is put before what they say of their failure."""
     return Statement(in_schema(_SETTLE_INBOX, schema), {"group": group, "status": status, "ids": list(ids), "why": why})
-
-
-def compensated(schema: str, half_ids: Sequence[UUID]) -> Statement:
-    """Read which of these were compensated. Rows: ``(id,)``."""
-    return Statement(in_schema(_COMPENSATED, schema), (list(half_ids),))
 
 
 def dispatched(schema: str, half_ids: Sequence[UUID]) -> Statement:

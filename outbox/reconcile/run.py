@@ -1,0 +1,260 @@
+"""A reconciliation from end to end: two snapshots, all pairs, the measures, a second look, the record, the repair.
+
+The second look: a difference counts only if it is still there when both sides are read again.
+
+Two databases have no snapshot in common. In the first look the consumer's is the older one, so that it knows nothing
+the producer's doesn't; what it consumed in between looks missing. The second look reads the differing messages again,
+the producer's side first, and goes on until two looks in a row say the same of a message.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.errors import OutboxError
+from outbox.reconcile.compare import Collected, Engine, LocalEngine, NoProgress, Progress, compared, timed
+from outbox.reconcile.job import KINDS, EngineName, Job, Outcome, Pair, Range
+from outbox.reconcile.measure.compute import Compared, check_measures, measure_all, under_way
+from outbox.reconcile.pairing import FirstPass, Pairing, in_flight, rules_now, sources
+from outbox.reconcile.record import Ids, Record, settled
+from outbox.reconcile.repair import repair
+from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
+from outbox.reconcile.source import Snapshots, as_time, engine_of, snapshots_of
+from outbox.reconcile.sql import LAST_ID
+
+_BATCH = 2_000
+#: A message on which both sides are at work is different at each reading; after so many it is reported as it is.
+_MOST_READINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The differences that are still there, and what is in flight now (`rows.FINDING`); how the counts change.
+
+    ``healed`` is how many are no difference any more.
+    """
+
+    findings: pa.Table
+    open: pa.Table
+    change: Counter[Outcome]
+    healed: int
+
+
+def recheck(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]) -> Confirmation:
+    """Look again at differences (`rows.FINDING`).
+
+    Raises:
+        SourceError: a database can't be read.
+    """
+    confirmed: list[pa.Table] = [FINDING.empty_table()]
+    opened: list[pa.Table] = [FINDING.empty_table()]
+    change: Counter[Outcome] = Counter()
+    for finished, batch in enumerate(_batches(findings), 1):
+        outcomes = _outcomes(batch)
+        change.subtract(outcomes.values())
+        for reading in range(_MOST_READINGS):
+            findings_now, others = _read_again(job, pair, sorted(outcomes))
+            still = differing(findings_now)
+            opened.append(in_flight(findings_now))
+            change.update(others)
+            before, outcomes = outcomes, _outcomes(still)
+            if outcomes == before or not outcomes or reading == _MOST_READINGS - 1:
+                break
+        change.update(outcomes.values())
+        confirmed.append(still)
+        done(min(finished * _BATCH, findings.num_rows))
+    still = pa.concat_tables(confirmed)
+    return Confirmation(still, pa.concat_tables(opened), change, findings.num_rows - still.num_rows)
+
+
+def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+    """Return which of these messages differ or are in flight, and how many that don't differ have which outcome."""
+    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
+    rules = rules_now(job, pair)
+    producer, consumer = sources(job, pair, rules.producer_now, rules.consumer_now)
+    collected = Collected.empty()
+    collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
+    others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
+    return collected.table, others
+
+
+def differing(table: pa.Table) -> pa.Table:
+    """Return the rows of a table of findings that are differences."""
+    return table.filter(pc.greater_equal(table["outcome"], int(KINDS[0])))
+
+
+def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
+    return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
+
+
+def _batches(table: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, _BATCH):
+        yield table.slice(start, _BATCH)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One pair of a job on its way."""
+
+    id: UUID
+    pair: Pair
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
+    """Compare producer and consumer, write down what differs, and repair it if the job says so.
+
+    Both databases are read in one snapshot each; what differs is read again before it counts. Without ``job.apply``
+    nothing is changed but the record, and that only if ``job.record`` is on.
+
+    Raises:
+        SourceError: a source can't be read; what was found until then is in the record.
+        InvalidSettings: a measure that can't be computed.
+        ReconcileError: Spark doesn't start, or fails.
+        SchemaMissing, SchemaOutdated: a database isn't migrated.
+        sqlalchemy.exc.DBAPIError: a connection was lost over a repair. What is done is found healed by the next job.
+    """
+    result = compare(job, progress)
+    if job.apply:
+        mend(job, result, progress)
+    return result
+
+
+def compare(job: Job, progress: Progress | None = None, ids: Ids | None = None) -> JobResult:
+    """Compare, and write down what differs; repair nothing. ``ids``: those that are in the record already.
+
+    Raises:
+        As `reconcile`.
+    """
+    began = time.monotonic()
+    progress, ids = progress or NoProgress(), ids or Ids.new(job)
+    runs = [_Run(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
+    with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
+        with snapshots_of(job.producer, job.consumer) as snapshots:
+            check_measures(
+                job.measures, job.pairs, snapshots.producer.connection, snapshots.consumer.connection, job.window
+            )
+            record.begin(ids)
+            passes = [Pairing(job, run.pair, snapshots, engine, progress, run.seconds).compare() for run in runs]
+            measures = _measures(job, passes, snapshots)
+            begun_at = as_time(snapshots.consumer.now)
+            for run, first in zip(runs, passes, strict=True):
+                if job.record and not settled.keep(snapshots.consumer, run.pair, first.settled, first.fresh):
+                    progress.say(f"{run.pair}: another run was faster; which ranges are in sync is written by that one")
+        results = [_finish(job, run, first, begun_at, progress) for run, first in zip(runs, passes, strict=True)]
+        for result in results:
+            record.findings(result)
+        for result in results:
+            record.end(result)
+    return JobResult(begun_at, results, measures, time.monotonic() - began, policy=job.policy)
+
+
+def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
+    """Repair what `compare` found, by the policy of the job; what became of it is added to the result.
+
+    Raises:
+        SourceError: the record can't be written.
+        sqlalchemy.exc.DBAPIError: a connection was lost. What is done is found healed by the next job.
+    """
+    began, result.applied = time.monotonic(), True
+    with closing(Record(job)) as record:
+        for pair in result.pairs:
+            with _recorded(record, [pair.run_id]):
+                record.reopen(pair.run_id)
+                _repair(job, pair, record, progress or NoProgress())
+                record.end(pair)
+    result.seconds += time.monotonic() - began
+
+
+def _measures(job: Job, passes: list[FirstPass], snapshots: Snapshots) -> list[MeasureResult]:
+    if not job.measures:
+        return []
+    return measure_all(
+        job.measures,
+        [
+            Compared(pair, under_way(first.findings), first.rules.starts)
+            for pair, first in zip(job.pairs, passes, strict=True)
+        ],
+        snapshots.producer.connection,
+        snapshots.consumer.connection,
+        job.window,
+        job.producer.schema,
+    )
+
+
+def _finish(job: Job, run: _Run, first: FirstPass, begun_at: dt.datetime, progress: Progress) -> PairResult:
+    found = differing(first.findings)
+    progress.stage(f"{run.pair}: second look", found.num_rows)
+    with timed(run.seconds, "second look"):
+        confirmed = recheck(job, run.pair, found, progress.done)
+    counts = Counter(first.counts)
+    counts.update(confirmed.change)
+    return PairResult(
+        run_id=run.id,
+        pair=run.pair,
+        window=job.window,
+        begun_at=begun_at,
+        plan=first.plan,
+        counts=+counts,
+        findings=confirmed.findings,
+        open=pa.concat_tables([in_flight(first.findings), confirmed.open]).sort_by("id"),
+        healed=confirmed.healed,
+        lag=first.lag,
+        seconds=run.seconds,
+    )
+
+
+def _repair(job: Job, result: PairResult, record: Record, progress: Progress) -> None:
+    def write_down(news: Sequence[Repaired]) -> None:
+        record.acted(result.run_id, news)
+        result.repairs.extend(news)
+        progress.done(len(result.repairs))
+
+    progress.stage(f"{result.pair}: repair", None)
+    producer, consumer = engine_of(job.producer), engine_of(job.consumer)
+    try:
+        with timed(result.seconds, "repair"):
+            repair(job, result.pair, result.run_id, to_findings(result.findings), producer, consumer, write_down)
+    finally:
+        producer.dispose()
+        consumer.dispose()
+
+
+@contextmanager
+def _engines(job: Job) -> Iterator[Callable[[EngineName], Engine]]:
+    """Yield what gives the engine of a name; Spark starts when it is needed first, and ends with the block."""
+    with ExitStack() as stack:
+        opened: dict[EngineName, Engine] = {EngineName.LOCAL: LocalEngine(job.workers)}
+
+        def engine(name: EngineName) -> Engine:
+            if name not in opened:
+                from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
+
+                opened[name] = stack.enter_context(SparkEngine(job.spark, job.workers))
+            return opened[name]
+
+        yield engine
+
+
+@contextmanager
+def _recorded(record: Record, runs: Iterable[UUID], ids: Ids | None = None) -> Iterator[None]:
+    """Write into the record why these runs ended before their time; that they began too, where there are ``ids``."""
+    try:
+        yield
+    except BaseException as error:
+        # This is the error to tell, also where the record can't be written any more.
+        with suppress(OutboxError):
+            if ids is not None:
+                record.begin(ids)
+            for run_id in runs:
+                record.fail(run_id, error)
+        raise
