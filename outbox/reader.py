@@ -93,8 +93,9 @@ class FieldShape:
 
     @property
     def expected(self) -> str:
-        """What one value must be, in words: ``a whole number from 1 to 4096``."""
-        return f"{_expected(self.item)} {_bounds(self.option)}".strip()
+        """What it must be, in words: ``a whole number from 1 to 4096``."""
+        one = f"{_expected(self.item)} {_bounds(self.option)}".strip()
+        return f"a list, each of it {one}" if self.many else one
 
 
 @functools.cache

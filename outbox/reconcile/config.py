@@ -156,11 +156,14 @@ def read_mapping(
 
 def _of_a_pair(measure: Any, pairs: Any, number: int) -> Any:
     """Return a measure as a file has it, with the topic and group of the only pair unless it names its own."""
-    if not isinstance(measure, Mapping) or {"topic", "group"} <= measure.keys():
+    if not isinstance(measure, Mapping):
         return measure
-    if not isinstance(pairs, list) or len(pairs) != 1 or not isinstance(pairs[0], Mapping):
-        raise InvalidSettings(f"measure[{number}].topic: name the topic and group; there isn't just one pair")
-    return {name: pairs[0][name] for name in ("topic", "group") if name in pairs[0]} | dict(measure)
+    values = {"by": (), "values": (), **measure}
+    if not {"topic", "group"} <= measure.keys():
+        if not isinstance(pairs, list) or len(pairs) != 1 or not isinstance(pairs[0], Mapping):
+            raise InvalidSettings(f"measure[{number}].topic: name the topic and group; there isn't just one pair")
+        values = {name: pairs[0][name] for name in ("topic", "group") if name in pairs[0]} | values
+    return values
 
 
 def merged(first: Values, over: Values) -> Values:

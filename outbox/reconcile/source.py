@@ -1,4 +1,4 @@
-"""PostgreSQL as a source: one snapshot of each database, held for as long as a comparison reads, and Arrow over COPY (ADBC).
+"""PostgreSQL as a source: one snapshot of each database for as long as a comparison reads, and Arrow over COPY (ADBC).
 
 A query may take minutes. A job that is ended cancels those of its threads, and doesn't wait for them. No text has the
 password of a URL in it.

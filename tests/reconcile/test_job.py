@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine
 from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidMessage, InvalidSettings, SchemaMissing, SourceError
-from outbox.reconcile import job as jobs
+from outbox.reconcile import run as jobs
 from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Tier, Window
 from outbox.reconcile.rows import InboxState
 from outbox.reconcile.run import reconcile

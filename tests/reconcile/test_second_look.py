@@ -10,8 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from outbox.reconcile import job as jobs
-from outbox.reconcile import plan, run, sides, source
+from outbox.reconcile import pairing, plan, run, source
 from outbox.reconcile.job import Outcome, Tier, Window
 from outbox.reconcile.rows import InboxState, to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, counted, fate, ids_at, ids_in, kinds
@@ -40,7 +39,7 @@ def first_looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[UUID, Outcome]]:
         seen.append({finding.id: finding.outcome for finding in to_findings(findings)})
         return real(job, pair, findings, done)
 
-    monkeypatch.setattr(jobs, "recheck", spy)
+    monkeypatch.setattr(run, "recheck", spy)
     return seen
 
 
@@ -110,7 +109,7 @@ def test_a_message_that_changes_at_each_look_comes_to_an_end(town: Town, monkeyp
     """Looking ends after some looks, and tells what the last one saw; the others of its batch aren't held up."""
     restless, calm, healing = town.plant([fate(status=InboxState.FAILED), MISSING, MISSING])
     looks: list[InboxState] = []
-    real = sides.rules_now
+    real = pairing.rules_now
 
     def change(job: Any, pair: Any) -> Any:
         looks.append([InboxState.PARKED, InboxState.FAILED][len(looks) % 2])
