@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from outbox.cli.exits import Code, Failure, as_failure
 from outbox.cli.output import Output, console, print_json, say
-from outbox.reconcile.source import hidden
+from outbox.reconcile.job import hidden
 from outbox.text import plain
 
 if TYPE_CHECKING:

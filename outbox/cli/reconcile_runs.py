@@ -28,7 +28,7 @@ from outbox.cli.reconcile_options import (
     note_password,
 )
 from outbox.cli.reconcile_report import Bars
-from outbox.reconcile.record import record
+from outbox.reconcile import record
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

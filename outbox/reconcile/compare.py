@@ -192,36 +192,6 @@ def _give_up(pending: Collection[Future[pa.Table]], threads: Collection[int]) ->
         running = wait(running, _CANCEL_EVERY).not_done
 
 
-class Progress(Protocol):
-    """What hears how a job goes on: a progress bar, a log, nothing. Called from the job's own thread."""
-
-    def stage(self, title: str, total: int | None) -> None:
-        """A stage begins; ``total`` is how many steps it has, None if that isn't known."""
-
-    def done(self, steps: int) -> None:
-        """So many steps of the stage are done."""
-
-    def say(self, sentence: str) -> None:
-        """Something was decided."""
-
-
-class Interrupted(Exception):
-    """Raised by a `Progress` to end the job; what was done is in the record, and a job may be run again."""
-
-
-class NoProgress:
-    """Hears nothing."""
-
-    def stage(self, title: str, total: int | None) -> None:
-        """Do nothing."""
-
-    def done(self, steps: int) -> None:
-        """Do nothing."""
-
-    def say(self, sentence: str) -> None:
-        """Do nothing."""
-
-
 @contextmanager
 def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     """Add the duration of the block to those of the stages, also if it fails."""

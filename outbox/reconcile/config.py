@@ -259,7 +259,7 @@ def only(jobs: list[Values]) -> Values:
         InvalidSettings: there are several; names their databases.
     """
     if len(jobs) > 1:
-        from outbox.reconcile.source import described  # noqa: PLC0415 - an extra
+        from outbox.reconcile.job import described  # noqa: PLC0415 - an extra
 
         names = [f"{_names(job['pairs'])} from {described(job['producer'].url)}" for job in jobs]
         raise InvalidSettings(f"the groups consume from several databases, choose the pairs of one: {'; '.join(names)}")

@@ -12,8 +12,11 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, quote_plus
 from uuid import UUID
+
+from sqlalchemy import URL, make_url
 
 from outbox.errors import InvalidSettings
 from outbox.message.limits import check_group, check_seconds, check_topic
@@ -281,8 +284,6 @@ class Access:
     settings: Settings
 
     def __repr__(self) -> str:
-        from sqlalchemy import make_url  # noqa: PLC0415
-
         # A URL may have a password among its options too, which SQLAlchemy doesn't hide.
         shown = make_url(self.url).difference_update_query(["password", "sslpassword"])
         return f"Access({shown.render_as_string(hide_password=True)!r})"
@@ -291,6 +292,30 @@ class Access:
     def schema(self) -> str:
         """The schema of the outbox tables."""
         return self.settings.schema
+
+
+def described(url: str) -> str:
+    """Return which database is meant, in words without a secret."""
+    parts = make_url(url)
+    return f"database {parts.database!r} on {parts.host or 'the local socket'}"
+
+
+def hidden(text: str, url: str) -> str:
+    """Return a text without the password of a URL, in whatever way it is written there."""
+    for form in _forms(make_url(url)):
+        text = text.replace(form, "***")
+    return text
+
+
+def _forms(url: URL) -> list[str]:
+    secrets = [str(value) for value in (url.password, url.query.get("password"), url.query.get("sslpassword")) if value]
+    return sorted({form for secret in secrets for form in _written(secret)}, key=len, reverse=True)
+
+
+def _written(secret: str) -> tuple[str, ...]:
+    """Return a secret as it is, as URLs have it (SQLAlchemy's leave spaces), and as libpq's own strings have it."""
+    quoted = (quote(secret), quote(secret, safe=""), quote(secret, safe=" +"), quote_plus(secret))
+    return secret, *quoted, secret.replace("\\", "\\\\").replace("'", "\\'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +380,36 @@ class Job:
     def repair_of(self, kind: Outcome) -> Repair:
         """Return what is done about a kind."""
         return repair_of(self.policy, kind)
+
+
+class Progress(Protocol):
+    """What hears how a job goes on: a progress bar, a log, nothing. Called from the job's own thread."""
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins; ``total`` is how many steps it has, None if that isn't known."""
+
+    def done(self, steps: int) -> None:
+        """So many steps of the stage are done."""
+
+    def say(self, sentence: str) -> None:
+        """Something was decided."""
+
+
+class Interrupted(Exception):
+    """Raised by a `Progress` to end the job; what was done is in the record, and a job may be run again."""
+
+
+class NoProgress:
+    """Hears nothing."""
+
+    def stage(self, title: str, total: int | None) -> None:
+        """Do nothing."""
+
+    def done(self, steps: int) -> None:
+        """Do nothing."""
+
+    def say(self, sentence: str) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

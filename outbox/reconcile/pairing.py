@@ -16,9 +16,9 @@ from outbox.database.execute import execute
 from outbox.message.model import uuid7_at
 from outbox.reconcile import plan, sql
 from outbox.reconcile.archive import complete_from, with_archives
-from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Progress, Side, Task, timed
+from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
 from outbox.reconcile.digest import Digested, digested
-from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Range, Tier
+from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Progress, Range, Tier
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import ComparisonPlan, Lag, to_uuids

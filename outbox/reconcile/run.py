@@ -21,11 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import OutboxError
-from outbox.reconcile.compare import Collected, Engine, LocalEngine, NoProgress, Progress, compared, timed
-from outbox.reconcile.job import KINDS, EngineName, Job, Outcome, Pair, Range
+from outbox.reconcile.compare import Collected, Engine, LocalEngine, compared, timed
+from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, measure_all, under_way
 from outbox.reconcile.pairing import FirstPass, Pairing, in_flight, rules_now, sources
-from outbox.reconcile.record import Ids, Record, settled
+from outbox.reconcile.record import settled
+from outbox.reconcile.record.write import Ids, Record
 from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
 from outbox.reconcile.source import Snapshots, as_time, engine_of, snapshots_of

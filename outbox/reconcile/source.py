@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
-from urllib.parse import quote, quote_plus
 
 import psycopg.sql
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.consumer.queue import like
@@ -27,7 +26,7 @@ from outbox.database.execute import Statement, execute
 from outbox.dispatch.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
 from outbox.reconcile import sql
-from outbox.reconcile.job import Access, Pair, Range
+from outbox.reconcile.job import Access, Pair, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
 from outbox.reconcile.rows import CONSUMER, PRODUCER, fixed_ids
 from outbox.text import summary_of
@@ -69,19 +68,6 @@ def conninfo(url: str) -> str:
     return make_conninfo(**options)
 
 
-def described(url: str) -> str:
-    """Return which database is meant, in words without a secret."""
-    parts = make_url(url)
-    return f"database {parts.database!r} on {parts.host or 'the local socket'}"
-
-
-def hidden(text: str, url: str) -> str:
-    """Return a text without the password of a URL, in whatever way it is written there."""
-    for form in _forms(make_url(url)):
-        text = text.replace(form, "***")
-    return text
-
-
 def raise_bare(error: OutboxError) -> NoReturn:
     """Raise an error with nothing behind it: psycopg's own keep the password of their connection."""
     try:
@@ -89,17 +75,6 @@ def raise_bare(error: OutboxError) -> NoReturn:
     except OutboxError:
         error.__context__ = None
         raise
-
-
-def _forms(url: URL) -> list[str]:
-    secrets = [str(value) for value in (url.password, url.query.get("password"), url.query.get("sslpassword")) if value]
-    return sorted({form for secret in secrets for form in _written(secret)}, key=len, reverse=True)
-
-
-def _written(secret: str) -> tuple[str, ...]:
-    """Return a secret as it is, as URLs have it (SQLAlchemy's leave spaces), and as libpq's own strings have it."""
-    quoted = (quote(secret), quote(secret, safe=""), quote(secret, safe=" +"), quote_plus(secret))
-    return secret, *quoted, secret.replace("\\", "\\\\").replace("'", "\\'")
 
 
 _CONNECT_TIMEOUT = 10

@@ -23,16 +23,15 @@ from outbox.database.execute import execute, lock_key
 from outbox.dispatch.sql import plan_by_index
 from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
-from outbox.reconcile.compare import Interrupted
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
-from outbox.reconcile.job import Access, Job, Reconciliation
+from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation
 from outbox.reconcile.record.sql import last_scheduled
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.app import Outbox
-    from outbox.reconcile.record import Ids
+    from outbox.reconcile.record.write import Ids
     from outbox.reconcile.rows import JobResult
 
 #: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
@@ -212,7 +211,7 @@ class Reconciler:
 
     def _claim(self, connection: Connection, job: Job) -> Ids | None:
         """Write that a run begins, unless another worker was faster."""
-        from outbox.reconcile.record import Ids  # noqa: PLC0415 - an extra
+        from outbox.reconcile.record.write import Ids  # noqa: PLC0415 - an extra
 
         with connection.begin():
             ((taken,),) = execute(connection, try_lock(self._key))[0]
@@ -225,7 +224,7 @@ class Reconciler:
 
     def _run(self, job: Job, ids: Ids) -> JobResult | None:
         """Run the job; None if it came to no result, which is in the record, and a line in the log."""
-        from outbox.reconcile.record import why_of  # noqa: PLC0415
+        from outbox.reconcile.record.write import why_of  # noqa: PLC0415
         from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra
 
         try:
@@ -243,7 +242,7 @@ class Reconciler:
         return result
 
     def _tell(self, result: JobResult, job: Job) -> None:
-        from outbox.reconcile.record import why_of  # noqa: PLC0415
+        from outbox.reconcile.record.write import why_of  # noqa: PLC0415
         from outbox.reconcile.report import verdict  # noqa: PLC0415
 
         told = verdict(result)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +332,13 @@ def test_a_mapping_in_code_is_read_like_a_file() -> None:
     }
     assert read_mapping(written) == read_mapping(in_code)
     assert read_mapping({"policy": {Outcome.PARKED: Repair.RETRY}}) == read_mapping({"policy": {"parked": "retry"}})
+
+
+def test_commands_and_workers_start_without_the_extra() -> None:
+    """What only names a job or shows the record needs neither Arrow nor NumPy: a light install has all other commands."""
+    program = (
+        "import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"
+        "import outbox.cli.main, outbox.worker.worker, outbox.worker.reconciliation, outbox.reconcile.config"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,7 @@ from outbox.database.execute import execute
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import Outcome, Range, Tier
 from outbox.reconcile.judge import Both
-from outbox.reconcile.record import settled_sql
+from outbox.reconcile.record import sql as settled_sql
 from outbox.reconcile.record.settled import ROWS_OF_RANGE, SettledRange, settled_by
 from outbox.reconcile.rows import CONSUMER, PRODUCER, InboxState
 from tests.reconcile.town import IN_SYNC, Town, kinds

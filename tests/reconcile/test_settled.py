@@ -11,7 +11,8 @@ import pytest
 
 from outbox.database.execute import execute
 from outbox.reconcile.job import Outcome, Pair, Tier, Window
-from outbox.reconcile.record import settled, settled_sql
+from outbox.reconcile.record import settled
+from outbox.reconcile.record import sql as settled_sql
 from outbox.reconcile.rows import InboxState, PairResult, ProducerState
 from outbox.reconcile.source import snapshots_of
 from tests.reconcile.town import HOUR, IN_SYNC, PAIR, WITH_EFFECT, Progress, Town, counted, explain, fate, ids_at, kinds

@@ -30,8 +30,8 @@ from outbox.reconcile.archive.files import (
     write_manifest,
     write_part,
 )
-from outbox.reconcile.compare import NoProgress, Progress, Side
-from outbox.reconcile.job import Access, Pair, Range, Window
+from outbox.reconcile.compare import Side
+from outbox.reconcile.job import Access, NoProgress, Pair, Progress, Range, Window
 from outbox.reconcile.plan import without
 from outbox.reconcile.rows import InboxState, ProducerState
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, snapshots_of
