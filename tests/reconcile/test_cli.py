@@ -392,7 +392,7 @@ REFUSED: list[tuple[tuple[str, ...], Code, str]] = [
     ((*PAIR, "--policy", "lost=resend"), Code.USAGE, "'lost' is no kind; there are consumed_though_rolled_back"),
     ((*PAIR, "--policy", "missing=pray"), Code.USAGE, "'pray' is no action; there are alert, resend"),
     ((*PAIR, "--policy", "missing=park"), Code.CONFIG, "choose one of resend, alert"),
-    (("--topic", "a b", "--group", "g"), Code.CONFIG, "topic 'a b'"),
+    (("--topic", "a b", "--group", "g"), Code.USAGE, "topic 'a b'"),
     ((*PAIR, "--config", "/nowhere.toml"), Code.CONFIG, "/nowhere.toml can't be read"),
     (("--app", "nowhere:outbox"), Code.CONFIG, "no module 'nowhere'"),
     ((*PAIR, "--schema", 'x"y'), Code.CONFIG, "must match"),
