@@ -335,7 +335,7 @@ def test_a_mapping_in_code_is_read_like_a_file() -> None:
 
 
 def test_commands_and_workers_start_without_the_extra() -> None:
-    """What only names a job or shows the record needs neither Arrow nor NumPy: a light install has all other commands."""
+    """What names a job or shows the record needs neither Arrow nor NumPy: a light install has the other commands."""
     program = (
         "import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"
         "import outbox.cli.main, outbox.worker.worker, outbox.worker.reconciliation, outbox.reconcile.config"
