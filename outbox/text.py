@@ -8,6 +8,10 @@ import re
 import traceback
 from pathlib import Path
 from types import CodeType, TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 _SUMMARY_CHARS = 1000
 _TRACE_CHARS = 4000
@@ -45,6 +49,16 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours}h{minute:02}m"
     return f"{hours // 24}d{hours % 24:02}h"
+
+
+def database_address(url: URL) -> str:
+    """Return which database this is, without user, password and options: ``host:5432/shop``."""
+    return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Return a number with its noun, whose plural has an s by default: ``1 half``, ``3 halves``."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def error_text(error: BaseException) -> str:

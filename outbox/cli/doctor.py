@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.app import Outbox
-    from outbox.operator.health.doctor import Report
+    from outbox.operator.health.examine import HealthReport
 
 _STYLES = {"problem": "bold red", "note": "bold yellow"}
 
@@ -73,8 +73,8 @@ def doctor(
         raise typer.Exit(Code.PROBLEMS)
 
 
-def _examine(url: str | None, schema: str | None, app: str | None) -> Report:
-    from outbox.operator.health.doctor import examine, read_settings  # noqa: PLC0415
+def _examine(url: str | None, schema: str | None, app: str | None) -> HealthReport:
+    from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415
 
     refused: InvalidSettings | None = None
     if app:
@@ -93,8 +93,8 @@ def _examine(url: str | None, schema: str | None, app: str | None) -> Report:
     return examine(address, settings, refused=refused or of_environment)
 
 
-def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> Report:
-    from outbox.operator.health.doctor import examine  # noqa: PLC0415
+def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> HealthReport:
+    from outbox.operator.health.examine import examine  # noqa: PLC0415
 
     settings = dataclasses.replace(outbox.settings, schema=schema) if schema else outbox.settings
     try:
@@ -112,36 +112,36 @@ def _load(app: str) -> Outbox:
         return load(app)
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: HealthReport) -> dict[str, Any]:
     return {
         "database": report.database,
         "schema": report.schema,
         "at": report.at,
         "healthy": report.healthy,
         "findings": [dataclasses.asdict(finding) for finding in report.findings],
-        "looked_at": [dataclasses.asdict(looked) for looked in report.looked],
+        "inspections": [dataclasses.asdict(inspection) for inspection in report.inspections],
     }
 
 
-def _print(report: Report) -> None:
+def _print(report: HealthReport) -> None:
     terminal = console()
     for finding in report.findings:
         title = Text(finding.severity.upper(), _STYLES[finding.severity]).append(f"  {finding.code}", "default")
         mend = finding.mend.replace("\n", "\n        ")
         terminal.print(title)
         terminal.print(Text(plain(f"  {finding.sentence}\n  mend: {mend}\n")), soft_wrap=True)
-    unseen: dict[tuple[str, str], list[str]] = {}
-    for looked in report.looked:
-        if looked.why:
-            how = "not looked at" if looked.outcome == "skipped" else "seen in part"
-            unseen.setdefault((how, looked.why), []).append(looked.name)
-    for (how, why), names in unseen.items():
+    incomplete: dict[tuple[str, str], list[str]] = {}
+    for each in report.inspections:
+        if each.why:
+            how = "not inspected" if each.outcome == "skipped" else "inspected in part"
+            incomplete.setdefault((how, each.why), []).append(each.name)
+    for (how, why), names in incomplete.items():
         terminal.print(Text(plain(f"{how}: {', '.join(names)}: {why}")), soft_wrap=True)
     problems = sum(finding.severity == "problem" for finding in report.findings)
-    seen = sum(looked.outcome != "skipped" for looked in report.looked)
+    done = sum(each.outcome != "skipped" for each in report.inspections)
     terminal.print(
-        f"{_counted(problems, 'problem')}, {_counted(len(report.findings) - problems, 'note')}; looked at {seen} of "
-        f"{len(report.looked)} things in {report.database}, schema {report.schema!r}",
+        f"{_counted(problems, 'problem')}, {_counted(len(report.findings) - problems, 'note')}; {done} of "
+        f"{len(report.inspections)} inspections done in {report.database}, schema {report.schema!r}",
         soft_wrap=True,
     )
 

@@ -14,7 +14,7 @@ from outbox.compensate.sql import has_inbox
 from outbox.database.execute import execute, is_lost
 from outbox.database.failure import CONTENDED, sqlstate
 from outbox.errors import SchemaError
-from outbox.text import summary_of
+from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -88,7 +88,7 @@ class OwnPlace(Place):
     """The producer's database, by the connection of the pass: if that is lost, so is the pass."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(_name_of(connection.engine.url), lambda: connection)
+        super().__init__(database_address(connection.engine.url), lambda: connection)
         self.address = _address_of(connection.engine.url)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Places:
             if address == self._own.address:
                 continue
             if address not in self._others:
-                self._others[address] = Place(_name_of(url), partial(_connect, consumer))
+                self._others[address] = Place(database_address(url), partial(_connect, consumer))
             places.append(self._others[address])
         return places
 
@@ -137,13 +137,9 @@ def _url_of(bind: Engine | AsyncEngine | str) -> URL:
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
-def _name_of(url: URL) -> str:
-    return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
-
-
 def _address_of(url: URL) -> str:
     """Return what tells two databases apart."""
-    return f"{_name_of(url)}?{sorted(url.query.items())}"
+    return f"{database_address(url)}?{sorted(url.query.items())}"
 
 
 def _connect(bind: Engine | AsyncEngine | str) -> Connection:

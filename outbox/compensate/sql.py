@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from outbox.consumer.sql import GROUP_QUEUES
 from outbox.database.execute import Statement, in_schema
-from outbox.operator.health.stats_sql import PLACES
 
 #: How the outcome of an item begins whose message will not be compensated.
 REFUSED = "refused: "
@@ -306,7 +306,7 @@ def compensations(schema: str, topic: str) -> Statement:
 
 _HAS_INBOX = "SELECT to_regclass(%s) IS NOT NULL"
 
-_KNOWN = f"""{PLACES}, known AS (
+_KNOWN = f"""{GROUP_QUEUES}, known AS (
     SELECT DISTINCT consumer_group FROM place
      WHERE topic = %(topic)s AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
 )"""

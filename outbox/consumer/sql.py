@@ -9,6 +9,19 @@ from uuid import UUID
 
 from outbox.database.execute import Statement, in_schema, lock_key
 
+#: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the
+#: table has a row for each batch.
+GROUP_QUEUES = """
+WITH RECURSIVE place AS (
+    (SELECT consumer_group, topic, queue FROM {s}.consumer_offset
+      ORDER BY consumer_group, topic, queue LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT consumer_group, topic, queue FROM {s}.consumer_offset o
+         WHERE (o.consumer_group, o.topic, o.queue) > (p.consumer_group, p.topic, p.queue)
+         ORDER BY consumer_group, topic, queue LIMIT 1) n
+)"""
+
 # --- in the producer's database, read only ---------------------------------------------------------------
 
 _HEADS = """

@@ -17,10 +17,27 @@ VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
 
 _WAIT = "SELECT set_config('lock_timeout', %s, true)"
 
+_READ_ONLY = """
+SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', %s, true)
+"""
+
+#: The database's clock. One row: ``(time,)``.
+NOW = Statement("SELECT clock_timestamp()")
+
+#: Seconds between two reports of a worker.
+REPORT_INTERVAL = 10.0
+#: A worker that has not reported for so many seconds is taken for dead.
+ALIVE = 3 * REPORT_INTERVAL
+
 
 def wait_at_most(seconds: float) -> Statement:
     """For this transaction, let no statement wait longer for a lock."""
     return Statement(_WAIT, (f"{max(int(seconds * 1000), 1)}ms",))
+
+
+def read_only(seconds: float) -> Statement:
+    """For this transaction, write nothing and let no statement run longer than ``seconds``."""
+    return Statement(_READ_ONLY, (f"{int(seconds * 1000)}ms",))
 
 
 def audit(

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
-from outbox.database.sql import wait_at_most
+from outbox.database.sql import read_only, wait_at_most
 from outbox.dispatch.sql import plan_by_index
 from outbox.errors import InvalidSettings, SchemaMissing, UnknownDatabase
-from outbox.operator.health.stats_sql import look_only
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Database:
     def looking(self, seconds: float = LOOK_SECONDS) -> Iterator[Connection]:
         """Give a connection in a transaction that only reads, with a time limit on each statement."""
         with self.engine.connect() as connection, connection.begin():
-            execute(connection, look_only(seconds), plan_by_index())
+            execute(connection, read_only(seconds), plan_by_index())
             yield connection
 
     @contextmanager

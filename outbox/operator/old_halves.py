@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import execute
+from outbox.database.sql import read_only
 from outbox.dispatch.sql import plan_by_index
 from outbox.operator import old_halves_sql
-from outbox.operator.health.stats_sql import look_only
 from outbox.operator.look import messages_sql
 from outbox.operator.look.messages_sql import BROWSE_WINDOW, first, named
 from outbox.operator.old_halves_sql import HalfFilter
@@ -109,7 +109,7 @@ def list_halves(
     with connection.begin():
         *_, rows = execute(
             connection,
-            look_only(_SECONDS),
+            read_only(_SECONDS),
             plan_by_index(),
             old_halves_sql.list_undecided(settings.schema, wanted, after, limit, BROWSE_WINDOW),
         )
@@ -133,7 +133,7 @@ def show_half(connection: Connection, settings: Settings, half_id: UUID, *, body
     with connection.begin():
         *_, halves, checks, history, ops, audit = execute(
             connection,
-            look_only(_SECONDS),
+            read_only(_SECONDS),
             plan_by_index(),
             messages_sql.half(schema, half_id, body=body),
             old_halves_sql.check_of(schema, half_id),
@@ -165,7 +165,7 @@ def count_parked(connection: Connection, settings: Settings, topic: str | None, 
     with connection.begin():
         *_, ((count,),) = execute(
             connection,
-            look_only(_SECONDS),
+            read_only(_SECONDS),
             plan_by_index(),
             old_halves_sql.count_parked(settings.schema, topic, limit),
         )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import execute
+from outbox.database.sql import read_only
 from outbox.dispatch.sql import plan_by_index
 from outbox.operator import old_halves_sql
-from outbox.operator.health.stats_sql import look_only
 from outbox.operator.look import messages_sql
 from outbox.operator.look.messages_sql import BROWSE_WINDOW, Filter, first, named
 
@@ -100,7 +100,7 @@ def list_messages(
     with connection.begin():
         *_, rows = execute(
             connection,
-            look_only(_SECONDS),
+            read_only(_SECONDS),
             plan_by_index(),
             messages_sql.list_halves(settings.schema, wanted, after, limit, BROWSE_WINDOW),
         )
@@ -118,7 +118,7 @@ def way_of(
     way = Way(message_id)
     schema = settings.schema
     with connection.begin():
-        execute(connection, look_only(_SECONDS), plan_by_index())
+        execute(connection, read_only(_SECONDS), plan_by_index())
         if "producer" in parts:
             _add_producer(connection, settings, way, body)
         _add_audit(connection, schema, way, [str(message_id)])
@@ -130,7 +130,7 @@ def way_of(
 def add_inboxes(connection: Connection, settings: Settings, way: Way) -> None:
     """Add what the consumer's tables of another database know of a message."""
     with connection.begin():
-        execute(connection, look_only(_SECONDS), plan_by_index())
+        execute(connection, read_only(_SECONDS), plan_by_index())
         _add_inboxes(connection, settings.schema, way)
         _add_audit(connection, settings.schema, way, [str(way.id)])
 

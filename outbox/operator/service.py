@@ -9,8 +9,7 @@ from uuid import UUID
 from outbox.operator import acts
 from outbox.operator.bulk import order, preview, show
 from outbox.operator.databases import Databases
-from outbox.operator.health import overview, system
-from outbox.operator.health import system as staff
+from outbox.operator.health import overview, system, workers
 from outbox.operator.look import audit, inbox, message, messages, scheduled
 from outbox.operator.look import inbox as dead
 from outbox.operator.look import scheduled as halves
@@ -126,11 +125,11 @@ class Admin:
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order."""
-        return staff.workers(self.databases)
+        return workers.workers(self.databases)
 
     def handlers(self) -> list[HandlerRow]:
         """Return what is registered on the living workers."""
-        return staff.handlers(self.databases)
+        return workers.handlers(self.databases)
 
     def system(self) -> System:
         """Return what all of this runs on."""

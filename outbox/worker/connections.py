@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import driver_of, is_lost
 from outbox.database.runner import Pass
 from outbox.message.model import Counts
+from outbox.text import database_address
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -52,7 +53,7 @@ class Database:
     @property
     def name(self) -> str:
         """Where it is, for logs: no password."""
-        return f"{self.url.host or 'local'}:{self.url.port or 5432}/{self.url.database}"
+        return database_address(self.url)
 
     @property
     def address(self) -> str:

@@ -15,7 +15,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import execute
 from outbox.database.runner import Pass
-from outbox.database.sql import OPS, PROBE, notify
+from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
@@ -25,7 +25,6 @@ from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, Database, OwnRunner, Runners, SyncRunner
 from outbox.worker.duty import Duty, Lane
 from outbox.worker.listener import Listener
-from outbox.worker.report import EVERY as REPORT_EVERY
 from outbox.worker.report import Reporter
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ class Plan:
     def _plan_report(self, outbox: Outbox) -> None:
         upkeep = self._upkeep_of(self._own)
         reporter = Reporter(outbox, self._roles, self.duties)
-        self._add("report", upkeep, reporter, lambda: REPORT_EVERY, eager=False)
+        self._add("report", upkeep, reporter, lambda: REPORT_INTERVAL, eager=False)
         self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def _lane(self, runner: OwnRunner | None = None) -> Lane:

@@ -25,22 +25,17 @@ from outbox.database.execute import execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.model import Counts, uuid7
 from outbox.operator.health.stats import as_sample, stats
-from outbox.text import storable, summary_of
+from outbox.text import database_address, storable, summary_of
 from outbox.worker import sql
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.app import Outbox
     from outbox.settings import Settings
-
-#: Seconds between two reports of a worker.
-EVERY = 10.0
-#: A worker that wasn't seen for so many seconds is taken for dead.
-ALIVE = 3 * EVERY
 
 #: How things stand, as JSON can hold it; gets a connection that is in no transaction.
 Look = Callable[["Connection"], Mapping[str, Any]]
@@ -85,11 +80,6 @@ def leave(connection: Connection, settings: Settings, worker_id: UUID) -> None:
     """Forget a worker that ends in order."""
     with connection.begin():
         execute(connection, sql.leave(settings.schema, worker_id))
-
-
-def place(url: URL) -> str:
-    """Return where a database is, as it may be told to everybody."""
-    return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
 
 
 def _values(facts: Facts) -> sql.WorkerValues:
@@ -235,7 +225,7 @@ def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
 
 
 def _place(bind: Engine | AsyncEngine | str) -> str:
-    return storable(place(make_url(bind) if isinstance(bind, str) else bind.url))
+    return storable(database_address(make_url(bind) if isinstance(bind, str) else bind.url))
 
 
 def _handler(

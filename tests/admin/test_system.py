@@ -10,8 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings, __version__
 from outbox.operator.databases import Database, Databases
-from outbox.operator.health.system import address, handlers, system, workers
-from tests.admin.standing import handler, open_databases, report, send, sql
+from outbox.operator.health.system import address, system
+from outbox.operator.health.workers import handlers, workers
+from tests.admin.health import handler, open_databases, report, send, sql
 
 
 def test_workers_and_what_they_have(engine: Engine) -> None:

@@ -117,15 +117,19 @@ def test_stats(cli: Cli, world: World) -> None:
     assert orders.pop("next_due") > shown["at"]
     assert orders == {
         "topic": "orders", "undecided": 0, "parked": 0, "orphans": 0, "unasked": 0, "oldest_undecided": None,
-        "undispatched": 0, "oldest_undispatched": None, "scheduled": 1, "messages": 6, "capped": [],
+        "oldest_parked": None, "parked_id": None, "undispatched": 0, "oldest_undispatched": None, "scheduled": 1,
+        "overdue": 0, "oldest_overdue": None, "messages": 6, "capped": [],
     }  # fmt: skip
     assert payments["oldest_undecided"] > 0
     assert payments["oldest_undispatched"] > 0
     assert (payments["undecided"], payments["undispatched"], payments["messages"]) == (1, 1, 0)
     (group,) = shown["groups"]
     assert group.pop("consumed") > 0
+    assert group.pop("oldest_parked") > 0
+    assert group.pop("parked_id") == str(world.parked)
     assert group == {
-        "group": "till", "topic": "orders", "lag": 0, "failed": 1, "oldest_due": None, "parked": 1, "capped": [],
+        "group": "till", "topic": "orders", "lag": 0, "failed": 1, "oldest_due": None, "overdue": 0, "parked": 1,
+        "capped": [],
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox.embedded import ServerLike
 from outbox.testing import bulk
-from tests.admin.standing import consume, dispatch, send
+from tests.admin.health import consume, dispatch, send
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, Http, Shop
 

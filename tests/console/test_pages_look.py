@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from outbox.console import create_console_router
 from outbox.testing import bulk
-from tests.admin.standing import handler, report
+from tests.admin.health import handler, report
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
 
@@ -90,7 +90,7 @@ def test_nobody_sees_a_page_without_being_let_in(visitor: Visitor) -> None:
 def test_the_overview_tells_what_needs_a_human(visitor: Visitor) -> None:
     """Problems in sentences that lead to where they are seen; numbers; topics with their groups."""
     page = visitor.go("")
-    assert f"3 messages of topic {TOPIC!r} are parked in group {GROUP!r}." in page.text
+    assert f"3 messages of topic {TOPIC!r} are parked in group {GROUP!r}, for " in page.text
     dead = visitor.go(page.link("are parked in group"))
     assert "no such customer" in dead.text
     assert re.search(r"Dead letters 3\b", page.text)

@@ -12,37 +12,38 @@ from sqlalchemy import URL, Connection, Engine, make_url, text
 
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once
-from outbox.operator.health import doctor
-from outbox.operator.health.doctor import Finding, Looked, Report
+from outbox.operator.health.examine import HealthReport, InspectionResult
+from outbox.operator.health.examine import examine as examine_database
+from outbox.operator.health.rules import Diagnosis
 from tests.cli.conftest import Result, run_cli
 
 #: What the doctor rightly finds about the server of the tests, which forgets everything when the machine crashes.
 CARELESS = frozenset({"durability.fsync", "durability.full_page_writes"})
 
 
-def examine(bind: Engine | URL | str, settings: Settings | None = None, *rest: Any, **more: Any) -> Report:
+def examine(bind: Engine | URL | str, settings: Settings | None = None, *rest: Any, **more: Any) -> HealthReport:
     """Ask the doctor, whatever the environment says."""
-    return doctor.examine(bind, settings or Settings(), *rest, **more)
+    return examine_database(bind, settings or Settings(), *rest, **more)
 
 
-def codes(report: Report) -> list[str]:
+def codes(report: HealthReport) -> list[str]:
     """Return what was found, but for what is known of the server."""
     return sorted(finding.code for finding in report.findings if finding.code not in CARELESS)
 
 
-def the(report: Report, code: str) -> Finding:
+def the(report: HealthReport, code: str) -> Diagnosis:
     """Return the one finding of this code."""
     (finding,) = (finding for finding in report.findings if finding.code == code)
     return finding
 
 
-def looked(report: Report, name: str) -> Looked:
-    """Return what came of a look."""
-    (found,) = (each for each in report.looked if each.name == name)
+def inspected(report: HealthReport, name: str) -> InspectionResult:
+    """Return what came of an inspection."""
+    (found,) = (each for each in report.inspections if each.name == name)
     return found
 
 
-def mend_by_sql(bind: Engine | str, finding: Finding) -> None:
+def mend_by_sql(bind: Engine | str, finding: Diagnosis) -> None:
     """Run the first line of the mend as psql would: statement by statement, each by itself."""
     url = bind.url if isinstance(bind, Engine) else make_url(bind)
     with closing(raw(url, autocommit=True)) as connection:

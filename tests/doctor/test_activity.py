@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import threading
 import time
@@ -14,11 +15,12 @@ from psycopg import pq
 from sqlalchemy import Engine, create_engine
 
 from outbox.embedded import Server
-from outbox.operator.health.doctor import Limits, Outcome
+from outbox.operator.health.examine import Inspected
+from outbox.operator.health.rules import Thresholds
 from tests.conftest import wait_until
-from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_sql, raw, role, sql, the
+from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
 
-AT_ONCE = Limits(idle_transaction=0, running_transaction=0, prepared_transaction=0)
+AT_ONCE = Thresholds(idle_transaction=0, running_transaction=0, prepared_transaction=0)
 
 
 def test_idle_transaction(engine: Engine) -> None:
@@ -26,7 +28,7 @@ def test_idle_transaction(engine: Engine) -> None:
     with closing(raw(engine.url, application_name="tea break")) as idle, closing(raw(engine.url)) as later:
         idle.execute("SELECT 'hunter2'")
         later.execute("SELECT 'hunter2'")
-        report = examine(engine, limits=AT_ONCE)
+        report = examine(engine, thresholds=AT_ONCE)
         assert codes(report) == ["transaction.open"]
         finding = the(report, "transaction.open")
         assert finding.details["pid"] == idle.info.backend_pid
@@ -36,7 +38,7 @@ def test_idle_transaction(engine: Engine) -> None:
         mend_by_sql(engine, finding)
         with pytest.raises(psycopg.errors.AdminShutdown):
             idle.execute("SELECT 1")
-        assert the(examine(engine, limits=AT_ONCE), "transaction.open").details["pid"] == later.info.backend_pid
+        assert the(examine(engine, thresholds=AT_ONCE), "transaction.open").details["pid"] == later.info.backend_pid
 
 
 def test_young_transaction(engine: Engine) -> None:
@@ -52,7 +54,7 @@ def test_aborted_transaction(engine: Engine) -> None:
         with pytest.raises(psycopg.errors.DivisionByZero):
             failed.execute("SELECT 1 / 0")
         assert sql(engine, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction (aborted)'") == 1
-        assert codes(examine(engine, limits=AT_ONCE)) == []
+        assert codes(examine(engine, thresholds=AT_ONCE)) == []
 
 
 def test_running_transaction(engine: Engine) -> None:
@@ -67,8 +69,8 @@ def test_running_transaction(engine: Engine) -> None:
                         pid=working.info.backend_pid),
             "it works",
         )  # fmt: skip
-        assert codes(examine(engine, limits=Limits(idle_transaction=0))) == []
-        report = examine(engine, limits=Limits(running_transaction=0))
+        assert codes(examine(engine, thresholds=Thresholds(idle_transaction=0))) == []
+        report = examine(engine, thresholds=Thresholds(running_transaction=0))
         assert the(report, "transaction.open").details["state"] == "active"
         holder.execute("SELECT pg_advisory_unlock(1)")
         holder.commit()
@@ -79,31 +81,31 @@ def test_transaction_in_another_database(new_database: Callable[[], str], engine
     """What is open elsewhere holds nothing back here."""
     with closing(raw(new_database())) as other:
         other.execute("SELECT 1")
-        assert codes(examine(engine, limits=AT_ONCE)) == []
+        assert codes(examine(engine, thresholds=AT_ONCE)) == []
 
 
 def test_without_the_privilege(engine: Engine) -> None:
     """Sessions that are hidden are no crash and no clean bill: the GRANT that shows them is given, and works."""
     with role(engine, *READ_ALL) as url, closing(raw(engine.url)) as idle:
         idle.execute("SELECT 1")
-        report = examine(url, limits=AT_ONCE)
+        report = examine(url, thresholds=AT_ONCE)
         assert codes(report) == []
-        seen = looked(report, "open transactions")
-        assert seen.outcome is Outcome.SKIPPED
+        seen = inspected(report, "open transactions")
+        assert seen.outcome is Inspected.SKIPPED
         grant = str(seen.why).partition("; ")[2]
         assert grant == f"GRANT pg_monitor TO {url.username};"
         sql(engine, grant)
-        assert the(examine(url, limits=AT_ONCE), "transaction.open").details["pid"] == idle.info.backend_pid
+        assert the(examine(url, thresholds=AT_ONCE), "transaction.open").details["pid"] == idle.info.backend_pid
 
 
 def test_own_transactions_are_seen_anyway(engine: Engine) -> None:
     """Without the privilege a role sees its own sessions; what else there is, the doctor says it can't see."""
     with role(engine, *READ_ALL) as url, closing(raw(url)) as idle:
         idle.execute("SELECT 1")
-        report = examine(url, limits=AT_ONCE)
+        report = examine(url, thresholds=AT_ONCE)
         assert the(report, "transaction.open").details["pid"] == idle.info.backend_pid
-        seen = looked(report, "open transactions")
-        assert seen.outcome is Outcome.FINDING
+        seen = inspected(report, "open transactions")
+        assert seen.outcome is Inspected.FINDING
         assert "pg_monitor" in str(seen.why)
 
 
@@ -111,24 +113,25 @@ def test_activity_is_not_tracked(engine: Engine) -> None:
     """A session that doesn't tell what it does can't be judged."""
     with closing(raw(engine.url, options="-c track_activities=off")) as quiet:
         quiet.execute("SELECT 1")
-        report = examine(engine, limits=AT_ONCE)
+        report = examine(engine, thresholds=AT_ONCE)
         assert codes(report) == []
-        assert "track_activities" in str(looked(report, "open transactions").why)
+        assert "track_activities" in str(inspected(report, "open transactions").why)
 
 
 def test_prepared_transaction(engine: Engine) -> None:
-    """A forgotten two-phase transaction is named; the SQL rolls it back, whatever is in its name."""
+    """A forgotten two-phase transaction is named, with the SQL that ends it either way, whatever is in its name."""
     with closing(raw(engine.url)) as forgetful:
         forgetful.execute("CREATE TABLE half_done ()")
         forgetful.execute("PREPARE TRANSACTION 'it''s %s'")
         forgetful.commit()
     assert codes(examine(engine)) == []
-    report = examine(engine, limits=AT_ONCE)
+    report = examine(engine, thresholds=AT_ONCE)
     assert codes(report) == ["transaction.prepared"]
     finding = the(report, "transaction.prepared")
     assert finding.details["gid"] == "it's %s"
-    mend_by_sql(engine, finding)
-    assert codes(examine(engine, limits=AT_ONCE)) == []
+    roll_back = finding.mend.splitlines()[1].partition(": ")[2]
+    mend_by_sql(engine, dataclasses.replace(finding, mend=roll_back))
+    assert codes(examine(engine, thresholds=AT_ONCE)) == []
 
 
 # --- replication: on a server of its own, since slots belong to all databases ------------------------------
@@ -169,14 +172,14 @@ def streaming() -> Iterator[str]:
 def test_replication(streaming: str) -> None:
     """Slots that keep WAL or rows, and standbys that keep rows, are found; a slot nobody reads is dropped."""
     engine = create_engine(streaming)
-    strict = Limits(held_transactions=0, held_wal=0)
+    strict = Thresholds(held_transactions=0, held_wal=0)
     none = "SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL"
     now = int(sql(engine, "SELECT (pg_current_xact_id()::text::int8 % 4294967296)::text"))
     sql(engine, "CREATE TABLE later ()")
 
     with standby(streaming, now):
         wait_until(lambda: sql(engine, none), "the standby's wish arrived")
-        report = examine(engine, limits=strict)
+        report = examine(engine, thresholds=strict)
         assert "standby.horizon" in codes(report)
         assert the(report, "standby.horizon").details["standby"] == "reports"
         assert "standby.horizon" not in codes(examine(engine))
@@ -185,18 +188,18 @@ def test_replication(streaming: str) -> None:
     sql(engine, "SELECT pg_create_physical_replication_slot('lost', true)")
     with standby(streaming, now, "lost"):
         wait_until(lambda: sql(engine, "SELECT count(xmin) FROM pg_replication_slots"), "the slot keeps rows")
-        assert the(examine(engine, limits=strict), "slot.horizon").details["active"] is True
+        assert the(examine(engine, thresholds=strict), "slot.horizon").details["active"] is True
     wait_until(lambda: not sql(engine, "SELECT bool_or(active) FROM pg_replication_slots"), "nobody reads any more")
     sql(engine, "CREATE TABLE more AS SELECT generate_series(1, 10000)")
-    report = examine(engine, limits=strict)
+    report = examine(engine, thresholds=strict)
     assert {"slot.horizon", "slot.wal"} <= set(codes(report))
     finding = the(report, "slot.wal")
-    assert "'lost' (used by nobody)" in finding.sentence
+    assert "'lost' (not in use)" in finding.sentence
     assert not {"slot.horizon", "slot.wal"} & set(codes(examine(engine)))
 
     drop = finding.mend.splitlines()[1].partition(": ")[2]
     sql(engine, drop)
-    assert not {"slot.horizon", "slot.wal"} & set(codes(examine(engine, limits=strict)))
+    assert not {"slot.horizon", "slot.wal"} & set(codes(examine(engine, thresholds=strict)))
     engine.dispose()
 
 
@@ -204,5 +207,5 @@ def test_time_in_sentences(engine: Engine) -> None:
     """Ages are by the database's clock, so this host's doesn't matter."""
     with closing(raw(engine.url)) as idle:
         idle.execute("SELECT 1")
-        report = examine(engine, limits=AT_ONCE, clock=lambda: time.time() + 86_400)
+        report = examine(engine, thresholds=AT_ONCE, clock=lambda: time.time() + 86_400)
         assert the(report, "transaction.open").details["age"] < 3600

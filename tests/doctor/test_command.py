@@ -69,10 +69,10 @@ def test_findings_as_table(engine: Engine, outbox: Outbox) -> None:
     assert (result.code, result.err) == (Code.PROBLEMS, "")
     lines = result.out.splitlines()
     start = lines.index("PROBLEM  checker.missing")
-    assert lines[start + 1].startswith("  Nobody was ever asked about 1 half of topic 'payments', such as ")
+    assert lines[start + 1].startswith("  1 undecided half of topic 'payments', such as ")
     assert lines[start + 2].startswith("  mend: register one with @outbox.checker('payments')")
     assert lines[start + 3].startswith(f"        or decide one by hand: outbox half commit|rollback {half_id}")
-    assert "; looked at 23 of 24 things in " in lines[-1]
+    assert "; 26 of 27 inspections done in " in lines[-1]
     assert result.out.index("PROBLEM") < result.out.index("NOTE  durability.full_page_writes")
     assert str(engine.url.password) not in result.out
 
@@ -86,18 +86,18 @@ def test_findings_as_json(engine: Engine, outbox: Outbox) -> None:
     assert (result.code, result.err) == (Code.PROBLEMS, "")
     assert result.out.count("\n") == 1
     shown = result.json
-    assert set(shown) == {"database", "schema", "at", "healthy", "findings", "looked_at"}
+    assert set(shown) == {"database", "schema", "at", "healthy", "findings", "inspections"}
     assert shown["healthy"] is False
     (parked,) = (each for each in shown["findings"] if each["code"] == "half.parked")
-    assert set(parked) == {"code", "severity", "sentence", "mend", "details"}
+    assert set(parked) == {"code", "severity", "sentence", "mend", "details", "page", "query"}
     assert parked["severity"] == "problem"
     assert parked["details"] == {"topic": "payments", "halves": 1, "half_id": str(half_id),
                                  "age": parked["details"]["age"]}  # fmt: skip
-    outcomes = {each["name"]: (each["outcome"], each["why"]) for each in shown["looked_at"]}
+    outcomes = {each["name"]: (each["outcome"], each["why"]) for each in shown["inspections"]}
     assert outcomes["parked halves"] == ("finding", None)
     assert outcomes["dispatch"] == ("ok", None)
     assert outcomes["retention of consumers"] == ("skipped", "the application and its consumers aren't known")
-    assert len(outcomes) == 24
+    assert len(outcomes) == 27
     assert str(engine.url.password) not in result.out
 
 

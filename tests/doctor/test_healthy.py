@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 from outbox import INJECTED, Message, Orphan, Outbox, Resolution, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
-from outbox.operator.health.doctor import Outcome
+from outbox.operator.health.examine import Inspected
 from outbox.worker import Worker
 from tests.cli.conftest import run_cli
 from tests.conftest import wait_until
-from tests.doctor.support import examine, looked, sql
+from tests.doctor.support import examine, inspected, sql
 
 
 def test_empty_database(durable_url: str) -> None:
@@ -23,8 +23,8 @@ def test_empty_database(durable_url: str) -> None:
     report = examine(durable_url)
     assert report.findings == ()
     assert report.healthy
-    assert [each.name for each in report.looked if each.outcome is not Outcome.OK] == ["retention of consumers"]
-    assert "application" in str(looked(report, "retention of consumers").why)
+    assert [each.name for each in report.inspections if each.outcome is not Inspected.OK] == ["retention of consumers"]
+    assert "application" in str(inspected(report, "retention of consumers").why)
 
 
 def test_at_work(durable_url: str) -> None:
@@ -63,7 +63,7 @@ def test_at_work(durable_url: str) -> None:
             engine, outbox.settings, outbox.checkers, subscriptions=outbox.subscriptions.values(), app="shop:outbox"
         )
     assert report.findings == ()
-    assert {each.outcome for each in report.looked} == {Outcome.OK}
+    assert {each.outcome for each in report.inspections} == {Inspected.OK}
     engine.dispose()
 
 
@@ -77,10 +77,10 @@ def test_one_side_alone(durable: ServerLike, part: str) -> None:
         report = examine(url, subscriptions=())
         assert report.findings == ()
         other = "consumer" if part == "producer" else "producer"
-        assert looked(report, "checks").outcome == (Outcome.OK if part == "producer" else Outcome.SKIPPED)
-        assert looked(report, "retries").outcome == (Outcome.OK if part == "consumer" else Outcome.SKIPPED)
-        assert looked(report, "reading groups").why == f"the {other}'s tables are not in this database"
-        assert looked(report, "tables").outcome is Outcome.OK
+        assert inspected(report, "checks").outcome == (Inspected.OK if part == "producer" else Inspected.SKIPPED)
+        assert inspected(report, "retries").outcome == (Inspected.OK if part == "consumer" else Inspected.SKIPPED)
+        assert inspected(report, "reading groups").why == f"the {other}'s tables are not in this database"
+        assert inspected(report, "tables").outcome is Inspected.OK
     finally:
         durable.drop_database("alone")
 
@@ -91,7 +91,7 @@ def test_by_command(durable_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.delenv("OUTBOX_APP", raising=False)
     result = run_cli("doctor")
     assert (result.code, result.err) == (0, "")
-    assert result.out.splitlines()[-1].startswith("no problems, no notes; looked at 23 of 24 things in 127.0.0.1:")
+    assert result.out.splitlines()[-1].startswith("no problems, no notes; 26 of 27 inspections done in 127.0.0.1:")
 
 
 def test_doctor_only_reads(durable_url: str) -> None:

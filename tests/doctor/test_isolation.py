@@ -15,64 +15,63 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from outbox import Message, Outbox, Settings
 from outbox.embedded import Server
 from outbox.errors import InvalidSettings
-from outbox.operator.health import doctor
-from outbox.operator.health.doctor import Finding, Limits, Outcome
-from outbox.operator.health.doctor.examine import Look
-from outbox.operator.health.doctor.patient import Patient
+from outbox.operator.health.examination import Examination
+from outbox.operator.health.examine import HealthReport, Inspected, Inspection
+from outbox.operator.health.examine import examine as examine_database
+from outbox.operator.health.rules import Diagnosis, Severity, Thresholds
 from tests.conftest import wait_until
-from tests.doctor.support import codes, examine, looked, sql, the
+from tests.doctor.support import codes, examine, inspected, sql, the
 
-# The function `examine` hides the module of the same name.
-module = importlib.import_module("outbox.operator.health.doctor.examine")
+module = importlib.import_module("outbox.operator.health.examine")
 
 
-def with_look(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
-    """Have this be looked at first."""
-    monkeypatch.setattr(module, "LOOKS", (look, *module.LOOKS))
+def with_inspection(monkeypatch: pytest.MonkeyPatch, inspection: Inspection) -> None:
+    """Have the doctor begin with this inspection."""
+    monkeypatch.setattr(module, "INSPECTIONS", (inspection, *module.INSPECTIONS))
 
 
 def test_look_that_is_broken(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect in one look is told as one, what it had found before stays, and the others go on."""
 
-    def broken(_: Patient) -> Iterator[Finding]:
-        yield Finding("found.before", doctor.Severity.NOTE, "It was found.", "mend it")
+    def broken(_: Examination) -> Iterator[Diagnosis]:
+        yield Diagnosis("found.before", Severity.NOTE, "It was found.", "mend it")
         raise ZeroDivisionError("oops")
 
-    with_look(monkeypatch, Look("broken", broken))
+    with_inspection(monkeypatch, Inspection("broken", broken))
     report = examine(engine)
     assert "found.before" in codes(report)
-    assert looked(report, "broken").outcome is Outcome.FINDING
-    assert "this look failed, which is a defect: ZeroDivisionError: oops" in str(looked(report, "broken").why)
-    assert looked(report, "checks").outcome is Outcome.OK
+    assert inspected(report, "broken").outcome is Inspected.FINDING
+    assert "this inspection failed, which is a defect: ZeroDivisionError: oops" in str(inspected(report, "broken").why)
+    assert inspected(report, "checks").outcome is Inspected.OK
 
 
 def test_connection_that_is_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where somebody ends the doctor's session, it goes on with another one."""
 
-    def cut(patient: Patient) -> Iterator[Finding]:
+    def cut(examination: Examination) -> Iterator[Diagnosis]:
         from outbox.database.execute import Statement
 
-        ((row,),) = patient.read(Statement("SELECT pg_backend_pid()"))
+        ((row,),) = examination.read(Statement("SELECT pg_backend_pid()"))
         sql(engine, "SELECT pg_terminate_backend(:pid, 5000)", pid=row[0])
-        patient.read(Statement("SELECT 1"))
+        examination.read(Statement("SELECT 1"))
         yield from ()
 
-    with_look(monkeypatch, Look("cut", cut))
+    with_inspection(monkeypatch, Inspection("cut", cut))
     report = examine(engine)
-    assert "connection" in str(looked(report, "cut").why)
-    assert looked(report, "server version").outcome is Outcome.OK
-    assert looked(report, "checks").outcome is Outcome.OK
+    assert "connection" in str(inspected(report, "cut").why)
+    assert inspected(report, "server version").outcome is Inspected.OK
+    assert inspected(report, "checks").outcome is Inspected.OK
 
 
 def test_server_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no server any more there is nothing to report, and the error says so."""
     with Server(durable=False) as server:
 
-        def stop(_: Patient) -> Iterator[Finding]:
+        def stop(_: Examination) -> Iterator[Diagnosis]:
             server.kill()
             yield from ()
 
-        with_look(monkeypatch, Look("stop", stop))
+        with_inspection(monkeypatch, Inspection("stop", stop))
         with pytest.raises(OperationalError):
             examine(server.url())
 
@@ -81,12 +80,12 @@ def test_table_that_is_locked(engine: Engine) -> None:
     """Where a lock keeps the doctor from a table it gives up soon, and looks at the others."""
     with engine.connect() as holder:
         sql(holder, "LOCK TABLE outbox.half_check IN ACCESS EXCLUSIVE MODE")
-        report = examine(engine, limits=Limits(statement=0.2))
+        report = examine(engine, thresholds=Thresholds(statement=0.2))
         holder.rollback()
     assert codes(report) == []
     for name in ("tables", "checks", "undecided halves", "parked halves"):
-        assert looked(report, name).why == "it took longer than 0.2 s"
-    assert looked(report, "dispatch").outcome is Outcome.OK
+        assert inspected(report, name).why == "it took longer than 0.2 s"
+    assert inspected(report, "dispatch").outcome is Inspected.OK
 
 
 def test_doctor_stands_in_nobodys_way(engine: Engine) -> None:
@@ -105,7 +104,7 @@ def test_doctor_stands_in_nobodys_way(engine: Engine) -> None:
     watching = threading.Thread(target=watch)
     watching.start()
     try:
-        wait_until(lambda: bool(examine(engine).looked) and bool(modes), "the doctor was seen at work")
+        wait_until(lambda: bool(examine(engine).inspections) and bool(modes), "the doctor was at work")
     finally:
         done.set()
         watching.join()
@@ -115,19 +114,19 @@ def test_doctor_stands_in_nobodys_way(engine: Engine) -> None:
 def test_refused_settings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the environment that contradict each other are a finding; the rest is looked at with the defaults."""
     monkeypatch.setenv("OUTBOX_INBOX_RETENTION", "10")
-    report = doctor.examine(engine)
+    report = examine_database(engine)
     assert codes(report) == ["settings.refused"]
     assert "inbox_retention = 10 s is shorter than retention" in the(report, "settings.refused").sentence
-    assert looked(report, "checks").outcome is Outcome.OK
+    assert inspected(report, "checks").outcome is Inspected.OK
     monkeypatch.delenv("OUTBOX_INBOX_RETENTION")
-    assert codes(doctor.examine(engine)) == []
+    assert codes(examine_database(engine)) == []
 
 
 def test_schema_that_is_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the schema's name is what is refused, there is nothing to look at."""
     monkeypatch.setenv("OUTBOX_SCHEMA", "no; schema")
     with pytest.raises(InvalidSettings, match="must match"):
-        doctor.examine(engine)
+        examine_database(engine)
 
 
 def test_retries_that_outlast_the_inbox(engine: Engine) -> None:
@@ -166,9 +165,9 @@ def test_what_may_be_examined(engine: Engine, kind: str) -> None:
 def test_async_engine(engine: Engine) -> None:
     """Of an AsyncEngine the URL is taken."""
 
-    async def ask() -> doctor.Report:
+    async def ask() -> HealthReport:
         async_engine = create_async_engine(engine.url)
-        report = await asyncio.to_thread(doctor.examine, async_engine, Settings())
+        report = await asyncio.to_thread(examine_database, async_engine, Settings())
         await async_engine.dispose()
         return report
 

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from outbox import Settings
-from outbox.operator.health.doctor import Outcome, Severity
-from outbox.operator.health.doctor.pooler import Pooling, Served, pooling_of, trouble_with_prepared
+from outbox.operator.health.examine import Inspected
+from outbox.operator.health.pooler import PoolerProbe, Pooling, pooling_of, trouble_with_prepared
+from outbox.operator.health.rules import Severity
 from tests.doctor.relay import relay
-from tests.doctor.support import codes, examine, looked, raw, the
+from tests.doctor.support import codes, examine, inspected, raw, the
 
 QUIET = Settings(listen=False)
 
@@ -28,19 +29,19 @@ def application(url: URL, **connect_args: Any) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("served", "pooling"),
+    ("probe", "pooling"),
     [
-        (Served(10, (10, 10), (11, 11)), Pooling.DIRECT),
-        (Served(99, (10, 10), (11, 11)), Pooling.SESSION),
-        (Served(99, (10, 10), (10, 10)), Pooling.TRANSACTION),
-        (Served(99, (10, 11), (12, 12)), Pooling.TRANSACTION),
-        (Served(99, (10, 10), (11, 12)), Pooling.TRANSACTION),
-        (Served(10, (10, 11), (11, 10)), Pooling.TRANSACTION),
+        (PoolerProbe(10, (10, 10), (11, 11)), Pooling.DIRECT),
+        (PoolerProbe(99, (10, 10), (11, 11)), Pooling.SESSION),
+        (PoolerProbe(99, (10, 10), (10, 10)), Pooling.TRANSACTION),
+        (PoolerProbe(99, (10, 11), (12, 12)), Pooling.TRANSACTION),
+        (PoolerProbe(99, (10, 10), (11, 12)), Pooling.TRANSACTION),
+        (PoolerProbe(10, (10, 11), (11, 10)), Pooling.TRANSACTION),
     ],
 )
-def test_what_the_processes_tell(served: Served, pooling: Pooling) -> None:
+def test_what_the_processes_tell(probe: PoolerProbe, pooling: Pooling) -> None:
     """One process for two connections, or two for one, is transaction pooling; a wrong number alone isn't."""
-    assert pooling_of(served) is pooling
+    assert pooling_of(probe) is pooling
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_no_pooler(engine: Engine) -> None:
     """Straight to the server, prepared statements and LISTEN are fine."""
     report = examine(engine)
     assert codes(report) == []
-    assert looked(report, "pooler").outcome is Outcome.OK
+    assert inspected(report, "pooler").outcome is Inspected.OK
 
 
 def test_session_pooler(engine: Engine) -> None:
@@ -83,7 +84,9 @@ def test_transaction_pooler(engine: Engine) -> None:
         assert prepared.severity is Severity.PROBLEM
         assert (prepared.details["prepare_threshold"], prepared.details["tracked"]) == (5, False)
         assert the(report, "pooler.listen").severity is Severity.NOTE
-        assert {each.outcome for each in report.looked if each.name not in {"pooler", "durability"}} == {Outcome.OK}
+        assert {each.outcome for each in report.inspections if each.name not in {"pooler", "durability"}} == {
+            Inspected.OK
+        }
 
 
 def test_what_the_finding_warns_of(engine: Engine) -> None:

@@ -10,17 +10,18 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, make_url
 
 from outbox import Message, Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import Server
 from outbox.embedded.external import URL_VARIABLE
-from outbox.operator.health.doctor import Limits, Outcome, Severity
-from outbox.operator.health.doctor.patient import Server as Facts
-from outbox.operator.health.doctor.server import too_old
+from outbox.operator.health.examination import ServerIdentity
+from outbox.operator.health.examine import Inspected
+from outbox.operator.health.rules import Severity, Subject, Thresholds
+from outbox.operator.health.server import judge_version
 from tests.conftest import wait_until
-from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_sql, raw, role, sql, the
+from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
 
 ours_to_set_up = pytest.mark.skipif(URL_VARIABLE in os.environ, reason="the user's server is set up as it is")
 
@@ -30,8 +31,9 @@ ours_to_set_up = pytest.mark.skipif(URL_VARIABLE in os.environ, reason="the user
 )
 def test_version(number: int, version: str, found: bool) -> None:
     """Before 13 there is no xid8. (There is no such server here: the rule is tested, not the server.)"""
-    facts = Facts(number, version, False, "me", "me", "bank", dt.datetime.now(dt.UTC))
-    assert [finding.code for finding in too_old(facts)] == (["server.version"] if found else [])
+    server = ServerIdentity(number, version, False, "me", "me", "bank", True, dt.datetime.now(dt.UTC))
+    bank = Subject(name="bank", url=make_url("postgresql+psycopg:///bank"), settings=Settings())
+    assert [finding.code for finding in judge_version(bank, server)] == (["server.version"] if found else [])
 
 
 def test_standby(tmp_path: Path) -> None:
@@ -45,9 +47,9 @@ def test_standby(tmp_path: Path) -> None:
         report = examine(server.url("bank"))
         assert codes(report) == ["server.standby"]
         assert not report.healthy
-        assert "standby" in str(looked(report, "tables").why)
+        assert "standby" in str(inspected(report, "tables").why)
         for name in ("checks", "dispatch", "parked messages", "reading groups", "replication", "pooler"):
-            assert looked(report, name).outcome is Outcome.OK
+            assert inspected(report, name).outcome is Inspected.OK
 
 
 @pytest.mark.parametrize("where", ["ALTER DATABASE {database}", "ALTER ROLE {role}"])
@@ -160,7 +162,7 @@ def test_connections_that_are_needed(engine: Engine) -> None:
         sql(engine, f"ALTER ROLE {url.username} CONNECTION LIMIT 16")
         report = examine(url, outbox.settings, outbox.checkers, subscriptions=outbox.subscriptions.values())
         assert the(report, "connections.few").details["needed"] == 4 + 7 + 6
-        assert codes(examine(url, limits=Limits(connections=16))) == []
+        assert codes(examine(url, thresholds=Thresholds(connections=16))) == []
 
 
 def test_last_connection(engine: Engine) -> None:
@@ -169,9 +171,9 @@ def test_last_connection(engine: Engine) -> None:
         sql(engine, f"ALTER ROLE {url.username} CONNECTION LIMIT 1")
         report = examine(url)
         assert codes(report) == ["connections.few"]
-        assert "too many connections for role" in str(looked(report, "pooler").why)
-        assert "too many connections for role" in str(looked(report, "tables").why)
-        assert looked(report, "checks").outcome is Outcome.OK
+        assert "too many connections for role" in str(inspected(report, "pooler").why)
+        assert "too many connections for role" in str(inspected(report, "tables").why)
+        assert inspected(report, "checks").outcome is Inspected.OK
 
 
 # --- clock -----------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ def test_clock(engine: Engine, ahead: float, word: str) -> None:
 def test_clock_that_is_a_little_off(engine: Engine) -> None:
     """A second is nothing to tell; how much is, can be set."""
     assert codes(examine(engine, clock=lambda: time.time() + 1)) == []
-    assert codes(examine(engine, clock=lambda: time.time() + 60, limits=Limits(clock=120))) == []
+    assert codes(examine(engine, clock=lambda: time.time() + 60, thresholds=Thresholds(clock=120))) == []
 
 
 def test_slow_round_trip_is_no_skew(engine: Engine) -> None:

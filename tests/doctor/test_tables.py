@@ -5,23 +5,25 @@ What the doctor gives as the mend is run, and mends it.
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
-from alembic import command
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Settings
 from outbox.database import migration
 from outbox.database.migration import chain
-from outbox.database.migration.bind import connected
 from outbox.embedded import Server, ServerLike
-from outbox.operator.health.doctor import Outcome
+from outbox.operator.health.examine import Inspected
 from tests.conftest import wait_until
-from tests.doctor.support import READ_ALL, codes, examine, looked, mend_by_command, mend_by_sql, raw, role, sql, the
+from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_command, mend_by_sql, raw, role, sql, the
+
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -37,8 +39,8 @@ def test_not_migrated(empty_url: str) -> None:
     report = examine(empty_url)
     assert codes(report) == ["tables.missing"]
     for name in ("tables", "checks", "dispatch", "parked messages", "reading groups"):
-        assert looked(report, name).outcome is Outcome.SKIPPED
-    assert looked(report, "migrations").outcome is Outcome.FINDING
+        assert inspected(report, name).outcome is Inspected.SKIPPED
+    assert inspected(report, "migrations").outcome is Inspected.FINDING
     assert mend_by_command(empty_url, the(report, "tables.missing").mend.splitlines()[0]).code == 0
     assert codes(examine(empty_url)) == []
 
@@ -53,19 +55,36 @@ def test_in_another_schema(empty_url: str) -> None:
     assert codes(examine(empty_url)) == ["tables.missing"]
 
 
-def test_older(empty_url: str) -> None:
-    """Tables of an earlier version: the command upgrades them, and meanwhile they aren't looked at."""
-    earlier = list(chain.history("producer"))[1]
+@pytest.fixture
+def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A function that installs a later release of this code, with one more migration of the producer's tables."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(PROJECT / "migrations", folder)
+    head = chain.head("producer")
+    (folder / "versions" / "producer_0999.py").write_text(
+        f'revision, down_revision, branch_labels, depends_on = "producer_0999", "{head}", None, None\n'
+        "def upgrade(): pass\n"
+    )
+
+    def install() -> None:
+        monkeypatch.setattr(chain, "_folder", lambda: folder)
+        chain.scripts.cache_clear()
+
+    yield install
+    chain.scripts.cache_clear()
+
+
+def test_older(empty_url: str, next_release: Callable[[], None]) -> None:
+    """Tables of an earlier version: the command upgrades them, and meanwhile nothing reads them."""
     migration.upgrade(empty_url)
-    with connected(empty_url) as connection, connection.begin():
-        config = chain.config(connection=connection, schema="outbox", on_version_apply=[])
-        command.downgrade(config, f"producer@{earlier}")
+    earlier = chain.head("producer")
+    next_release()
     report = examine(empty_url)
     assert codes(report) == ["tables.older"]
     finding = the(report, "tables.older")
     assert finding.details["database"] == earlier
-    assert looked(report, "checks").why == "the producer's tables are of another version than this code"
-    assert looked(report, "retries").outcome is Outcome.OK
+    assert inspected(report, "checks").why == "the producer's tables are of another version than this code"
+    assert inspected(report, "retries").outcome is Inspected.OK
     assert mend_by_command(empty_url, finding.mend).code == 0
     assert codes(examine(empty_url)) == []
 
@@ -76,7 +95,7 @@ def test_newer(engine: Engine) -> None:
     report = examine(engine)
     assert codes(report) == ["tables.newer"]
     assert the(report, "tables.newer").mend == "pip install --upgrade outbox-postgres"
-    assert looked(report, "dispatch").outcome is Outcome.SKIPPED
+    assert inspected(report, "dispatch").outcome is Inspected.SKIPPED
 
 
 def test_partly(engine: Engine) -> None:
@@ -99,8 +118,8 @@ def test_differences(engine: Engine) -> None:
     for what in ("scheduled_message", "ix_consumer_message_parked", "column queues of topic", "column colour"):
         assert what in told
     assert "and 1 more" in finding.sentence
-    assert "scheduled_message" in str(looked(report, "scheduled messages").why)
-    assert looked(report, "parked messages").outcome is Outcome.OK
+    assert "scheduled_message" in str(inspected(report, "scheduled messages").why)
+    assert inspected(report, "parked messages").outcome is Inspected.OK
     assert mend_by_command(engine, finding.mend.splitlines()[0]).code == 6
 
 
@@ -116,11 +135,11 @@ def test_temporary_tables_not_permitted(engine: Engine) -> None:
     with role(engine, *READ_ALL) as url:
         report = examine(url)
         assert codes(report) == []
-        why = str(looked(report, "tables").why)
+        why = str(inspected(report, "tables").why)
         grant = why.partition("; ")[2]
         assert grant == f"GRANT TEMPORARY ON DATABASE {engine.url.database} TO {url.username};"
         sql(engine, grant)
-        assert looked(examine(url), "tables").outcome is Outcome.OK
+        assert inspected(examine(url), "tables").outcome is Inspected.OK
 
 
 def test_schema_not_permitted(engine: Engine) -> None:
@@ -128,7 +147,7 @@ def test_schema_not_permitted(engine: Engine) -> None:
     with role(engine) as url:
         report = examine(url)
         assert codes(report) == ["tables.unreadable"]
-        assert looked(report, "checks").why == "it is not known whether the producer's tables are here"
+        assert inspected(report, "checks").why == "it is not known whether the producer's tables are here"
         for grant in the(report, "tables.unreadable").mend.splitlines():
             sql(engine, grant)
         assert codes(examine(url)) == []
@@ -140,11 +159,11 @@ def test_table_not_permitted(engine: Engine) -> None:
         report = examine(url)
         assert codes(report) == []
         for name in ("checks", "undecided halves", "parked halves"):
-            assert looked(report, name).outcome is Outcome.SKIPPED
-            assert looked(report, name).why == (
+            assert inspected(report, name).outcome is Inspected.SKIPPED
+            assert inspected(report, name).why == (
                 f"the role '{url.username}' may not read it: permission denied for table half_check"
             )
-        assert looked(report, "dispatch").outcome is Outcome.OK
+        assert inspected(report, "dispatch").outcome is Inspected.OK
 
 
 def test_invalid_index_of_ours(engine: Engine) -> None:

@@ -14,8 +14,8 @@ from outbox.console.api.fields import PREFIX
 from outbox.console.context import Console, Context
 from outbox.console.problems import Problem, log
 from outbox.database.execute import execute
+from outbox.database.sql import NOW
 from outbox.errors import pip_install
-from outbox.operator.health.stats_sql import now
 from outbox.operator.model import Overview
 
 try:
@@ -56,7 +56,7 @@ class Readiness:
         try:
             for database in self._console.source().databases.values():
                 with database.looking(1.0) as connection:
-                    execute(connection, now())
+                    execute(connection, NOW)
         except Exception as error:
             log(logging.WARNING, "console.not_ready", reason=str(error))
             return False
@@ -109,7 +109,7 @@ def exposition(overview: Overview) -> bytes:
         "outbox_pending_messages": ("Committed, and not dispatched yet", "undispatched"),
         "outbox_oldest_pending_age_seconds": ("Age of the oldest that isn't dispatched yet", "oldest_undispatched"),
         "outbox_undecided_halves": ("Half messages without a decision", "undecided"),
-        "outbox_parked_halves": ("Half messages over their checks, which need a human", "parked_halves"),
+        "outbox_parked_halves": ("Half messages over their checks, which need a human", "parked"),
         "outbox_scheduled_messages": ("Messages that wait for their time", "scheduled"),
     }
     for name, (text, field) in of_topics.items():
@@ -125,5 +125,5 @@ def exposition(overview: Overview) -> bytes:
         gauge(name, text, _GROUP, (((g.database, g.group, g.topic), getattr(g, field)) for g in groups))
     alive = sum(worker.alive for worker in overview.workers)
     gauge("outbox_workers_alive", "Workers that reported lately", (), [((), alive)])
-    gauge("outbox_databases_unreachable", "Databases that didn't answer", (), [((), len(overview.unseen))])
+    gauge("outbox_databases_unreachable", "Databases that didn't answer", (), [((), len(overview.unreachable))])
     return generate_latest(registry)

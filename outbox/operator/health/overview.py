@@ -1,36 +1,109 @@
-"""How things stand in all databases at once: numbers, problems in sentences, topics with their groups, charts.
-
-Where the topics of groups come from: their lag over the border of a database.
-"""
+"""The overview of all registered databases: numbers, what needs an operator, topics with their groups, charts."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outbox.database.execute import Row, execute
-from outbox.operator.health import overview_sql, problems, system
-from outbox.operator.health.series import Sample, moments, series, within
-from outbox.operator.health.stats import LIMIT, Stats, stats
-from outbox.operator.health.system import UNREACHABLE, Reported, why_unreachable
-from outbox.operator.model import GroupLag, HandlerRow, Overview, TopicLag
-from outbox.worker.report import place
+from outbox.operator.health import sql
+from outbox.operator.health.backlog import CHECKS_PER_TOPIC, judge_checks, judge_reconciliations
+from outbox.operator.health.rules import GROUP_RULES, TOPIC_RULES, Diagnosis, Severity, Subject, at_most
+from outbox.operator.health.series import Sample, Series, lag, moments, series, within
+from outbox.operator.health.stats import LIMIT, GroupStats, Stats, TopicStats, stats
+from outbox.operator.health.system import UNREACHABLE, why_unreachable
+from outbox.operator.health.workers import (
+    HandlerRow,
+    WorkerReport,
+    WorkerRow,
+    alive,
+    done,
+    judge_bulk_jobs,
+    judge_workers,
+    merged,
+    reports,
+)
+from outbox.text import database_address
 
 if TYPE_CHECKING:
     from outbox.operator.databases import Database, Databases
 
+#: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
+_RECENT = 10
+_SECONDS = 5.0
 
-class Sources:
-    """Where the topics of groups come from, as far as the registered databases tell."""
 
-    def __init__(self, seen: Sequence[Seen]) -> None:
-        self._seen = {each.name: each for each in seen}
+@dataclass(slots=True, kw_only=True)
+class GroupLag(GroupStats):
+    """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered."""
+
+    database: str
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicLag(TopicStats):
+    """The numbers of a topic at its producer, and those of each of its groups, wherever these are."""
+
+    database: str
+    queues: int
+    groups: list[GroupLag]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The health of all registered databases.
+
+    ``tiles`` are by name; a count that stopped at its limit is in ``capped``. ``findings`` need an operator, problems
+    come first. ``unreachable`` are databases that didn't answer.
+    """
+
+    at: dt.datetime
+    tiles: dict[str, float | None]
+    capped: list[str]
+    findings: list[Diagnosis]
+    topics: list[TopicLag]
+    series: list[Series]
+    workers: list[WorkerRow]
+    unreachable: list[str]
+
+
+@dataclass(slots=True)
+class DatabaseHealth:
+    """What was read in one database.
+
+    ``checks`` are rows of `sql.checks`, ``runs`` of `sql.last_runs`; ``queues`` by topic. ``samples`` are those of the
+    charts' window, ``recent`` those of the last minutes.
+    """
+
+    database: Database
+    subject: Subject
+    stats: Stats
+    workers: list[WorkerReport]
+    handlers: list[HandlerRow]
+    bulk_jobs: Row
+    samples: list[Sample | None]
+    recent: list[Sample | None]
+    queues: dict[str, int] = field(default_factory=dict)
+    checks: list[Row] = field(default_factory=list)
+    runs: list[Row] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name by which the database is registered."""
+        return self.database.name
+
+
+class TopicSources:
+    """From which producer's database each group reads its topic, as far as the registered databases show it."""
+
+    def __init__(self, databases: Sequence[DatabaseHealth]) -> None:
+        self._databases = {each.name: each for each in databases}
         self._producers: dict[str, list[str]] = defaultdict(list)
-        for each in seen:
+        for each in databases:
             for topic in each.stats.topics:
                 self._producers[topic.topic].append(each.name)
 
@@ -41,12 +114,14 @@ class Sources:
             return database
         if len(producers) < 2:
             return producers[0] if producers else None
-        told = {
+        reported = {
             handler.options.get("source")
-            for handler in self._seen[database].handlers
+            for handler in self._databases[database].handlers
             if handler.kind == "consumer" and (handler.topic, handler.group) == (topic, group)
         }
-        fitting = [name for name in producers if place(self._seen[name].database.engine.url) in told]
+        fitting = [
+            name for name in producers if database_address(self._databases[name].database.engine.url) in reported
+        ]
         return fitting[0] if len(fitting) == 1 else None
 
     def lag(self, database: str, topic: str, group: str, consumed: int) -> int | None:
@@ -54,53 +129,12 @@ class Sources:
         source = self.of(database, topic, group)
         if source is None:
             return None
-        messages = next(each.messages for each in self._seen[source].stats.topics if each.topic == topic)
+        messages = next(each.messages for each in self._databases[source].stats.topics if each.topic == topic)
         return max(messages - consumed, 0)
-
-    def recent_lags(self, database: str, topic: str, group: str) -> list[int]:
-        """Return the lag of a group in the samples of the last minutes, as far as it is known."""
-        source = self._seen.get(self.of(database, topic, group) or "")
-        lags = []
-        for number, sample in enumerate(self._seen[database].recent):
-            told: Any = sample.groups.get(topic, {}).get(group) if sample else None
-            head = source.recent[number] if source else None
-            if told is None:
-                continue
-            if "lag" in told:
-                lags.append(told["lag"])
-            elif head is not None:
-                lags.append(max(head.topics.get(topic, {}).get("messages", 0) - told.get("consumed", 0), 0))
-        return lags
-
-
-#: How far back (minutes) is looked to tell whether a lag grows, and how much is sent at the moment.
-_RECENT = 10
-_LOOK_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class Seen:
-    """What one database says; ``recent`` are its samples of the last minutes, ``samples`` those of the window."""
-
-    database: Database
-    stats: Stats
-    workers: list[Reported]
-    handlers: list[HandlerRow]
-    queues: dict[str, int]
-    samples: list[Sample | None]
-    recent: list[Sample | None]
-    unfenced: list[Row] = field(default_factory=list)
-    bulk_jobs: Row = (0, None)
-    runs: list[Row] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """The name by which the database is registered."""
-        return self.database.name
 
 
 def overview(databases: Databases, window: str) -> Overview:
-    """Return how things stand, with series over ``window``: 1h, 6h, 24h or 7d.
+    """Return the health of all databases, with series over ``window``: 1h, 6h, 24h or 7d.
 
     ``tiles``: ``pending`` (committed, and not a message yet), ``oldest_pending`` (age in s), ``undecided``, ``orphans``
     (due for a check), ``parked_halves``, ``dead`` (parked messages that aren't discarded), ``failed`` (will be
@@ -110,151 +144,184 @@ def overview(databases: Databases, window: str) -> Overview:
     Raises:
         InvalidRequest: there is no such window.
     """
-    seen: list[Seen] = []
-    unseen: dict[str, str] = {}
+    reached: list[DatabaseHealth] = []
+    findings: list[Diagnosis] = []
     # The clock of the first database that answers is that of the charts.
     times: list[dt.datetime] = []
     moments(window, dt.datetime.now(dt.UTC))
     for database in databases.values():
+        subject = Subject(name=database.name, url=database.engine.url, settings=database.settings)
         try:
-            found = _look(database, window, times)
+            reached.append(_read(database, subject, window, times))
         except UNREACHABLE as error:
-            unseen[database.name] = why_unreachable(error)
-        else:
-            seen.append(found)
-    sources = Sources(seen)
-    topics = _topics(seen, sources)
-    tiles, capped = _tiles(seen, topics)
+            findings.append(subject.finding("database.unreachable", {"error": why_unreachable(error)}))
+    sources = TopicSources(reached)
+    topics = _topics(reached, sources)
+    tiles, capped = _tiles(reached, topics)
+    for each in reached:
+        findings += _judge(each)
+    for topic in topics:
+        findings += _judge_lags(topic, {each.name: each for each in reached}, sources)
     return Overview(
-        at=seen[0].stats.at if seen else dt.datetime.now(dt.UTC),
+        at=reached[0].stats.at if reached else dt.datetime.now(dt.UTC),
         tiles=tiles,
         capped=capped,
-        problems=problems.problems(seen, unseen, topics, sources),
+        findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
         topics=topics,
-        series=series(times, {each.name: each.samples for each in seen}, sources.of) if times else [],
-        workers=[worker.row for each in seen for worker in each.workers],
-        unseen=list(unseen),
+        series=series(times, {each.name: each.samples for each in reached}, sources.of) if times else [],
+        workers=[worker.row for each in reached for worker in each.workers],
+        unreachable=[name for name in databases if name not in {each.name for each in reached}],
     )
 
 
-def _look(database: Database, window: str, times: list[dt.datetime]) -> Seen:
-    schema = database.schema
+def _read(database: Database, subject: Subject, window: str, times: list[dt.datetime]) -> DatabaseHealth:
+    schema, thresholds = database.schema, subject.thresholds
     with database.engine.connect() as connection:
-        counted = stats(connection, database.settings, database.parts, seconds=_LOOK_SECONDS)
+        numbers = stats(connection, database.settings, database.parts, seconds=_SECONDS, thresholds=thresholds)
     if not times:
-        times.extend(moments(window, counted.at))
-    minute = counted.at.replace(second=0, microsecond=0)
-    recent = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
-    with database.looking(_LOOK_SECONDS) as connection:
-        workers, samples, lately, (bulk_jobs,) = execute(
+        times.extend(moments(window, numbers.at))
+    minute = numbers.at.replace(second=0, microsecond=0)
+    recent_times = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
+    with database.looking(_SECONDS) as connection:
+        rows, samples, recent, (bulk_jobs,) = execute(
             connection,
-            system.statement(schema),
-            overview_sql.samples(schema, times, within(window)),
-            overview_sql.samples(schema, recent, 60.0),
-            overview_sql.open_bulk_jobs(schema, LIMIT),
+            sql.workers(schema),
+            sql.samples(schema, times, within(window)),
+            sql.samples(schema, recent_times, 60.0),
+            sql.open_bulk_jobs(schema, LIMIT),
         )
-        reported = system.reported(database.name, workers)
-        found = Seen(
+        workers = reports(database.name, rows)
+        health = DatabaseHealth(
             database,
-            counted,
-            reported,
-            system.merged(reported),
-            {},
+            subject,
+            numbers,
+            workers,
+            merged(workers),
+            bulk_jobs,
             [Sample.read(text) for (text,) in samples],
-            [Sample.read(text) for (text,) in lately],
-            bulk_jobs=bulk_jobs,
+            [Sample.read(text) for (text,) in recent],
         )
         if "producer" in database.parts:
-            queues, found.unfenced = execute(
-                connection, overview_sql.topics(schema), overview_sql.unfenced_orphans(schema, LIMIT)
-            )
-            found.queues = dict(queues)
-        if "consumer" in database.parts and counted.groups:
-            pairs = [(group.topic, group.group) for group in counted.groups]
-            (runs,) = execute(connection, overview_sql.last_runs(schema, pairs))
-            found.runs = [(*row[:4], json.loads(row[4]) if row[4] else None, *row[5:]) for row in runs]
-    return found
+            grace = thresholds.check * database.settings.check_interval
+            queues, health.checks = execute(connection, sql.topics(schema), sql.checks(schema, grace, CHECKS_PER_TOPIC))
+            health.queues = dict(queues)
+        if "consumer" in database.parts:
+            (health.runs,) = execute(connection, sql.last_runs(schema))
+    return health
 
 
-def _topics(seen: Sequence[Seen], sources: Sources) -> list[TopicLag]:
+def _topics(reached: Sequence[DatabaseHealth], sources: TopicSources) -> list[TopicLag]:
     """Return the topics of all databases with their groups, wherever these are; and groups whose topic is nowhere."""
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
-    for each in seen:
+    for each in reached:
         for group in each.stats.groups:
-            lag = group.lag
-            if lag is None:
-                lag = sources.lag(each.name, group.topic, group.group, group.consumed)
-            row = GroupLag(
-                each.name, group.group, group.topic, group.consumed, lag, group.failed, group.oldest_due, group.parked
-            )
+            row = GroupLag(**_fields(group), database=each.name)
+            if row.lag is None:
+                row.lag = sources.lag(each.name, group.topic, group.group, group.consumed)
             groups[sources.of(each.name, group.topic, group.group), group.topic].append(row)
     topics = [
         TopicLag(
-            each.name,
-            topic.topic,
-            each.queues.get(topic.topic, 0),
-            topic.messages,
-            topic.undecided,
-            topic.parked,
-            topic.undispatched,
-            topic.oldest_undispatched,
-            topic.scheduled,
-            groups.pop((each.name, topic.topic), []),
+            **_fields(topic),
+            database=each.name,
+            queues=each.queues.get(topic.topic, 0),
+            groups=groups.pop((each.name, topic.topic), []),
         )
-        for each in seen
+        for each in reached
         for topic in each.stats.topics
     ]
     # Their producer isn't registered, or can't be told from others.
-    topics += [TopicLag(rows[0].database, topic, 0, 0, 0, 0, 0, None, 0, rows) for (_, topic), rows in groups.items()]
+    topics += [TopicLag(topic, database=rows[0].database, queues=0, groups=rows) for (_, topic), rows in groups.items()]
     return sorted(topics, key=lambda topic: (topic.topic, topic.database))
 
 
-def _tiles(seen: Sequence[Seen], topics: Sequence[TopicLag]) -> tuple[dict[str, float | None], list[str]]:
-    of_topics = [topic for each in seen for topic in each.stats.topics]
-    of_groups = [group for each in seen for group in each.stats.groups]
-    tiles: dict[str, float | None] = dict.fromkeys(
-        ("pending", "oldest_pending", "undecided", "orphans", "parked_halves", "dead", "failed", "scheduled",
-         "throughput", "lag")
+def _fields(row: Any) -> dict[str, Any]:
+    return {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
+
+
+# --- what needs an operator --------------------------------------------------------------------------------------
+
+
+def _judge(each: DatabaseHealth) -> Iterator[Diagnosis]:
+    subject = each.subject
+    yield from judge_workers(subject, each.workers, each.database.parts)
+    yield from subject.judge(TOPIC_RULES, each.stats.topics, LIMIT)
+    # Where no worker is alive, that is what has to be mended.
+    if alive(each.workers):
+        yield from judge_checks(subject, each.checks, None, each.workers)
+    jobs, age = each.bulk_jobs
+    yield from judge_bulk_jobs(subject, each.workers, at_most(jobs, LIMIT), age)
+    yield from subject.judge(GROUP_RULES, each.stats.groups, LIMIT)
+    declared = any(handler.kind == "reconciliation" for handler in each.handlers)
+    yield from judge_reconciliations(subject, each.runs, declared=declared)
+
+
+def _judge_lags(topic: TopicLag, databases: dict[str, DatabaseHealth], sources: TopicSources) -> Iterator[Diagnosis]:
+    for group in topic.groups:
+        each = databases[group.database]
+        if not group.lag or not alive(each.workers):
+            continue
+        details = {"group": group.group, "topic": group.topic, "lag": group.lag}
+        if not done(each.workers, f"consume {group.topic} of {group.group}"):
+            yield each.subject.finding("group.unconsumed", details)
+            continue
+        thresholds = each.subject.thresholds
+        recent = {name: health.recent for name, health in databases.items()}
+        values = lag(recent, group.database, group.topic, group.group, sources.of)
+        lags = [value for value in values if value is not None]
+        grows = len(lags) >= thresholds.growing and lags == sorted(lags) and lags[0] < lags[-1] <= group.lag
+        if grows and group.lag >= thresholds.lag:
+            yield each.subject.finding("group.lag", details | {"grown": int(lags[-1] - lags[0])})
+
+
+# --- tiles -------------------------------------------------------------------------------------------------------
+
+#: The tiles that are sums of a number: over topics, and over groups.
+_OF_TOPICS = {
+    "pending": "undispatched", "undecided": "undecided", "orphans": "orphans", "parked_halves": "parked",
+    "scheduled": "scheduled",
+}  # fmt: skip
+_OF_GROUPS = {"dead": "parked", "failed": "failed"}
+#: The count that stops where a number of a topic does.
+_CAPPED_BY = {"orphans": "undecided", "parked": "undecided"}
+
+
+def _tiles(reached: Sequence[DatabaseHealth], topics: Sequence[TopicLag]) -> tuple[dict[str, float | None], list[str]]:
+    of_topics = [topic for each in reached for topic in each.stats.topics]
+    of_groups = [group for each in reached for group in each.stats.groups]
+    names = (
+        "pending", "oldest_pending", "undecided", "orphans", "parked_halves", "dead", "failed", "scheduled",
+        "throughput", "lag",
     )  # fmt: skip
-    if not seen:
+    tiles: dict[str, float | None] = dict.fromkeys(names)
+    if not reached:
         return tiles, []
-    tiles |= {
-        "pending": sum(topic.undispatched for topic in of_topics),
-        "oldest_pending": _highest(topic.oldest_undispatched for topic in of_topics),
-        "undecided": sum(topic.undecided for topic in of_topics),
-        "orphans": sum(topic.orphans for topic in of_topics),
-        "parked_halves": sum(topic.parked for topic in of_topics),
-        "dead": sum(group.parked for group in of_groups),
-        "failed": sum(group.failed for group in of_groups),
-        "scheduled": sum(topic.scheduled for topic in of_topics),
-        "throughput": _throughput(seen),
-        "lag": _highest(group.lag for topic in topics for group in topic.groups),
-    }
-    at_limit = {name for topic in of_topics for name in topic.capped}
-    at_limit |= {name for group in of_groups for name in group.capped}
-    by_count = {"undispatched": ("pending",), "undecided": ("undecided", "orphans", "parked_halves"),
-                "scheduled": ("scheduled",), "failed": ("failed",), "parked": ("dead",)}  # fmt: skip
-    return tiles, [tile for name, of in by_count.items() if name in at_limit for tile in of]
+    tiles |= {tile: sum(getattr(topic, name) for topic in of_topics) for tile, name in _OF_TOPICS.items()}
+    tiles |= {tile: sum(getattr(group, name) for group in of_groups) for tile, name in _OF_GROUPS.items()}
+    tiles["oldest_pending"] = _highest(topic.oldest_undispatched for topic in of_topics)
+    tiles["throughput"] = _throughput(reached)
+    tiles["lag"] = _highest(group.lag for topic in topics for group in topic.groups)
+    capped = [
+        tile
+        for tile, name in _OF_TOPICS.items()
+        if any(_CAPPED_BY.get(name, name) in topic.capped for topic in of_topics)
+    ]
+    return tiles, capped + [t for t, name in _OF_GROUPS.items() if any(name in group.capped for group in of_groups)]
 
 
 def _highest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _throughput(seen: Sequence[Seen]) -> float | None:
+def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
     """Return how many messages a minute there were since the newest sample that is at least a minute old."""
     rates = []
-    for each in seen:
+    for each in reached:
         if not each.stats.topics:
             continue
         before = next((s for s in reversed(each.recent) if s and (each.stats.at - s.at).total_seconds() >= 60), None)
         if before is None:
             return None
-        grown = sum(topic.messages - _before(before, topic.topic) for topic in each.stats.topics)
+        messages = {name: numbers.get("messages", 0) for name, numbers in before.topics.items()}
+        grown = sum(topic.messages - messages.get(topic.topic, 0) for topic in each.stats.topics)
         rates.append(max(grown, 0) / ((each.stats.at - before.at).total_seconds() / 60))
     return sum(rates) if rates else None
-
-
-def _before(sample: Sample, topic: str) -> int:
-    told: Any = sample.topics.get(topic, {}).get("messages", 0)
-    return int(told)

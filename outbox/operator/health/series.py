@@ -1,7 +1,7 @@
-"""How things stood over time, from the samples of all databases.
+"""The numbers over time, from the samples of all databases.
 
-What a counter says grows: its rate is the difference of two samples over the time between them. Where a sample is
-missing nothing is known; a counter that has gone back (a restore) tells nothing either.
+A counter only grows: its rate is the difference of two samples over the time between them. Where a sample is missing
+the rate isn't known; nor is it where a counter has gone back (a restore).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from outbox.errors import InvalidRequest
-from outbox.operator.model import Series
 
 #: For each window: how long it is, and the step of its values (seconds).
 WINDOWS: Mapping[str, tuple[int, int]] = {
@@ -30,13 +29,25 @@ _WITHOUT_TOTAL = frozenset({"lag"})
 _WITHOUT_PARTS = frozenset({"undecided", "failed"})
 
 Values = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values over time, for a chart: one for each of ``times``, None where nothing is known."""
+
+    name: str
+    unit: str
+    times: list[dt.datetime]
+    values: list[float | None]
+
+
 #: The producer's database of a topic that a group of another database consumes; None if that isn't known.
 SourceOf = Callable[[str, str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How things stood in one database: ``topics`` by name, ``groups`` by topic and name; see `stats`."""
+    """The numbers of one database at one moment: ``topics`` by name, ``groups`` by topic and name; see `as_sample`."""
 
     at: dt.datetime
     topics: Mapping[str, Mapping[str, Any]]
@@ -44,14 +55,14 @@ class Sample:
 
     @classmethod
     def read(cls, text: str | None) -> Sample | None:
-        """Return what a row says; None where it says nothing: whoever began it came to no end."""
-        told = {} if text is None else json.loads(text)
-        if "at" not in told:
+        """Return the sample of a row; None where it is empty: the worker that began it did not finish it."""
+        stored = {} if text is None else json.loads(text)
+        if "at" not in stored:
             return None
-        return cls(dt.datetime.fromisoformat(told["at"]), told["topics"], told["groups"])
+        return cls(dt.datetime.fromisoformat(stored["at"]), stored["topics"], stored["groups"])
 
 
-#: For each database its samples at the moments that are looked at.
+#: For each database its samples at the moments of a window.
 Samples = Mapping[str, Sequence[Sample | None]]
 
 
@@ -84,30 +95,30 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
         # The sample of this moment is still to be taken.
         times, samples = times[:-1], {name: each[:-1] for name, each in samples.items()}
     known = {name: each for name, each in samples.items() if any(each)}
-    of = {
+    by_name = {
         "throughput": _by_topic(known, lambda each, topic: _rates(each, _topic(each, topic, "messages"))),
         "backlog": _by_topic(known, lambda each, topic: _topic(each, topic, "undispatched")),
         "undecided": _by_topic(known, lambda each, topic: _topic(each, topic, "undecided")),
         "consumed": _by_group(known, lambda name, t, g: _rates(known[name], _group(known[name], t, g, "consumed"))),
-        "lag": _by_group(known, lambda name, topic, group: _lag(known, name, topic, group, source_of)),
+        "lag": _by_group(known, lambda name, topic, group: lag(known, name, topic, group, source_of)),
         "failed": _by_group(known, lambda name, topic, group: _group(known[name], topic, group, "failed")),
         "dead": _by_group(known, lambda name, topic, group: _group(known[name], topic, group, "parked")),
     }
     units = {"throughput": "messages/min", "consumed": "messages/min", "undecided": "halves"}
     nothing: Values = [None] * len(times)
-    made = []
-    for name, by_database in of.items():
+    found: list[Series] = []
+    for name, by_database in by_name.items():
         unit = units.get(name, "messages")
         if name not in _WITHOUT_TOTAL:
             total = _sum(_in_all(parts) for parts in by_database.values() if parts)
-            made.append(Series(name, unit, times[1:], (total or nothing)[1:]))
+            found.append(Series(name, unit, times[1:], (total or nothing)[1:]))
         if name not in _WITHOUT_PARTS:
             parts = {
                 part: _sum(each[part] for each in by_database.values() if part in each)
                 for part in sorted({part for each in by_database.values() for part in each})
             }
-            made += [Series(f"{name}/{part}", unit, times[1:], parts[part][1:]) for part in _highest(parts)]
-    return made
+            found += [Series(f"{name}/{part}", unit, times[1:], parts[part][1:]) for part in _highest(parts)]
+    return found
 
 
 def _by_topic(known: Samples, values: Callable[[Sequence[Sample | None], str], Values]) -> dict[str, dict[str, Values]]:
@@ -136,7 +147,7 @@ def _topic(samples: Sequence[Sample | None], topic: str, name: str) -> Values:
 def _group(samples: Sequence[Sample | None], topic: str, group: str, name: str) -> Values:
     # A group that wasn't there may begin anywhere.
     return [
-        None if sample is None or (told := sample.groups.get(topic, {}).get(group)) is None else told.get(name, 0)
+        None if sample is None or (of := sample.groups.get(topic, {}).get(group)) is None else of.get(name, 0)
         for sample in samples
     ]
 
@@ -154,25 +165,26 @@ def _rates(samples: Sequence[Sample | None], counts: Values) -> Values:
     return rates
 
 
-def _lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) -> Values:
+def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) -> Values:
+    """Return the lag of a group in the samples of a database, with those of its topic's producer."""
     source = source_of(name, topic, group)
     heads = known.get(source) if source else None
     values: Values = []
     for number, sample in enumerate(known[name]):
-        told = sample.groups.get(topic, {}).get(group) if sample else None
+        sampled = sample.groups.get(topic, {}).get(group) if sample else None
         head = heads[number] if heads else None
-        if told is None:
+        if sampled is None:
             values.append(None)
-        elif "lag" in told:
-            values.append(told["lag"])
+        elif "lag" in sampled:
+            values.append(sampled["lag"])
         else:
             messages = head.topics.get(topic, {}).get("messages") if head else None
-            values.append(None if messages is None else max(messages - told.get("consumed", 0), 0))
+            values.append(None if messages is None else max(messages - sampled.get("consumed", 0), 0))
     return values
 
 
 def _sum(found: Iterable[Values]) -> Values:
-    """Add up what several databases say of one thing; unknown where one of them doesn't say."""
+    """Add up the values of several databases; unknown where one of them is."""
     return [
         None if None in row else sum(value for value in row if value is not None) for row in zip(*found, strict=True)
     ]

@@ -1,19 +1,22 @@
-"""How things stand, in numbers that are cheap to get: for the command line and for monitoring.
+"""The numbers of one database, by topic and by group: what `outbox stats`, the overview and the metrics show.
 
-A count stops at ``LIMIT``; it is then named in ``capped`` and means "at least".
+They are cheap to read. A count stops at ``LIMIT``; it is then named in ``capped`` and means "at least".
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from outbox.database.execute import execute
+from outbox.database.execute import Row, execute
+from outbox.database.sql import NOW, read_only
 from outbox.dispatch.sql import newest_cursor, plan_by_index, to_cursor
-from outbox.operator.health import stats_sql
+from outbox.operator.health import sql
+from outbox.operator.health.rules import Thresholds
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -23,17 +26,27 @@ if TYPE_CHECKING:
 LIMIT = 10_000
 _SECONDS = 10.0
 
-_OF_TOPIC = ("messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled", "capped")
-_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
+#: The columns of `sql.undecided`, `sql.undispatched` and `sql.scheduled` after the topic, as fields of `TopicStats`.
+UNDECIDED = ("undecided", "parked", "orphans", "unasked", "oldest_undecided", "oldest_parked", "parked_id")
+UNDISPATCHED = ("undispatched", "oldest_undispatched")
+SCHEDULED = ("scheduled", "next_due", "overdue", "oldest_overdue")
+_FAILURES = ("failed", "oldest_due", "overdue", "parked", "oldest_parked", "parked_id")
+
+_IN_SAMPLE_OF_TOPIC = (
+    "messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled", "capped",
+)  # fmt: skip
+_IN_SAMPLE_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
 
 
 @dataclass(slots=True)
 class TopicStats:
     """One topic on the producer's side; ages in seconds.
 
-    ``undecided``: halves without a decision; of them ``parked`` are over their checks, ``orphans`` due for one, and of
-    these ``unasked`` never checked so far. ``undispatched``: committed, but not a message yet. ``scheduled``: committed
-    for later, the next at ``next_due``. ``messages``: all there ever were.
+    ``undecided``: halves without a decision; of them ``parked`` are over their checks, the first of them ``parked_id``
+    since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
+    far. ``undispatched``: committed, but not a message yet. ``scheduled``: committed for later, the next at
+    ``next_due``; ``overdue`` of them should have been released, the first ``oldest_overdue`` seconds ago. ``messages``:
+    all there ever were.
     """
 
     topic: str
@@ -42,10 +55,14 @@ class TopicStats:
     orphans: int = 0
     unasked: int = 0
     oldest_undecided: float | None = None
+    oldest_parked: float | None = None
+    parked_id: UUID | None = None
     undispatched: int = 0
     oldest_undispatched: float | None = None
     scheduled: int = 0
     next_due: dt.datetime | None = None
+    overdue: int = 0
+    oldest_overdue: float | None = None
     messages: int = 0
     capped: list[str] = field(default_factory=list)
 
@@ -56,7 +73,8 @@ class GroupStats:
 
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
     topic's producer is in another database. ``failed``: will be retried, the oldest due one since
-    ``oldest_due`` seconds. ``parked``: waiting for a human, and not discarded.
+    ``oldest_due`` seconds; ``overdue`` of them should have been retried long ago. ``parked``: waiting for an operator,
+    and not discarded; the first of them ``parked_id`` since ``oldest_parked`` seconds.
     """
 
     group: str
@@ -65,35 +83,45 @@ class GroupStats:
     lag: int | None = None
     failed: int = 0
     oldest_due: float | None = None
+    overdue: int = 0
     parked: int = 0
+    oldest_parked: float | None = None
+    parked_id: UUID | None = None
     capped: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How things stand in one database at one moment of its clock."""
+    """The numbers of one database at one moment of its clock."""
 
     at: dt.datetime
     topics: list[TopicStats]
     groups: list[GroupStats]
 
 
-def stats(connection: Connection, settings: Settings, parts: Collection[str], *, seconds: float = _SECONDS) -> Stats:
-    """Return how things stand for the parts (``producer``, ``consumer``) whose tables the database has.
+def stats(
+    connection: Connection,
+    settings: Settings,
+    parts: Collection[str],
+    *,
+    seconds: float = _SECONDS,
+    thresholds: Thresholds | None = None,
+) -> Stats:
+    """Return the numbers of the parts (``producer``, ``consumer``) whose tables the database has.
 
-    ``connection`` must not be in a transaction; runs one that only reads, in which no statement takes longer than
-    ``seconds``.
+    ``connection`` must not be in a transaction; this runs one that only reads, in which no statement takes longer than
+    ``seconds``. ``thresholds`` say what is overdue.
     """
-    schema = settings.schema
+    limits = thresholds or Thresholds()
     topics: dict[str, TopicStats] = {}
     heads: dict[str, dict[int, int]] = {}
     groups: list[GroupStats] = []
     with connection.begin():
-        *_, ((at,),) = execute(connection, stats_sql.look_only(seconds), plan_by_index(), stats_sql.now())
+        *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
-            topics, heads = _topics(connection, schema)
+            topics, heads = _topics(connection, settings.schema, limits)
         if "consumer" in parts:
-            groups = _groups(connection, schema, heads)
+            groups = _groups(connection, settings.schema, limits, heads)
     return Stats(at, [topics[name] for name in sorted(topics)], groups)
 
 
@@ -104,58 +132,72 @@ def as_sample(stats: Stats) -> dict[str, Any]:
     """
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for group in stats.groups:
-        groups[group.topic][group.group] = _told(group, _OF_GROUP)
-    topics = {topic.topic: _told(topic, _OF_TOPIC) for topic in stats.topics}
+        groups[group.topic][group.group] = _known(group, _IN_SAMPLE_OF_GROUP)
+    topics = {topic.topic: _known(topic, _IN_SAMPLE_OF_TOPIC) for topic in stats.topics}
     return {"at": stats.at.isoformat(), "topics": topics, "groups": groups}
 
 
-def _told(of: object, names: Collection[str]) -> dict[str, Any]:
-    # A lag of zero is told: it is another thing than one that isn't known.
-    return {name: value for name in names if (value := getattr(of, name)) or (name == "lag" and value is not None)}
+def add_topics(topics: dict[str, TopicStats], columns: Collection[str], rows: Iterable[Row]) -> list[TopicStats]:
+    """Set these fields of topics by rows that begin with the topic; return all topics."""
+    for topic, *values in rows:
+        row = topics.setdefault(topic, TopicStats(topic))
+        for name, value in zip(columns, values, strict=True):
+            setattr(row, name, value)
+    return list(topics.values())
 
 
-def _topics(connection: Connection, schema: str) -> tuple[dict[str, TopicStats], dict[str, dict[int, int]]]:
+def failures(rows: Iterable[Row], limit: int) -> list[GroupStats]:
+    """Return the rows of `sql.failures`; a count that stopped at ``limit`` is in ``capped``."""
+    groups = [GroupStats(group, topic, **dict(zip(_FAILURES, values, strict=True))) for group, topic, *values in rows]
+    for each in groups:
+        each.capped = [name for name in ("failed", "parked") if getattr(each, name) >= limit]
+    return groups
+
+
+def _known(row: object, names: Collection[str]) -> dict[str, Any]:
+    # A lag of zero is kept: it is something else than a lag that isn't known.
+    return {name: value for name in names if (value := getattr(row, name)) or (name == "lag" and value is not None)}
+
+
+def _topics(
+    connection: Connection, schema: str, limits: Thresholds
+) -> tuple[dict[str, TopicStats], dict[str, dict[int, int]]]:
     cursors, undecided, scheduled, positions = execute(
         connection,
         newest_cursor(schema),
-        stats_sql.undecided(schema, LIMIT),
-        stats_sql.scheduled(schema, LIMIT),
-        stats_sql.heads(schema),
+        sql.undecided(schema, LIMIT),
+        sql.scheduled(schema, limits.undispatched, LIMIT),
+        sql.heads(schema),
     )
     cursor = to_cursor(cursors[0]) if cursors else None
-    (undispatched,) = execute(connection, stats_sql.undispatched(schema, cursor, LIMIT))
+    (undispatched,) = execute(connection, sql.undispatched(schema, cursor, LIMIT))
 
     heads: dict[str, dict[int, int]] = defaultdict(dict)
+    topics: dict[str, TopicStats] = {}
     for topic, queue, position in positions:
         heads[topic][queue] = position
-    names = {row[0] for rows in (undecided, scheduled, undispatched) for row in rows} | set(heads)
-    topics = {name: TopicStats(name, messages=sum(heads.get(name, {}).values())) for name in names}
-    for topic, count, parked, orphans, unasked, age in undecided:
-        row = topics[topic]
-        row.undecided, row.parked, row.orphans, row.unasked, row.oldest_undecided = count, parked, orphans, unasked, age
-    for topic, count, next_due in scheduled:
-        topics[topic].scheduled, topics[topic].next_due = count, next_due
-    for topic, count, age in undispatched:
-        topics[topic].undispatched, topics[topic].oldest_undispatched = count, age
-    for name, rows in (("undecided", undecided), ("scheduled", scheduled), ("undispatched", undispatched)):
-        # The limit is one for all topics: none of the counts is known to be all.
+        topics.setdefault(topic, TopicStats(topic)).messages += position
+    for columns, rows in ((UNDECIDED, undecided), (SCHEDULED, scheduled), (UNDISPATCHED, undispatched)):
+        add_topics(topics, columns, rows)
+    for columns, rows in ((UNDECIDED, undecided), (SCHEDULED, scheduled), (UNDISPATCHED, undispatched)):
+        # The limit is one for all topics: where it is reached, none of the counts is known to be all.
         if sum(row[1] for row in rows) >= LIMIT:
             for stats in topics.values():
-                stats.capped.append(name)
+                stats.capped.append(columns[0])
     return topics, heads
 
 
-def _groups(connection: Connection, schema: str, heads: dict[str, dict[int, int]]) -> list[GroupStats]:
-    offsets, failures = execute(connection, stats_sql.offsets(schema), stats_sql.failures(schema, LIMIT))
+def _groups(
+    connection: Connection, schema: str, limits: Thresholds, heads: dict[str, dict[int, int]]
+) -> list[GroupStats]:
+    offsets, rows = execute(connection, sql.offsets(schema), sql.failures(schema, limits.retry, LIMIT))
     reached: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for group, topic, queue, position in offsets:
         reached[group, topic][queue] = position
-    groups = []
-    for group, topic, failed, parked, oldest_due in failures:
-        positions = reached[group, topic]
-        lag = None
-        if topic in heads:
-            lag = sum(max(head - positions.get(queue, 0), 0) for queue, head in heads[topic].items())
-        capped = [name for name, count in (("failed", failed), ("parked", parked)) if count >= LIMIT]
-        groups.append(GroupStats(group, topic, sum(positions.values()), lag, failed, oldest_due, parked, capped))
+    groups = failures(rows, LIMIT)
+    for each in groups:
+        positions = reached[each.group, each.topic]
+        each.consumed = sum(positions.values())
+        if each.topic in heads:
+            each.lag = sum(max(head - positions.get(queue, 0), 0) for queue, head in heads[each.topic].items())
     return groups

@@ -21,7 +21,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database.execute import Row, execute
-from outbox.database.sql import audit
+from outbox.database.sql import ALIVE, audit
 from outbox.errors import MessageNotFound
 from outbox.operator import old_halves_sql
 from outbox.operator.acts import COMPENSATING, DISCARDED, FENCED, UNCONSUMED, UNKNOWN, refusal, states_for
@@ -33,7 +33,6 @@ from outbox.operator.look.messages_sql import first, named
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Action, Actor, AuditRow, BulkJob, Event, InboxRow, MessageView
 from outbox.operator.sql import half_states
-from outbox.worker.report import ALIVE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from outbox.consumer.sql import GROUP_QUEUES
 from outbox.database.execute import Row, Statement, in_schema
-from outbox.operator.health.stats_sql import PLACES
 
 #: How many half messages a search looks at before it gives up, and says where to go on.
 BROWSE_WINDOW = 100_000
@@ -97,7 +97,7 @@ SELECT acted_at, actor, action, reason, result::text FROM {s}.audit WHERE target
 
 # The inbox's key begins with the group, so each known group is asked.
 _INBOX = (
-    PLACES
+    GROUP_QUEUES
     + """, known AS (SELECT DISTINCT consumer_group FROM place)
 SELECT m.consumer_group, m.topic, m.queue, m.position, m.status, m.attempts, m.claims, m.next_attempt_at,
        encode(m.body_digest, 'hex'), m.last_error, m.received_at, m.changed_at
@@ -107,7 +107,7 @@ SELECT m.consumer_group, m.topic, m.queue, m.position, m.status, m.attempts, m.c
 )
 
 _REACHED = (
-    PLACES
+    GROUP_QUEUES
     + """, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
 SELECT consumer_group,
        coalesce((SELECT max(position) FROM {s}.consumer_offset o

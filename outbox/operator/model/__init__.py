@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from outbox.operator.health.overview import GroupLag, Overview, TopicLag
+from outbox.operator.health.series import Series
+from outbox.operator.health.system import DatabaseView, System, TableSize
+from outbox.operator.health.workers import HandlerRow, WorkerRow
 from outbox.operator.model.asked import (
     COUNT_LIMIT,
     MAX_IDS,
@@ -31,18 +35,6 @@ from outbox.operator.model.messages import (
     MessageRow,
     ScheduledFilter,
     ScheduledRow,
-)
-from outbox.operator.model.standing import (
-    DatabaseView,
-    GroupLag,
-    HandlerRow,
-    Overview,
-    Problem,
-    Series,
-    System,
-    TableSize,
-    TopicLag,
-    WorkerRow,
 )
 from outbox.operator.model.way import Event, MessageView
 
@@ -74,7 +66,6 @@ __all__ = [
     "Page",
     "PageRequest",
     "Preview",
-    "Problem",
     "ScheduledFilter",
     "ScheduledRow",
     "Selector",

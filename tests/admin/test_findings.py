@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Park, Retry, Settings
-from outbox.operator.health.problems import IN_ORDER
-from tests.admin.standing import DUTIES, consume, dispatch, handler, look, report, sample, send, sql, told
+from outbox.operator.health.backlog import IN_ORDER
+from tests.admin.health import DUTIES, consume, dispatch, findings, handler, overview_of, report, sample, send, sql
 
 NewEngine = Callable[..., Engine]
 
@@ -43,33 +43,33 @@ def test_all_is_well(engine: Engine) -> None:
     dispatch(engine)
     consume(engine, engine)
     report(engine, handlers=[handler("consumer", "paid", "mail")])
-    assert look(bank=engine).problems == []
+    assert overview_of(bank=engine).findings == []
 
 
 def test_nobody_works(engine: Engine) -> None:
     """A database without a living worker; one that died is told of for a while, also beside others."""
-    (problem,) = look(bank=engine).problems
+    (problem,) = overview_of(bank=engine).findings
     assert (problem.severity, problem.page, problem.query) == ("problem", "handlers", {"database": "bank"})
-    assert problem.text == (
+    assert problem.sentence == (
         "No worker is alive in database 'bank': nothing is dispatched, checked or pruned and consumed there."
     )
     report(engine)
-    assert look(bank=engine).problems == []
+    assert overview_of(bank=engine).findings == []
     sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '31 seconds'")
-    assert "seen 31" in look(bank=engine).problems[0].text
+    assert "seen 31" in overview_of(bank=engine).findings[0].sentence
     report(engine, number=2)
-    (problem,) = look(bank=engine).problems
-    assert (problem.severity, "Worker host:1 was last seen 31" in problem.text) == ("warning", True)
+    (problem,) = overview_of(bank=engine).findings
+    assert (problem.severity, "Worker host:1 was last seen 31" in problem.sentence) == ("note", True)
     sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '1 hour' WHERE name = 'host:1'")
-    assert look(bank=engine).problems == []
+    assert overview_of(bank=engine).findings == []
 
 
 def test_a_duty_that_fails(engine: Engine) -> None:
     """Of a living worker, with its last error."""
     report(engine, health={"failures": 2, "last_error": "OperationalError: gone"})
-    problems = told(look(bank=engine), "in a row")
+    problems = findings(overview_of(bank=engine), "in a row")
     assert len(problems) == len(DUTIES)
-    assert problems[0].text.endswith("of worker host:1 has failed 2 times in a row: OperationalError: gone")
+    assert problems[0].sentence.endswith("of worker host:1 has failed 2 times in a row: OperationalError: gone")
 
 
 def test_what_no_worker_does(engine: Engine) -> None:
@@ -81,9 +81,9 @@ def test_what_no_worker_does(engine: Engine) -> None:
         "INSERT INTO outbox.bulk_job (id, action, requested_by, reason, selector, total, created_at) "
         "VALUES (gen_random_uuid(), 'resend', 'ann', 'why', '{}', 1, now() - interval '1 minute')",
     )
-    found = look(bank=engine)
-    assert [len(told(found, word)) for word in ("dispatches", "checks undecided", "role bulk")] == [1, 1, 1]
-    assert told(found, "bulk")[0].page == "bulk-jobs"
+    found = overview_of(bank=engine)
+    assert [len(findings(found, word)) for word in ("dispatches", "checks undecided", "role bulk")] == [1, 1, 1]
+    assert findings(found, "bulk")[0].page == "bulk-jobs"
 
 
 def test_dead_letters(engine: Engine) -> None:
@@ -92,8 +92,8 @@ def test_dead_letters(engine: Engine) -> None:
     send(engine, 3)
     dispatch(engine)
     consume(engine, engine, [Park("no"), Park("no")])
-    (problem,) = look(bank=engine).problems
-    assert problem.text == "2 messages of topic 'paid' are parked in group 'mail'."
+    (problem,) = overview_of(bank=engine).findings
+    assert problem.sentence.startswith("2 messages of topic 'paid' are parked in group 'mail', for ")
     assert (problem.page, problem.query) == ("dead", {"database": "bank", "group": "mail", "topic": "paid"})
 
 
@@ -103,10 +103,10 @@ def test_overdue_retries(engine: Engine) -> None:
     send(engine, 1)
     dispatch(engine)
     consume(engine, engine, [Retry()])
-    assert look(bank=engine).problems == []
+    assert overview_of(bank=engine).findings == []
     sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '6 minutes'")
-    (problem,) = look(bank=engine).problems
-    assert (problem.page, problem.query["status"], "overdue" in problem.text) == ("inbox", "failed", True)
+    (problem,) = overview_of(bank=engine).findings
+    assert (problem.page, problem.query["status"], "overdue" in problem.sentence) == ("inbox", "failed", True)
 
 
 def test_halves(engine: Engine) -> None:
@@ -116,14 +116,15 @@ def test_halves(engine: Engine) -> None:
     half, fenced = prepare(engine, "order"), prepare(engine, "fenced")
     sql(engine, "UPDATE outbox.half_check SET parked_at = now(), reason = 'x' WHERE half_id = :id", id=half)
     sql(engine, "UPDATE outbox.half_check SET fenced = true WHERE half_id = :id", id=fenced)
-    unasked, parked = sorted(look(bank=engine).problems, key=lambda problem: problem.query["status"])
-    assert unasked.text.startswith("1 orphan of topic 'paid' is asked about by nobody")
-    assert parked.text.startswith("1 half of topic 'order' is parked")
+    unasked, parked = sorted(overview_of(bank=engine).findings, key=lambda problem: problem.query["status"])
+    assert unasked.sentence.startswith("1 undecided half of topic 'paid', such as ")
+    assert parked.sentence.startswith("1 half is parked in topic 'order'")
     assert {unasked.page, parked.page} == {"halves"}
     report(engine, handlers=[handler("checker", "paid")])
-    assert look(bank=engine).problems == [parked]
+    (finding,) = overview_of(bank=engine).findings
+    assert (finding.code, finding.query) == (parked.code, parked.query)
     sql(engine, "UPDATE outbox.half_check SET next_check_at = now() - interval '1 hour'")
-    assert told(look(bank=engine), "can't keep up")
+    assert findings(overview_of(bank=engine), "can't keep up")
 
 
 def test_what_comes_late(engine: Engine) -> None:
@@ -132,12 +133,12 @@ def test_what_comes_late(engine: Engine) -> None:
     send(engine, 1, delay=3600)
     dispatch(engine)
     send(engine, 2)
-    assert look(bank=engine).problems == []
+    assert overview_of(bank=engine).findings == []
     sql(engine, "UPDATE outbox.op_message SET decided_at = decided_at - interval '2 minutes'")
     sql(engine, "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '2 minutes'")
-    late, unreleased = look(bank=engine).problems
+    late, unreleased = overview_of(bank=engine).findings
     assert (late.page, late.query["status"]) == ("messages", "committed")
-    assert late.text.startswith("2 messages of topic 'paid' are committed and not dispatched, the oldest for 2m")
+    assert late.sentence.startswith("2 messages of topic 'paid', committed 2m")
     assert unreleased.page == "scheduled"
 
 
@@ -151,10 +152,10 @@ def test_a_group_that_falls_behind(engine: Engine, new_engine: NewEngine, apart:
     consume(shop, engine, limit=10)
     report(engine)
     report(shop, duties=["dispatch"])
-    (problem,) = look(**engines).problems
-    assert problem.text == "Group 'mail' is 1190 messages behind in topic 'paid': no living worker consumes for it."
+    (problem,) = overview_of(**engines).findings
+    assert problem.sentence == "Group 'mail' is 1190 messages behind in topic 'paid': no living worker consumes for it."
     report(shop)
-    assert look(**engines).problems == []
+    assert overview_of(**engines).findings == []
     for back in range(1, 6):
         group = {"consumed": 10} | ({} if apart else {"lag": 1190 - back})
         if apart:
@@ -162,9 +163,9 @@ def test_a_group_that_falls_behind(engine: Engine, new_engine: NewEngine, apart:
             sample(shop, back, {}, {"paid": {"mail": group}})
         else:
             sample(engine, back, {}, {"paid": {"mail": group}})
-    (problem,) = look(**engines).problems
-    assert (problem.severity, problem.page) == ("warning", "inbox")
-    assert problem.text.endswith("and falls further behind: 4 in the last minutes.")
+    (problem,) = overview_of(**engines).findings
+    assert (problem.severity, problem.page) == ("note", "inbox")
+    assert problem.sentence.endswith("and falls further behind: 4 in the last minutes.")
 
 
 def test_reconciliations(engine: Engine) -> None:
@@ -174,19 +175,19 @@ def test_reconciliations(engine: Engine) -> None:
     consume(engine, engine)
     report(engine)
     run(engine, "3 days", counts='{"consumed": 5, "missing": 2, "digest_mismatch": 1}')
-    (problem,) = look(bank=engine).problems
-    assert problem.text.startswith(
+    (problem,) = overview_of(bank=engine).findings
+    assert problem.sentence.startswith(
         "The last reconciliation of topic 'paid' with group 'mail' found 3 differences 3d00h ago"
     )
     run(engine, "70 hours", counts='{"missing": 1}', applied=True)
-    (problem,) = look(bank=engine).problems
-    assert (problem.severity, "1 difference" in problem.text) == ("warning", True)
+    (problem,) = overview_of(bank=engine).findings
+    assert (problem.severity, "1 difference" in problem.sentence) == ("note", True)
     run(engine, "60 hours", counts='{"consumed": 5}')
-    assert look(bank=engine).problems == []
+    assert overview_of(bank=engine).findings == []
     report(engine, handlers=[handler("reconciliation", "")])
-    assert "has come to a result for 2d12h" in look(bank=engine).problems[0].text
+    assert "has come to a result for 2d12h" in overview_of(bank=engine).findings[0].sentence
     run(engine, error="SourceError: gone")
-    assert "failed" in look(bank=engine).problems[0].text
+    assert "failed" in overview_of(bank=engine).findings[0].sentence
 
 
 def test_what_a_reconciliation_counts() -> None:

@@ -14,8 +14,8 @@ from outbox import Message, Outbox, Park, Retry, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
 from outbox.operator.databases import Databases
-from outbox.operator.health.overview import overview
-from outbox.operator.model import Overview, Problem
+from outbox.operator.health.overview import Overview, overview
+from outbox.operator.health.rules import Diagnosis
 from outbox.worker.report import Facts, report_once
 
 DUTIES = ("dispatch", "release", "check", "bulk", "consume paid of mail")
@@ -26,14 +26,14 @@ def open_databases(**engines: Engine) -> Databases:
     return Databases.open(engines, Settings())
 
 
-def look(window: str = "1h", **engines: Engine) -> Overview:
-    """Return how things stand."""
+def overview_of(window: str = "1h", **engines: Engine) -> Overview:
+    """Return the overview of these databases."""
     return overview(open_databases(**engines), window)
 
 
-def told(found: Overview, word: str) -> list[Problem]:
-    """Return the problems whose sentence has this word."""
-    return [problem for problem in found.problems if word in problem.text]
+def findings(found: Overview, word: str) -> list[Diagnosis]:
+    """Return the findings whose sentence has this word."""
+    return [problem for problem in found.findings if word in problem.sentence]
 
 
 def send(engine: Engine, count: int, topic: str = "paid", **options: Any) -> list[UUID]:

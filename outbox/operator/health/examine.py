@@ -1,0 +1,239 @@
+"""The doctor: says in sentences what is wrong with an outbox and its database, and how to mend it.
+
+::
+
+    from outbox.operator.health import examine
+
+    report = examine(outbox.engine, outbox.settings, outbox.checkers)
+    for finding in report.findings:
+        print(finding.sentence, finding.mend)
+
+It only reads, reads a bounded part of everything, limits the time of each statement, and works through a transaction
+pooler; so it may be asked at any time. An inspection that fails or isn't permitted says so and stops no other.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from outbox.database import failure
+from outbox.errors import InvalidSettings, OutboxError
+from outbox.operator.health import backlog, pooler, server, tables
+from outbox.operator.health.examination import Examination, NotInspected
+from outbox.operator.health.rules import Diagnosis, Severity, Thresholds
+from outbox.settings import Settings
+from outbox.text import database_address, summary_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from outbox.check.checker import Checker
+    from outbox.consumer.subscription import Subscription
+
+logger = logging.getLogger("outbox.doctor")
+
+_CONNECT_TIMEOUT = 10
+
+
+class Inspected(enum.StrEnum):
+    """What came of an inspection; skipped: it could not be done, or only in part, and then found nothing."""
+
+    OK = "ok"
+    FINDING = "finding"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionResult:
+    """One thing that was inspected, and what came of it; ``why`` it was skipped, or inspected only in part."""
+
+    name: str
+    outcome: Inspected
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """What the doctor found in one database; ``at`` is its time. Problems come first."""
+
+    database: str
+    schema: str
+    at: dt.datetime
+    findings: tuple[Diagnosis, ...]
+    inspections: tuple[InspectionResult, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is no problem; notes don't count."""
+        return all(finding.severity is not Severity.PROBLEM for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One thing to inspect; ``parts``: whose tables must be there for it."""
+
+    name: str
+    run: Callable[[Examination], Iterator[Diagnosis]]
+    parts: tuple[str, ...] = ()
+
+
+_COMMON, _PRODUCER, _CONSUMER = ("common",), ("producer",), ("consumer",)
+
+#: In the order in which they run: those of the tables come after the migrations.
+INSPECTIONS = (
+    Inspection("settings", tables.settings),
+    Inspection("retention of consumers", tables.retention_of_consumers),
+    Inspection("server version", server.version),
+    Inspection("writable", server.writable),
+    Inspection("durability", server.durability),
+    Inspection("connections left", server.connections),
+    Inspection("clock", server.clock),
+    Inspection("pooler", pooler.pooler),
+    Inspection("migrations", tables.migrations),
+    Inspection("tables", tables.differences),
+    Inspection("indexes", tables.indexes),
+    Inspection("autovacuum", tables.autovacuum),
+    Inspection("open transactions", server.open_transactions),
+    Inspection("prepared transactions", server.prepared_transactions),
+    Inspection("replication", server.replication),
+    Inspection("workers", backlog.workers, _COMMON),
+    Inspection("bulk jobs", backlog.bulk_jobs, _COMMON),
+    Inspection("checks", backlog.checks, _PRODUCER),
+    Inspection("undecided halves", backlog.oldest_undecided, _PRODUCER),
+    Inspection("parked halves", backlog.parked_halves, _PRODUCER),
+    Inspection("dispatch", backlog.undispatched, _PRODUCER),
+    Inspection("scheduled messages", backlog.scheduled, _PRODUCER),
+    Inspection("prune", backlog.unpruned, _PRODUCER),
+    Inspection("parked messages", backlog.parked_messages, _CONSUMER),
+    Inspection("retries", backlog.retries, _CONSUMER),
+    Inspection("reconciliations", backlog.reconciliations, _CONSUMER),
+    Inspection("reading groups", backlog.unread, _PRODUCER + _CONSUMER),
+)
+
+
+def examine(
+    bind: Engine | AsyncEngine | URL | str,
+    settings: Settings | None = None,
+    checkers: Mapping[str, Checker] | None = None,
+    *,
+    subscriptions: Collection[Subscription] | None = None,
+    refused: InvalidSettings | None = None,
+    app: str = "MODULE:OBJECT",
+    thresholds: Thresholds | None = None,
+    clock: Callable[[], float] = time.time,
+) -> HealthReport:
+    """Inspect everything that can be wrong with one database, and return what is.
+
+    ``bind`` should be the engine that the application uses: how it connects is inspected as well (of an AsyncEngine or
+    a URL, only the URL). ``settings`` are read from the environment by default; where they contradict each other, that
+    is a finding. A caller that reads them itself says by ``refused`` why it had to take other ones.
+    ``checkers`` (as of `Outbox.checkers`) show exactly which topics have no checker; without them that is concluded
+    from what the workers report, and from what has been waiting for too long. ``subscriptions`` are the application's
+    consumers (the values of `Outbox.subscriptions`), ``app`` is its name in commands. ``clock`` is this host's, in
+    seconds since 1970.
+
+    Opens up to three connections, one after the other or two at a time.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the database can't be reached, or not any more.
+        InvalidSettings: the name of the schema can't be one.
+    """
+    if settings is None:
+        settings, refused = read_settings()
+    engine, own_engine = _engine_of(bind)
+    url = engine.url
+    examination = Examination(
+        name=str(url.database),
+        url=url,
+        settings=settings,
+        app=app,
+        thresholds=thresholds or Thresholds(),
+        engine=engine,
+        own_engine=own_engine,
+        refused=refused,
+        checkers=checkers,
+        subscriptions=subscriptions,
+        clock=clock,
+    )
+    findings: list[Diagnosis] = []
+    try:
+        at = examination.server.at
+        results = [_inspect(examination, each, findings) for each in INSPECTIONS]
+    finally:
+        examination.close()
+    findings.sort(key=lambda finding: finding.severity is not Severity.PROBLEM)
+    return HealthReport(database_address(url), settings.schema, at, tuple(findings), tuple(results))
+
+
+def read_settings(schema: str | None = None) -> tuple[Settings, InvalidSettings | None]:
+    """Return the settings of the environment; where they are refused, the defaults, and why.
+
+    Raises:
+        InvalidSettings: the name of the schema can't be one.
+    """
+    try:
+        return (Settings.from_env(schema=schema) if schema else Settings.from_env()), None
+    except InvalidSettings as error:
+        name = schema or os.environ.get("OUTBOX_SCHEMA")
+        return (Settings(schema=name) if name else Settings()), error
+
+
+def _engine_of(bind: Engine | AsyncEngine | URL | str) -> tuple[Engine, bool]:
+    """Return a sync engine, and whether it is the application's own."""
+    from sqlalchemy import URL, Engine, NullPool, create_engine, make_url  # noqa: PLC0415
+
+    if isinstance(bind, Engine):
+        return bind, True
+    url = bind if isinstance(bind, URL) else make_url(bind) if isinstance(bind, str) else bind.url
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    limit = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT}
+    return create_engine(url, poolclass=NullPool, connect_args=limit), False
+
+
+def _inspect(examination: Examination, inspection: Inspection, findings: list[Diagnosis]) -> InspectionResult:
+    found: list[Diagnosis] = []
+    why: str | None = None
+    try:
+        examination.require(inspection.parts)
+        # Not extend(): what was found before the inspection fails stays found.
+        for finding in inspection.run(examination):
+            found.append(finding)  # noqa: PERF402
+    except NotInspected as error:
+        why = str(error)
+    except DBAPIError as error:
+        why = _refusal(error, examination)
+    except PoolTimeout as error:
+        why = f"the engine has no connection to spare: {error}"
+    except OutboxError as error:
+        why = str(error)
+    except Exception as error:
+        extra = {"event": "doctor.failed", "inspection": inspection.name}
+        logger.exception("inspecting %s failed", inspection.name, extra=extra)
+        why = f"this inspection failed, which is a defect: {summary_of(error)}"
+    examination.reconnect()
+    findings += found
+    outcome = Inspected.FINDING if found else Inspected.OK if why is None else Inspected.SKIPPED
+    return InspectionResult(inspection.name, outcome, why)
+
+
+def _refusal(error: DBAPIError, examination: Examination) -> str:
+    diagnostics = getattr(error.orig, "diag", None)
+    reason = getattr(diagnostics, "message_primary", None) or " ".join(str(error.orig).split())
+    match failure.sqlstate(error):
+        case "42501":
+            return f"the role {examination.server.role_name!r} may not read it: {reason}"
+        case failure.STATEMENT_CANCELLED:
+            return f"it took longer than {examination.thresholds.statement:g} s"
+    return str(reason)

@@ -1,0 +1,507 @@
+"""Statements of the health model: the numbers of a database, its workers, and the server; all only read.
+
+A number is computed by one statement, whichever view shows it. Each count stops at a limit, so that reading the numbers
+costs no more than the work that they describe.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+from outbox.check.sql import KNOWN_TOPICS
+from outbox.consumer.sql import GROUP_QUEUES
+from outbox.database.execute import Statement, in_schema
+from outbox.database.sql import ALIVE
+from outbox.dispatch.sql import Cursor
+
+# --- halves and messages at the producer -------------------------------------------------------------------------
+
+# Oldest first: ids begin with the time.
+_UNDECIDED = """
+SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
+       count(*) FILTER (WHERE due AND c.checked_at IS NULL),
+       extract(epoch FROM clock_timestamp() - min(h.born_at))::float8,
+       extract(epoch FROM clock_timestamp() - min(c.parked_at))::float8,
+       (array_agg(c.half_id ORDER BY c.parked_at) FILTER (WHERE c.parked_at IS NOT NULL))[1]
+  FROM (SELECT *, parked_at IS NULL AND next_check_at <= statement_timestamp() AS due
+          FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) c
+  LEFT JOIN LATERAL (SELECT born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true
+ GROUP BY c.topic ORDER BY c.topic
+"""
+
+# Of each topic the halves whose check has been due the longest, and whether a checker was asked about those whose check
+# comes last.
+_CHECKS = (
+    KNOWN_TOPICS
+    + """
+SELECT k.topic, f.*,
+       EXISTS (SELECT FROM (SELECT c.check_times FROM {s}.half_check c
+                             WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced
+                             ORDER BY c.next_check_at DESC LIMIT %(limit)s) l WHERE check_times > 0)
+  FROM (SELECT topic FROM known WHERE topic IS NOT NULL LIMIT %(limit)s) k
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE NOT fenced), count(*) FILTER (WHERE NOT fenced AND due),
+              count(*) FILTER (WHERE NOT fenced AND late),
+              count(*) FILTER (WHERE NOT fenced AND late AND NOT asked), count(*) FILTER (WHERE fenced AND late),
+              extract(epoch FROM statement_timestamp() - min(next_check_at))::float8,
+              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE NOT fenced))[1]
+         FROM (SELECT half_id, fenced, next_check_at, next_check_at <= statement_timestamp() AS due,
+                      next_check_at < statement_timestamp() - make_interval(secs => %(grace)s) AS late,
+                      check_times > 0 OR EXISTS (SELECT FROM {s}.check_history h
+                                                  WHERE h.half_id = c.half_id AND h.asked = 'checker') AS asked
+                 FROM {s}.half_check c WHERE c.topic = k.topic AND c.parked_at IS NULL
+                ORDER BY next_check_at LIMIT %(limit)s) c) f
+ ORDER BY k.topic
+"""
+)
+
+_OLDEST_UNDECIDED = """
+SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
+       extract(epoch FROM clock_timestamp() - h.born_at)::float8,
+       extract(epoch FROM clock_timestamp() - c.next_check_at)::float8
+  FROM (SELECT * FROM (SELECT * FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) o
+         WHERE parked_at IS NULL AND (checked_at IS NOT NULL OR next_check_at <= clock_timestamp())
+         ORDER BY half_id LIMIT 100) c
+  JOIN {s}.half_message h ON h.id = c.half_id
+ ORDER BY h.born_at
+"""
+
+_SCHEDULED = """
+SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
+       extract(epoch FROM clock_timestamp() - min(d.deliver_at) FILTER (WHERE late))::float8
+  FROM (SELECT half_id, deliver_at, deliver_at < clock_timestamp() - make_interval(secs => %(grace)s) AS late
+          FROM {s}.scheduled_message
+         WHERE recalled_at IS NULL ORDER BY deliver_at, half_id LIMIT %(limit)s) d
+  JOIN {s}.half_message h ON h.id = d.half_id
+ GROUP BY h.topic ORDER BY h.topic
+"""
+
+_HEADS = """
+SELECT t.name, q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = t.name AND m.queue = q), 0)
+  FROM {s}.topic t, generate_series(0, t.queues - 1) q
+ ORDER BY 1, 2
+"""
+
+_OP = "SELECT half_id, resolution, decided_at FROM {s}.op_message"
+
+# The ops that the newest cursor has not covered yet; outbox/dispatch/once.py says what its columns mean.
+_SINCE_SNAPSHOT = (
+    f"{_OP} WHERE xid >= %(next_xid)s::xid8 AND sequence > %(base)s",
+    f"{_OP} WHERE xid = ANY (%(in_flight)s::xid8[]) AND sequence > %(base)s",
+)
+_REST_OF_CUT = (
+    f"{_OP} WHERE sequence > %(after)s AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))",
+    f"{_OP} WHERE xid >= pg_snapshot_xmax(%(target)s::pg_snapshot) AND sequence > %(base)s",
+    f"{_OP} WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot))) AND sequence > %(base)s",
+)
+_REST_OF_REBASE = (
+    f"{_OP} WHERE sequence > %(after)s AND sequence <= %(until)s ORDER BY sequence",
+    *_SINCE_SNAPSHOT,
+)
+_NEWEST = (f"{_OP} ORDER BY sequence DESC",)
+
+_UNDISPATCHED = """
+SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_at))::float8
+  FROM (SELECT DISTINCT half_id, decided_at FROM ({candidates}) c
+         WHERE resolution = 'commit'
+           AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = c.half_id)
+           AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = c.half_id)
+         LIMIT %(limit)s) o
+  JOIN {s}.half_message h ON h.id = o.half_id
+ GROUP BY h.topic ORDER BY h.topic
+"""
+
+# What prune would delete, of the oldest halves that are decided.
+_UNPRUNED = """
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
+  FROM (SELECT h.id, o.resolution, o.decided_at
+          FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
+         ORDER BY h.id LIMIT %(limit)s) old
+ WHERE decided_at < clock_timestamp() - make_interval(secs => %(age)s)
+   AND (resolution = 'rollback' OR EXISTS (
+        SELECT FROM {s}.message m
+         WHERE m.half_id = old.id AND m.visible_at < clock_timestamp() - make_interval(secs => %(age)s)
+           AND EXISTS (SELECT FROM {s}.message n
+                        WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
+"""
+
+_TOPICS = "SELECT name, queues FROM {s}.topic ORDER BY name"
+
+# --- groups at the consumer --------------------------------------------------------------------------------------
+
+_OFFSETS = (
+    GROUP_QUEUES
+    + """
+SELECT p.consumer_group, p.topic, p.queue,
+       (SELECT max(position) FROM {s}.consumer_offset o
+         WHERE o.consumer_group = p.consumer_group AND o.topic = p.topic AND o.queue = p.queue)
+  FROM place p
+ ORDER BY 1, 2, 3
+"""
+)
+
+_FAILURES = (
+    GROUP_QUEUES
+    + """
+SELECT g.consumer_group, g.topic,
+       (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed' LIMIT %(limit)s) f),
+       (SELECT extract(epoch FROM clock_timestamp() - min(next_attempt_at))::float8
+          FROM {s}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
+           AND next_attempt_at <= statement_timestamp()),
+       (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
+           AND next_attempt_at < statement_timestamp() - make_interval(secs => %(grace)s) LIMIT %(limit)s) f),
+       p.*
+  FROM (SELECT DISTINCT consumer_group, topic FROM place) g
+ CROSS JOIN LATERAL (
+       SELECT count(*), extract(epoch FROM clock_timestamp() - min(changed_at))::float8,
+              (array_agg(message_id ORDER BY changed_at))[1]
+         FROM (SELECT message_id, changed_at FROM {s}.consumer_message m
+                WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked'
+                  AND discarded_at IS NULL
+                ORDER BY message_id LIMIT %(limit)s) m) p
+ ORDER BY 1, 2
+"""
+)
+
+# Positions are dense: where the next message isn't the next position, those in between were pruned. A queue that was
+# added after the group began has no offset, and is read from its first message.
+_UNREAD = (
+    GROUP_QUEUES
+    + """
+SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position + 1),
+       max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8
+  FROM (SELECT DISTINCT consumer_group, topic FROM place) g
+  JOIN {s}.topic t ON t.name = g.topic
+ CROSS JOIN LATERAL generate_series(0, t.queues - 1) q (queue)
+ CROSS JOIN LATERAL (
+       SELECT coalesce(max(position), 0) FROM {s}.consumer_offset o
+        WHERE o.consumer_group = g.consumer_group AND o.topic = g.topic AND o.queue = q.queue) o (position)
+ CROSS JOIN LATERAL (
+       SELECT position, visible_at FROM {s}.message m
+        WHERE m.topic = g.topic AND m.queue = q.queue AND m.position > o.position
+        ORDER BY position LIMIT 1) n
+ GROUP BY 1, 2 ORDER BY 1, 2
+"""
+)
+
+# The newest run of each pair, and the newest that came to a result.
+_LAST_RUNS = """
+SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::text, r.applied,
+       extract(epoch FROM clock_timestamp() - r.started_at)::float8,
+       extract(epoch FROM clock_timestamp() - (
+           SELECT max(started_at) FROM {s}.reconciliation_run d
+            WHERE d.topic = p.topic AND d.consumer_group = p.consumer_group AND d.counts IS NOT NULL))::float8
+  FROM (SELECT DISTINCT consumer_group, topic FROM place) p
+ CROSS JOIN LATERAL (SELECT * FROM {s}.reconciliation_run n
+                      WHERE n.topic = p.topic AND n.consumer_group = p.consumer_group
+                      ORDER BY started_at DESC LIMIT 1) r
+ ORDER BY 1, 2
+"""
+
+# --- workers, bulk jobs, samples, tables -------------------------------------------------------------------------
+
+_WORKERS = """
+SELECT id, name, version, roles::text, started_at, seen_at,
+       seen_at > clock_timestamp() - make_interval(secs => %(alive)s), duties::text, handlers::text,
+       extract(epoch FROM clock_timestamp() - seen_at)::float8
+  FROM {s}.worker ORDER BY name, id LIMIT 1000
+"""
+
+_OPEN_BULK_JOBS = """
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
+  FROM (SELECT created_at FROM {s}.bulk_job WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
+"""
+
+_SAMPLES = """
+SELECT s.stats::text
+  FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
+  LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
+                      WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
+                      ORDER BY sampled_at LIMIT 1) s ON true
+ ORDER BY e.number
+"""
+
+_TABLE_SIZES = """
+SELECT c.relname, greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid), coalesce(t.n_dead_tup, 0),
+       greatest(t.last_vacuum, t.last_autovacuum)
+  FROM pg_class c LEFT JOIN pg_stat_user_tables t ON t.relid = c.oid
+ WHERE c.relnamespace = %(schema)s::regnamespace AND c.relkind = 'r'
+ ORDER BY 3 DESC, 1
+"""
+
+# One that is being built is not valid yet either.
+_INVALID_INDEXES = """
+SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname)
+  FROM pg_namespace n
+  JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = ANY (%(tables)s::text[])
+  JOIN pg_index x ON x.indrelid = t.oid
+  JOIN pg_class i ON i.oid = x.indexrelid
+ WHERE n.nspname = %(schema)s AND NOT (x.indisvalid AND x.indisready AND x.indislive)
+   AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = x.indexrelid)
+ ORDER BY 2, 1
+"""
+
+_AUTOVACUUM_OFF = """
+SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
+  FROM pg_namespace n
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = ANY (%(tables)s::text[])
+  LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
+ CROSS JOIN LATERAL (
+       SELECT '' AS prefix, * FROM pg_options_to_table(c.reloptions)
+        UNION ALL
+       SELECT 'toast.', * FROM pg_options_to_table(toast.reloptions)) o
+ WHERE n.nspname = %(schema)s
+   AND CASE WHEN o.option_name = 'autovacuum_enabled' THEN NOT o.option_value::bool ELSE false END
+ ORDER BY 1, 2
+"""
+
+# --- the server --------------------------------------------------------------------------------------------------
+
+#: One row: version as a number, version, is a standby, role, role quoted, database quoted, may make temporary tables,
+#: time.
+SERVER = Statement("""
+SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
+       session_user::text, quote_ident(session_user), quote_ident(current_database()),
+       has_database_privilege(current_database(), 'TEMPORARY'), clock_timestamp()
+""")
+
+_PARAMETERS = "SELECT name, setting, source FROM pg_settings WHERE name = ANY (%s::text[])"
+
+#: How many connections there may be, and are besides this one. Superusers are held back by neither limit, and may take
+#: what is reserved; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
+#: database (NULL: none), in use by all, by the role, in the database.
+CONNECTIONS = Statement("""
+SELECT current_setting('max_connections')::int,
+       CASE WHEN r.rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::int
+            + coalesce(current_setting('reserved_connections', true)::int, 0) END,
+       CASE WHEN r.rolsuper OR r.rolconnlimit < 0 THEN NULL ELSE r.rolconnlimit END,
+       CASE WHEN r.rolsuper OR d.datconnlimit < 0 THEN NULL ELSE d.datconnlimit END,
+       a.used, a.role, a.database
+  FROM pg_roles r CROSS JOIN pg_database d CROSS JOIN LATERAL (
+       SELECT count(*) AS used, count(*) FILTER (WHERE usesysid = r.oid) AS role,
+              count(*) FILTER (WHERE datid = d.oid) AS database
+         FROM pg_stat_activity WHERE usesysid IS NOT NULL AND datid IS NOT NULL AND pid <> pg_backend_pid()) a
+ WHERE r.rolname = session_user AND d.datname = current_database()
+""")
+
+_TRANSACTIONS = """
+SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, application_name, count(*) OVER ()
+  FROM pg_stat_activity
+ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+   AND xact_start < clock_timestamp() - make_interval(secs =>
+       CASE WHEN state LIKE 'idle in transaction%%' THEN %(idle)s::float8 ELSE %(running)s END)
+ ORDER BY xact_start LIMIT 1
+"""
+
+#: The sessions of this database that don't show their transactions. One row: without the privilege, not tracked.
+HIDDEN_SESSIONS = Statement("""
+SELECT count(*) FILTER (WHERE backend_type IS NULL), count(*) FILTER (WHERE state = 'disabled')
+  FROM pg_stat_activity WHERE datname = current_database()
+""")
+
+_PREPARED_TRANSACTIONS = """
+SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8, quote_literal(gid), count(*) OVER ()
+  FROM pg_prepared_xacts
+ WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => %(age)s)
+ ORDER BY prepared LIMIT 1
+"""
+
+#: The server process that runs this.
+BACKEND_PID = Statement("SELECT pg_backend_pid()")
+
+#: Replication slots: name, type, active, age of xmin in transactions, bytes of WAL kept, SQL that drops it.
+SLOTS = Statement("""
+SELECT slot_name::text, slot_type, active, age(xmin),
+       pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+                       restart_lsn)::float8,
+       format('SELECT pg_drop_replication_slot(%%L);', slot_name)
+  FROM pg_replication_slots ORDER BY slot_name LIMIT 100
+""")
+
+#: The standby without a slot that holds vacuum back most: name, age in transactions.
+STANDBYS = Statement("""
+SELECT application_name, age(backend_xmin) FROM pg_stat_replication
+ WHERE backend_xmin IS NOT NULL ORDER BY age(backend_xmin) DESC LIMIT 1
+""")
+
+
+def undecided(schema: str, limit: int) -> Statement:
+    """Count the oldest undecided halves, ``limit`` at most.
+
+    Rows: ``(topic, halves, of them parked, of them due for a check, of these never checked, age of the oldest in s,
+    seconds since the first was parked or NULL, its id or NULL)``.
+    """
+    return Statement(in_schema(_UNDECIDED, schema), {"limit": limit})
+
+
+def checks(schema: str, grace: float, limit: int) -> Statement:
+    """Count, for each topic, the ``limit`` undecided halves whose check comes first; parked ones are left out.
+
+    Late is a check that was due ``grace`` seconds ago. Rows: ``(topic, unfenced, of them due, of them late, of them
+    late and no checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a
+    checker was asked about one of the topic's last ones)``.
+    """
+    return Statement(in_schema(_CHECKS, schema), {"grace": grace, "limit": limit})
+
+
+def oldest_undecided(schema: str, limit: int) -> Statement:
+    """Read the oldest undecided halves past their immunity that aren't parked, of the oldest ``limit``; 100 at most.
+
+    Rows: ``(id, topic, fenced, checks, was checked, age in s, seconds since its check was due)``, the oldest first.
+    """
+    return Statement(in_schema(_OLDEST_UNDECIDED, schema), {"limit": limit})
+
+
+def scheduled(schema: str, grace: float, limit: int) -> Statement:
+    """Count scheduled messages, ``limit`` at most; overdue are those that were due ``grace`` seconds ago.
+
+    Rows: ``(topic, messages, next deliver_at, of them overdue, seconds since the first was due)``.
+    """
+    return Statement(in_schema(_SCHEDULED, schema), {"grace": grace, "limit": limit})
+
+
+def heads(schema: str) -> Statement:
+    """Read the end of each queue. Rows: ``(topic, queue, last position)``."""
+    return Statement(in_schema(_HEADS, schema))
+
+
+def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
+    """Count committed ops that are no message yet, ``limit`` at most. Rows: ``(topic, ops, age of the oldest in s)``.
+
+    After a restore into another cluster, before the first dispatch, only the newest ``limit`` ops are read.
+    """
+    sources: tuple[str, ...]
+    if cursor is None or cursor.restored:
+        sources = _NEWEST
+    elif cursor.until_sequence is None:
+        sources = _SINCE_SNAPSHOT
+    else:
+        sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
+    candidates = " UNION ALL ".join(f"({source} LIMIT %(limit)s)" for source in sources)
+    values: dict[str, object] = {"limit": limit}
+    if cursor is not None:
+        values |= {
+            "next_xid": cursor.next_xid,
+            "in_flight": cursor.in_flight,
+            "target": cursor.target,
+            "after": cursor.after_sequence,
+            "until": cursor.until_sequence,
+            "base": cursor.base_sequence,
+        }
+    return Statement(in_schema(_UNDISPATCHED.replace("{candidates}", candidates), schema), values)
+
+
+def unpruned(schema: str, age: float, limit: int) -> Statement:
+    """Count what could have been pruned ``age`` seconds after its decision, of the oldest ``limit`` decided halves.
+
+    Rows: ``(halves, seconds since the decision of the first)``.
+    """
+    return Statement(in_schema(_UNPRUNED, schema), {"age": age, "limit": limit})
+
+
+def topics(schema: str) -> Statement:
+    """Read the topics. Rows: ``(name, number of queues)``."""
+    return Statement(in_schema(_TOPICS, schema))
+
+
+def offsets(schema: str) -> Statement:
+    """Read how far each group has come. Rows: ``(group, topic, queue, position)``."""
+    return Statement(in_schema(_OFFSETS, schema))
+
+
+def failures(schema: str, grace: float, limit: int) -> Statement:
+    """Count failed messages, and parked ones that aren't discarded; ``limit`` of each at most.
+
+    Rows: ``(group, topic, failed, seconds since the first retry was due or NULL, retries that were due ``grace``
+    seconds ago, parked, seconds since the first of these was parked or NULL, its id or NULL)``.
+    """
+    return Statement(in_schema(_FAILURES, schema), {"grace": grace, "limit": limit})
+
+
+def unread(schema: str) -> Statement:
+    """Read how far groups are behind, as far as their topics are in this database.
+
+    Rows: ``(group, topic, queues in which messages were pruned before they were read, age of the oldest in s)``, one
+    for each group that has something to read.
+    """
+    return Statement(in_schema(_UNREAD, schema))
+
+
+def last_runs(schema: str) -> Statement:
+    """Read the newest reconciliation of each group and topic that has one.
+
+    Rows: ``(topic, group, ended, error, counts, applied, age in s, age of the newest that came to a result in s)``.
+    """
+    return Statement(in_schema(GROUP_QUEUES + _LAST_RUNS, schema))
+
+
+def workers(schema: str) -> Statement:
+    """Read the workers; alive is one that was seen within `ALIVE` seconds.
+
+    Rows: ``(id, name, version, roles, started at, seen at, is alive, duties, handlers, seconds since it was seen)``.
+    """
+    return Statement(in_schema(_WORKERS, schema), {"alive": ALIVE})
+
+
+def open_bulk_jobs(schema: str, limit: int) -> Statement:
+    """Count bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one."""
+    return Statement(in_schema(_OPEN_BULK_JOBS, schema), {"limit": limit})
+
+
+def samples(schema: str, edges: Sequence[dt.datetime], within: float) -> Statement:
+    """Read the first sample at or after each of these moments, ``within`` seconds.
+
+    Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
+    """
+    return Statement(in_schema(_SAMPLES, schema), {"edges": list(edges), "within": within})
+
+
+def table_sizes(schema: str) -> Statement:
+    """Read the tables, the biggest first. Rows: ``(name, estimated rows, bytes, dead rows, last vacuum)``."""
+    return Statement(_TABLE_SIZES, {"schema": f'"{schema}"'})
+
+
+def invalid_indexes(schema: str, tables: Sequence[str]) -> Statement:
+    """Read indexes of these tables that can't be used. Rows: ``(index, table, index quoted with its schema)``."""
+    return Statement(_INVALID_INDEXES, {"schema": schema, "tables": list(tables)})
+
+
+def autovacuum_off(schema: str, tables: Sequence[str]) -> Statement:
+    """Read which of these tables have autovacuum off. Rows: ``(table quoted with its schema, storage parameter)``."""
+    return Statement(_AUTOVACUUM_OFF, {"schema": schema, "tables": list(tables)})
+
+
+def parameters(names: Sequence[str]) -> Statement:
+    """Read configuration parameters as they are for this session. Rows: ``(name, value, source)``."""
+    return Statement(_PARAMETERS, (list(names),))
+
+
+def open_transactions(idle: float, running: float) -> Statement:
+    """Read the oldest transaction of this database that is open for longer, in seconds; and nothing of its queries.
+
+    Transactions of other roles are hidden from a role without the privilege pg_monitor.
+    Rows: ``(pid, age in s, state, application name, how many there are)`` or none.
+    """
+    return Statement(_TRANSACTIONS, {"idle": idle, "running": running})
+
+
+def prepared_transactions(age: float) -> Statement:
+    """Read the oldest two-phase transaction of this database that is prepared for longer than ``age`` seconds.
+
+    Rows: ``(name, age in s, name as an SQL literal, how many there are)`` or none.
+    """
+    return Statement(_PREPARED_TRANSACTIONS, {"age": age})
+
+
+def prepared_statement(name: str) -> Statement:
+    """Read whether the server process has a prepared statement of this name. Rows: ``(has it,)``."""
+    return Statement("SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = %s)", (name,))
+
+
+def deallocate(name: str) -> Statement:
+    """Drop a prepared statement of this name, which needs no quotes."""
+    return Statement(f"DEALLOCATE {name}")
