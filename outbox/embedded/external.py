@@ -1,96 +1,14 @@
-"""The user's own PostgreSQL, named in ``OUTBOX_DATABASE_URL``.
-
-Create and drop databases over a connection of its own; the only part that needs psycopg.
-"""
+"""The user's own PostgreSQL, named in ``OUTBOX_DATABASE_URL``."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
-from outbox.embedded.binaries import MEND, OLDEST
-from outbox.embedded.server import Mode, Progress, ServerLike
+from outbox.embedded.interface import Mode, Progress, ServerLike
 from outbox.errors import EmbeddedError
-
-if TYPE_CHECKING:
-    import psycopg
-
-LONGEST_NAME = 63
-_CONNECT_LIMIT = 10
-
-
-def check_server(address: str) -> None:
-    """Make sure that the server answers and is new enough.
-
-    Raises:
-        EmbeddedError: no connection, or an older version than is supported.
-
-    """
-    with _connected(address) as connection:
-        if connection.info.server_version < OLDEST * 10_000:
-            version = connection.info.parameter_status("server_version")
-            raise EmbeddedError(f"the server is PostgreSQL {version}; {OLDEST} or newer is needed")
-
-
-def exists(address: str, name: str) -> bool:
-    """Tell whether the server has a database of this name."""
-    with _connected(address) as connection:
-        found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
-        return found is not None
-
-
-def create(address: str, name: str, template: str | None = None) -> None:
-    """Create a database, by default as a copy of ``template1``; nobody may be connected to the template.
-
-    Raises:
-        EmbeddedError: not permitted, exists already, a bad name, or a template in use.
-
-    """
-    if not name or len(name.encode()) > LONGEST_NAME or "\0" in name:
-        raise EmbeddedError(f"{name!r} can't name a database: it must have 1 to {LONGEST_NAME} bytes")
-    with _connected(address) as connection:
-        from psycopg import errors, sql  # noqa: PLC0415
-
-        copied = sql.SQL(" TEMPLATE {}").format(sql.Identifier(template)) if template else sql.SQL("")
-        try:
-            connection.execute(sql.SQL("CREATE DATABASE {}{}").format(sql.Identifier(name), copied))
-        except errors.InsufficientPrivilege as error:
-            role = connection.info.user
-            raise EmbeddedError(
-                f"the role {role!r} may not create the database {name!r}; "
-                f'mend: ALTER ROLE "{role}" CREATEDB, or use another role'
-            ) from error
-
-
-def drop(address: str, name: str) -> None:
-    """Drop a database if it exists, and end whatever is connected to it.
-
-    Raises:
-        EmbeddedError: not permitted.
-
-    """
-    with _connected(address) as connection:
-        from psycopg import sql  # noqa: PLC0415
-
-        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    try:
-        import psycopg  # noqa: PLC0415
-    except ImportError as error:
-        raise EmbeddedError(f"psycopg can't be imported ({error}); mend: {MEND}") from error
-    try:
-        with psycopg.connect(address, autocommit=True, connect_timeout=_CONNECT_LIMIT) as connection:
-            yield connection
-    except psycopg.Error as error:
-        raise EmbeddedError(str(error).strip()) from error
-
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
 
@@ -98,8 +16,8 @@ URL_VARIABLE = "OUTBOX_DATABASE_URL"
 class ExternalServer(ServerLike):
     """Databases on a server that runs already.
 
-    Every database gets a prefix of this run, so that none of the user's is ever touched, and is dropped at
-    the end. A forked child may use the URLs but drops nothing when it exits.
+    Every database gets a prefix of this run, so that none of the user's is ever touched, and is dropped at the end. A
+    forked child may use the URLs but drops nothing when it exits.
     """
 
     def __init__(self, url: str, *, progress: Progress | None = None) -> None:
@@ -113,12 +31,7 @@ class ExternalServer(ServerLike):
         return f"<ExternalServer {self._where()}>"
 
     def url(self, database: str = "postgres", *, driver: str = "postgresql+psycopg") -> str:
-        """Return the SQLAlchemy URL of a database made here; ``postgres`` means the one the user's URL names.
-
-        Raises:
-            EmbeddedError: no such database was created here.
-
-        """
+        """Return the SQLAlchemy URL of a database made here; ``postgres`` means the one the user's URL names."""
         if database in self._names:
             path = "/" + quote(self._names[database], safe="")
         elif database == "postgres":
@@ -128,51 +41,31 @@ class ExternalServer(ServerLike):
         return urlunsplit(self._url._replace(scheme=driver, path=path))
 
     def create_database(self, name: str, template: str | None = None) -> None:
-        """Create a database under a name of this run's own.
-
-        Raises:
-            EmbeddedError: the role may not, exists already, a bad name, or a template not created here.
-
-        """
+        """Create a database under a name of this run's own; the template must be of this run too."""
         if template is not None and template not in (*self._names, "template0", "template1"):
             raise EmbeddedError(f"the template {template!r} was not created here")
         super().create_database(name, template)
         self._names[name] = self._real_name(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database that was created here.
-
-        Raises:
-            EmbeddedError: no such database was created here.
-
-        """
+        """Drop a database that was created here."""
         if name not in self._names:
             raise EmbeddedError(f"no database {name!r} was created here, so it is not dropped")
         super().drop_database(name)
         del self._names[name]
 
     def start(self) -> None:
-        """Make sure that the server answers and is PostgreSQL 13 or newer.
-
-        Raises:
-            EmbeddedError: it doesn't, or isn't.
-
-        """
+        """Make sure that the server answers and is PostgreSQL 13 or newer."""
         self._owner = os.getpid()
         self._prefix = f"outbox_{secrets.token_hex(4)}_"
         try:
-            check_server(self._address())
+            self._require_version()
         except EmbeddedError as error:
             raise EmbeddedError(f"{URL_VARIABLE} ({self._where()}): {error}") from error
-        self._tell(f"using the PostgreSQL at {self._where()}")
+        self._report(f"using the PostgreSQL at {self._where()}")
 
     def stop(self) -> None:
-        """Drop the databases that were created here.
-
-        Raises:
-            EmbeddedError: some could not be dropped; the message names them.
-
-        """
+        """Drop the databases that were created here; the error names those that could not be dropped."""
         if self._owner != os.getpid():
             return
         failures = []
@@ -185,23 +78,13 @@ class ExternalServer(ServerLike):
             raise EmbeddedError(f"left behind at {self._where()}: {', '.join(failures)}")
 
     def restart(self, mode: Mode = "fast") -> NoReturn:
-        """Refuse: the server belongs to somebody else.
-
-        Raises:
-            EmbeddedError: always.
-
-        """
+        """Refuse: the server belongs to the user."""
         raise EmbeddedError(
             f"the server in {URL_VARIABLE} is not ours to restart ({mode}); unset it for an embedded one"
         )
 
     def kill(self) -> NoReturn:
-        """Refuse: the server belongs to somebody else.
-
-        Raises:
-            EmbeddedError: always.
-
-        """
+        """Refuse: the server belongs to the user."""
         raise EmbeddedError(f"the server in {URL_VARIABLE} is not ours to kill; unset it for an embedded one")
 
     def _real_name(self, name: str) -> str:

@@ -1,7 +1,4 @@
-"""The server's configuration file, and the port it listens on.
-
-The folder of an embedded server: ``data``, ``server.log``, ``outbox.conf``, ``password`` if it is kept.
-"""
+"""The folder of an embedded server: ``data``, ``server.log``, ``outbox.conf``, ``password`` if its data are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import os
 import random
 import re
 import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,6 +47,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?", re.IGNORECASE)
 # that dials such a port again and again can end up connected to itself, and the port is taken.
 _PORTS = range(20_000, 32_000)
 
+# How much of the log (bytes) an error shows.
+_TAIL = 4_000
+
 # Not the module's shared generator: two test processes with the same seed would try the same ports.
 _random = random.SystemRandom()
 
@@ -60,7 +59,6 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
     Raises:
         EmbeddedError: names the first such setting.
-
     """
     for name, value in settings.items():
         if not _NAME.fullmatch(name):
@@ -90,7 +88,6 @@ def free_port() -> int:
 
     Raises:
         EmbeddedError: a hundred ports tried at random are all taken.
-
     """
     for port in _random.sample(_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -107,20 +104,11 @@ def _quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace("'", "''")
 
 
-_TAIL = 4_000
-
-
-def temporary() -> Path:
-    """Make a folder that only this user can enter."""
-    return Path(tempfile.mkdtemp(prefix="outbox-pg-")).resolve()
-
-
-def kept(folder: Path, binaries: Binaries) -> Path:
+def prepared(folder: Path, binaries: Binaries) -> Path:
     """Make ``folder`` if it isn't there, or check that its data fit ``binaries``.
 
     Raises:
         EmbeddedError: something else is in the folder, or data of another major version.
-
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,12 +124,6 @@ def kept(folder: Path, binaries: Binaries) -> Path:
             "mend: name its binaries in OUTBOX_PG_BIN, or choose another folder"
         )
     return folder.resolve()
-
-
-def log_size(folder: Path) -> int:
-    """Return the bytes in the server's log so far."""
-    log = folder / "server.log"
-    return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(folder: Path, since: int) -> str:

@@ -1,7 +1,4 @@
-"""A PostgreSQL server of one's own, in a folder of its own.
-
-The owner's side of the pipe to the keeper.
-"""
+"""A PostgreSQL server of one's own, in a folder of its own, and the pipe to the process that keeps it."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -20,14 +18,17 @@ from urllib.parse import quote
 
 from outbox.embedded import files
 from outbox.embedded.binaries import Binaries, find_binaries
-from outbox.embedded.server import Mode, Progress, ServerLike
+from outbox.embedded.interface import Mode, Progress, ServerLike
 from outbox.errors import EmbeddedError
 
+RunAs = Literal["auto", "namespace", "nobody"]
+
+_PORT_TRIES = 5
 _STOP_LIMIT = 90.0
-_RUN = "import sys; sys.path.append(sys.argv[1]); from keeper.main import main; main()"
+_KEEPER = Path(__file__).with_name("keeper.py")
 
 
-class Link:
+class KeeperPipe:
     """A keeper process and the only open end of its command pipe."""
 
     def __init__(self, folder: Path, binaries: Binaries, *, temporary: bool, sync: bool, run_as: str) -> None:
@@ -44,7 +45,7 @@ class Link:
         self._number = 0
         with (folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-I", "-S", "-c", _RUN, str(Path(__file__).parent), json.dumps(plan)],
+                [sys.executable, "-I", "-S", str(_KEEPER), json.dumps(plan)],
                 # No buffers: their locks could be held by another thread at the moment of a fork.
                 bufsize=0,
                 stdin=subprocess.PIPE,
@@ -53,20 +54,11 @@ class Link:
                 cwd="/",
                 start_new_session=True,
             )
-        _links.add(self)
-
-    @property
-    def pid(self) -> int:
-        """The keeper's process id."""
-        return self._process.pid
+        self.pid = self._process.pid
+        _pipes.add(self)
 
     def ask(self, do: str, **more: str) -> dict[str, Any]:
-        """Have a command done and return the keeper's answer.
-
-        Raises:
-            EmbeddedError: refused or failed, or the keeper is gone.
-
-        """
+        """Have a command done and return the keeper's answer."""
         self._number += 1
         command = {"number": self._number, "do": do, **more}
         assert self._process.stdin and self._process.stdout  # noqa: S101 - both are pipes
@@ -105,22 +97,11 @@ class Link:
                 pipe.close()
 
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for link in list(_links):
-        link.forget()
-
+_pipes: weakref.WeakSet[KeeperPipe] = weakref.WeakSet()
 
 if hasattr(os, "register_at_fork"):
     # A forked child must not hold the pipe open after its parent was killed.
-    os.register_at_fork(after_in_child=_forget_all)
-
-
-RunAs = Literal["auto", "namespace", "nobody"]
-
-_PORT_TRIES = 5
+    os.register_at_fork(after_in_child=lambda: list(map(KeeperPipe.forget, list(_pipes))))
 
 
 class Server(ServerLike):
@@ -133,7 +114,10 @@ class Server(ServerLike):
     ``progress`` is called with a line of text at each step. ``run_as`` matters to root only, as whom
     PostgreSQL won't run: ``namespace`` or ``nobody``; by default the first that works.
 
-    A forked child may use the URLs but can't stop, restart or kill the server.
+    Once started, ``folder`` has the data and ``server.log``, ``port`` is on 127.0.0.1, and ``runs_as`` is ``self``, or
+    for root ``namespace`` or ``nobody``.
+    A forked child may use the URLs but can't stop, restart or kill the server. Whatever can't be done is an
+    `EmbeddedError`, which ends with the tail of the server's log; without binaries to start, `PostgresNotFound`.
     """
 
     def __init__(
@@ -149,67 +133,39 @@ class Server(ServerLike):
         super().__init__(progress)
         self._settings = dict(settings or {})
         files.check_settings(self._settings)
-        self._kept = folder
+        self._own_folder = folder
         self._durable = durable
         self._binaries = binaries
         self._run_as = run_as
         self._lock = threading.RLock()
-        self._link: Link | None = None
+        self._keeper: KeeperPipe | None = None
         self._owner = 0
-        self._folder = Path()
+        self.folder = Path()
         self._log_starts_at = 0
         self._password = ""
-        self._port = 0
-        self._runs_as = ""
+        self.port = 0
+        self.runs_as = ""
 
     def __repr__(self) -> str:
-        state = f"at {files.HOST}:{self._port}" if self._link else "not started"
+        state = f"at {files.HOST}:{self.port}" if self._keeper else "not started"
         return f"<Server {self._binaries or 'PostgreSQL'} {state}>"
 
-    @property
-    def folder(self) -> Path:
-        """The folder with the data and ``server.log``; a temporary one is gone after the end."""
-        return self._folder
-
-    @property
-    def port(self) -> int:
-        """The TCP port on 127.0.0.1; 0 before the start."""
-        return self._port
-
-    @property
-    def runs_as(self) -> str:
-        """``self``, or for root ``namespace`` or ``nobody``; empty before the start."""
-        return self._runs_as
-
     def url(self, database: str = "postgres", *, driver: str = "postgresql+psycopg") -> str:
-        """Return the SQLAlchemy URL of a database, password included; ``driver="postgresql"`` suits libpq.
-
-        Raises:
-            EmbeddedError: the server was not started.
-
-        """
-        if not self._link:
+        """Return the SQLAlchemy URL of a database, password included; ``driver="postgresql"`` suits libpq."""
+        if not self._keeper:
             raise EmbeddedError("the server is not started")
-        return f"{driver}://postgres:{self._password}@{files.HOST}:{self._port}/{quote(database, safe='')}"
+        return f"{driver}://postgres:{self._password}@{files.HOST}:{self.port}/{quote(database, safe='')}"
 
     def start(self) -> None:
-        """Start the server, or start it again after ``kill()``; returns when it takes connections.
-
-        Raises:
-            PostgresNotFound: there are no binaries.
-            EmbeddedError: it runs already, the folder is in use, or PostgreSQL can't start.
-
-        """
+        """Start the server, or start it again after ``kill()``; returns when it takes connections."""
         with self._lock:
-            if self._link:
+            if self._keeper:
                 self._ask("start")
                 return
             if os.name != "posix":
-                raise EmbeddedError(
-                    "the embedded server needs Linux or macOS; mend: name a server in OUTBOX_DATABASE_URL"
-                )
+                raise EmbeddedError("the embedded server needs Linux or macOS; name a server in OUTBOX_DATABASE_URL")
             binaries = self._binaries = self._binaries or find_binaries()
-            self._tell(f"starting {binaries}")
+            self._report(f"starting {binaries}")
             self._owner = os.getpid()
             try:
                 self._open(binaries)
@@ -217,7 +173,7 @@ class Server(ServerLike):
             except BaseException:
                 self.stop()
                 raise
-            self._tell(f"started at {files.HOST}:{self._port}")
+            self._report(f"started at {files.HOST}:{self.port}")
 
     def stop(self) -> None:
         """Stop the server and remove a temporary folder; does nothing if it isn't running or isn't ours."""
@@ -225,22 +181,17 @@ class Server(ServerLike):
         if self._owner != os.getpid():
             return
         with self._lock:
-            link, self._link = self._link, None
+            keeper, self._keeper = self._keeper, None
             self._owner = 0
-            if link:
-                link.close()
-            if self._kept is None and self._folder.is_absolute():
+            if keeper:
+                keeper.close()
+            if self._own_folder is None and self.folder.is_absolute():
                 # The keeper has done so already, unless somebody killed it.
-                shutil.rmtree(self._folder, ignore_errors=True)
-            self._tell("stopped")
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self._report("stopped")
 
     def restart(self, mode: Mode = "fast") -> None:
-        """Stop and start the server on the same port, which cuts connections; ``immediate`` is not orderly.
-
-        Raises:
-            EmbeddedError: not started, not by this process, or PostgreSQL can't start again.
-
-        """
+        """Stop and start the server on the same port, which cuts connections; ``immediate`` is not orderly."""
         if mode not in ("fast", "immediate"):
             raise EmbeddedError(f"mode must be 'fast' or 'immediate', not {mode!r}")
         with self._lock:
@@ -248,35 +199,32 @@ class Server(ServerLike):
             self._ask("start")
 
     def kill(self) -> None:
-        """End every process of the server by SIGKILL, as a crash of the machine would; ``start()`` recovers.
-
-        Raises:
-            EmbeddedError: not started, or not by this process.
-
-        """
+        """End every process of the server by SIGKILL, as a crash of the machine would; ``start()`` recovers."""
         with self._lock:
             self._ask("kill")
 
     def log_tail(self) -> str:
         """Return the last lines which the server logged since it was started."""
-        return files.log_tail(self._folder, self._log_starts_at)
+        return files.log_tail(self.folder, self._log_starts_at)
 
     def _open(self, binaries: Binaries) -> None:
-        temporary = self._kept is None
-        self._folder = files.kept(self._kept, binaries) if self._kept else files.temporary()
-        self._log_starts_at = files.log_size(self._folder)
+        temporary = self._own_folder is None
+        folder = self._own_folder and files.prepared(self._own_folder, binaries)
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="outbox-pg-")).resolve()
+        log = self.folder / "server.log"
+        self._log_starts_at = log.stat().st_size if log.exists() else 0
         sync = self._durable and not temporary
-        self._link = Link(self._folder, binaries, temporary=temporary, sync=sync, run_as=self._run_as)
-        self._runs_as = self._ask("prepare")["run_as"]
-        self._password = (password := self._folder / "password").read_text()
+        self._keeper = KeeperPipe(self.folder, binaries, temporary=temporary, sync=sync, run_as=self._run_as)
+        self.runs_as = self._ask("prepare")["run_as"]
+        self._password = (password := self.folder / "password").read_text()
         if temporary:
             password.unlink()
 
     def _listen(self) -> None:
         for attempt in range(_PORT_TRIES):
-            self._port = files.free_port()
-            text = files.render(self._settings, durable=self._durable, port=self._port)
-            (self._folder / "outbox.conf").write_text(text)
+            self.port = files.free_port()
+            text = files.render(self._settings, durable=self._durable, port=self.port)
+            (self.folder / "outbox.conf").write_text(text)
             try:
                 self._ask("start")
             except EmbeddedError as error:
@@ -286,16 +234,13 @@ class Server(ServerLike):
             else:
                 return
 
-    def _real_name(self, name: str) -> str:
-        return name
-
     def _ask(self, do: str, **more: str) -> dict[str, Any]:
-        if self._link is None:
+        if self._keeper is None:
             raise EmbeddedError("the server is not started")
         if self._owner != os.getpid():
             raise EmbeddedError("only the process which started the server can restart, stop or kill it")
         try:
-            return self._link.ask(do, **more)
+            return self._keeper.ask(do, **more)
         except EmbeddedError as error:
             tail = self.log_tail()
             raise EmbeddedError(f"{error}\n{tail}" if tail else str(error)) from None

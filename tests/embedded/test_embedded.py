@@ -172,7 +172,7 @@ def no_postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the machine's own PostgreSQL."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("OUTBOX_PG_BIN", raising=False)
-    monkeypatch.setattr(binaries, "_USUAL_PLACES", ())
+    monkeypatch.setattr(binaries, "_DISTRIBUTIONS", ())
 
 
 @pytest.fixture
@@ -536,8 +536,8 @@ def test_keeper_killed() -> None:
     """When somebody kills the process between owner and server, the server ends; stop() cleans up."""
     with Server(durable=False) as server:
         pid = postmaster(server.folder)
-        assert server._link
-        os.kill(server._link.pid, signal.SIGKILL)
+        assert server._keeper
+        os.kill(server._keeper.pid, signal.SIGKILL)
         until(lambda: ended(pid), "server gone")
         with pytest.raises(EmbeddedError, match="ended by somebody else"):
             server.restart()
@@ -602,7 +602,7 @@ def test_password_stays_secret(running: Server) -> None:
 
 
 def test_no_postgres_on_the_machine_takes_the_wheel(wheel: embedded.Binaries) -> None:
-    """Without PostgreSQL on the PATH or in the usual places, the wheel's is used."""
+    """Without PostgreSQL on the PATH or where distributions put it, the wheel's is used."""
     assert wheel.origin == "wheel"
     with Server(durable=False) as server:
         assert "(wheel)" in repr(server)
@@ -628,9 +628,9 @@ def fake_postgres(folder: Path, version: str) -> Path:
 
 @pytest.mark.usefixtures("no_postgres")
 def test_order_of_binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named folder comes first, then the PATH, then the newest in the usual places, but none too old."""
+    """The named folder comes first, then the PATH, then the newest where distributions put it, but none too old."""
     places = [fake_postgres(tmp_path / "usual" / version, version) for version in ("12.9", "9.6.1", "14.2", "17rc1")]
-    monkeypatch.setattr(binaries, "_USUAL_PLACES", (f"{tmp_path}/usual/*",))
+    monkeypatch.setattr(binaries, "_DISTRIBUTIONS", (f"{str(tmp_path)[1:]}/usual/*",))
     assert embedded.find_binaries() == embedded.Binaries(places[3], (17, 0), "machine")
     on_path = fake_postgres(tmp_path / "path", "13.1 (Debian 13.1-1)")
     monkeypatch.setenv("PATH", str(on_path))
