@@ -1,11 +1,16 @@
-"""Which database: from options and environment to a connection."""
+"""Which database: from options and environment to a connection; and ``outbox db``, which installs its tables."""
 
 from __future__ import annotations
 
+import datetime as dt
+import enum
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +18,8 @@ import typer
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 
 from outbox.cli.exits import Code, Failure
+from outbox.cli.options import YesOption, confirm, gathered
+from outbox.cli.output import Output, OutputOption, counted, print_json, print_table, say, table
 from outbox.errors import pip_install
 from outbox.settings import Settings
 
@@ -40,25 +47,98 @@ SchemaOption = Annotated[
         "--schema", metavar="NAME", help="The schema of the outbox tables. Default: OUTBOX_SCHEMA, or outbox."
     ),
 ]
-DatabaseOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--database",
-        metavar="NAME=URL",
-        help="One more database, under a name; may be given again. Default: those of OUTBOX_CONSOLE_DATABASES, "
-        "NAME=URL separated by blanks or lines. A password belongs there, or into ~/.pgpass.",
-    ),
-]
 
 
-def find_url(given: str | None, option: str = "--url", *variables: str) -> URL:
+@dataclass(frozen=True, slots=True)
+class DatabaseOptions:
+    """Which database."""
+
+    url: UrlOption = None
+    schema: SchemaOption = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the environment, with the schema of the option."""
+        return find_settings(self.schema)
+
+    @property
+    def address(self) -> URL:
+        """The URL of the option or the environment; see `find_url`."""
+        return find_url(self.url)
+
+    def __str__(self) -> str:
+        return described(self.address, self.settings.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class AllDatabasesOptions:
+    """Which databases."""
+
+    url: UrlOption = None
+    database: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--database",
+            metavar="NAME=URL",
+            help="One more database, under a name; may be given again. Default: those of OUTBOX_CONSOLE_DATABASES, "
+            "NAME=URL separated by blanks or lines. A password belongs there, or into ~/.pgpass.",
+        ),
+    ] = None
+    schema: SchemaOption = None
+
+    @property
+    def urls(self) -> dict[str, URL]:
+        """The databases by name; see `find_databases`."""
+        return find_databases(self.url, self.database)
+
+    @contextmanager
+    def opened(self, **more: URL | None) -> Iterator[Admin]:
+        """Give the operator layer over all of them, and over ``more`` by name.
+
+        Raises:
+            Failure: none given, one that can't be used, or is unavailable.
+            SchemaMissing, SchemaOutdated: one isn't migrated.
+        """
+        urls = self.urls | {name: url for name, url in more.items() if url is not None}
+        with operator_over(urls, find_settings(self.schema)) as admin:
+            yield admin
+
+    def again(self, command: str) -> str:
+        """Return a command as it can be typed again with the same databases; passwords are left out."""
+        words = ["outbox", command]
+        if self.url is not None:
+            words += ["--url", shlex.quote(_without_password(self.url))]
+        for text in self.database or ():
+            name, _, url = text.partition("=")
+            words += ["--database", shlex.quote(f"{name}={_without_password(url)}")]
+        if self.schema is not None:
+            words += ["--schema", shlex.quote(self.schema)]
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabasesOptions(AllDatabasesOptions):
+    """Which databases, and of several only one."""
+
+    only: Annotated[
+        str | None, typer.Option("--in", metavar="NAME", help="Of several databases: only the one of this name.")
+    ] = None
+
+
+def _without_password(url: str) -> str:
+    address = make_url(url)
+    query = {name: value for name, value in address.query.items() if "password" not in name}
+    return address.set(password=None, query=query).render_as_string(hide_password=False)
+
+
+def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     """Return the URL of the option, else that of the environment: of the first of these variables that is set.
 
     Raises:
-        Failure: none given, one that can't be read, another database than PostgreSQL, another driver than psycopg 3.
+        Failure: there is none, one that can't be read, another database than PostgreSQL, another driver than psycopg 3.
     """
     names = variables or (URL_VARIABLE,)
-    text = given or next(filter(None, map(os.environ.get, names)), None)
+    text = text or next(filter(None, map(os.environ.get, names)), None)
     if not text:
         raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}", Code.USAGE)
     try:
@@ -74,7 +154,7 @@ def find_url(given: str | None, option: str = "--url", *variables: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def find_databases(given: str | None, named: Sequence[str] | None = None) -> dict[str, URL]:
+def find_databases(url: str | None, named: Sequence[str] | None = None) -> dict[str, URL]:
     """Return the databases of the options, else of the environment, by name.
 
     The one of ``--url`` has the name of the database. It may be left out where others are named, and is the same as
@@ -86,8 +166,8 @@ def find_databases(given: str | None, named: Sequence[str] | None = None) -> dic
     source = "--database" if named else DATABASES_VARIABLE
     databases: dict[str, URL] = {}
     for text in named or _named_in_environment():
-        name, url = _split(text, source)
-        address = find_url(url, f"{source} {name}")
+        name, its_url = _split(text, source)
+        address = find_url(its_url, f"{source} {name}")
         name = name or address.database or ""
         if not _NAME.fullmatch(name):
             raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL", Code.USAGE)
@@ -96,9 +176,9 @@ def find_databases(given: str | None, named: Sequence[str] | None = None) -> dic
         databases[name] = address
         if (other := _same(databases[name], databases, name)) is not None:
             raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out", Code.USAGE)
-    if databases and not given and not os.environ.get(URL_VARIABLE):
+    if databases and not url and not os.environ.get(URL_VARIABLE):
         return databases
-    own = find_url(given)
+    own = find_url(url)
     if _same(own, databases) is None:
         name = own.database or "database"
         if name in databases:
@@ -146,7 +226,7 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, tuple[str
     """Open a connection to a migrated database; yield it with the parts (``producer``, ``consumer``) found there.
 
     Raises:
-        Failure: the database is unavailable.
+        sqlalchemy.exc.DBAPIError: the database is unavailable.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
@@ -159,28 +239,11 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, tuple[str
 
 
 @contextmanager
-def producer_opened(url: URL, settings: Settings) -> Iterator[Connection]:
-    """Open a connection to a migrated database that has the producer's tables.
+def operator_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Admin]:
+    """Give the operator layer over these databases, whose connections are closed in the end.
 
     Raises:
-        Failure: the database is unavailable, or only the consumer's tables are in it.
-        SchemaMissing, SchemaOutdated: it isn't migrated.
-    """
-    with opened(url, settings) as (connection, parts):
-        if "producer" not in parts:
-            raise Failure(
-                f"only the consumer's tables are in {where(url, settings.schema)}; name the producer's database",
-                Code.CONFIG,
-            )
-        yield connection
-
-
-@contextmanager
-def admin_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Admin]:
-    """Give an admin over these databases, whose connections are closed in the end.
-
-    Raises:
-        Failure: one is unavailable.
+        sqlalchemy.exc.DBAPIError: one is unavailable.
         SchemaMissing, SchemaOutdated: one isn't migrated.
     """
     from outbox.operator.service import Admin  # noqa: PLC0415 - what the other commands needn't import
@@ -193,7 +256,7 @@ def admin_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Admin]:
 
 
 def engine_of(url: URL, *, keep: bool = False) -> Engine:
-    """Return an engine that doesn't wait for a host for ever, and keeps no connections unless it is told to.
+    """Return an engine that doesn't wait for a host for ever, and keeps connections only with ``keep``.
 
     Raises:
         Failure: the driver isn't there.
@@ -207,7 +270,7 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
 
 
-def where(url: URL, schema: str) -> str:
+def described(url: URL, schema: str) -> str:
     """Return which database and schema is meant, in words."""
     return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
 
@@ -215,3 +278,167 @@ def where(url: URL, schema: str) -> str:
 def _masked(text: str) -> str:
     """Return the text without what may be a password."""
     return re.sub(r"(?<=://)(.*)@", "***@", text) if "://" in text else re.sub(r".*@", "***@", text)
+
+
+def now_at(admin: Admin) -> dt.datetime:
+    """Return the time of the first database's clock."""
+    from outbox.database.execute import execute  # noqa: PLC0415
+    from outbox.operator.health.stats_sql import now  # noqa: PLC0415
+
+    database = next(iter(admin.databases.values()))
+    with database.looking() as connection:
+        ((time,),) = execute(connection, now())[0]
+    return time  # type: ignore[no-any-return]
+
+
+# --- outbox db -------------------------------------------------------------------------------------------------------
+
+app = typer.Typer(
+    help="Install, remove and compare the outbox tables.\n\n"
+    "The tables live in a schema and have a version table of their own, so your own migrations never see them. "
+    "A database that only sends needs the part `producer`, one that only consumes the part `consumer`.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class Part(enum.StrEnum):
+    """What can be installed apart."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+
+
+PartOption = Annotated[
+    list[Part] | None,
+    typer.Option(
+        "--part",
+        metavar="producer|consumer",
+        help="Only this part; may be given twice. Default: the parts that are installed, or both where none is.",
+    ),
+]
+LockTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--lock-timeout",
+        min=0.001,
+        metavar="SECONDS",
+        help="How long to wait for a lock on a table. All INSERTs queue up behind it.",
+    ),
+]
+
+
+@app.command()
+@gathered
+def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: LockTimeoutOption = 5.0) -> None:
+    """Install the tables, or bring them up to date.
+
+    Safe to run any number of times, and from several places at once. Without --part it upgrades the parts that the
+    database has, and installs both in a database that has none.
+
+    \b
+    Examples:
+      outbox db upgrade --url postgresql+psycopg://me@localhost/shop
+      outbox db upgrade --part consumer
+    """
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+
+    engine, schema = engine_of(database.address), database.settings.schema
+    done = migration.upgrade(engine, _parts(engine, schema, part), schema, lock_timeout=lock_timeout)
+    say(f"{_listed('installed', done)} in {database}")
+
+
+@app.command()
+@gathered
+def downgrade(
+    database: DatabaseOptions, part: PartOption = None, lock_timeout: LockTimeoutOption = 5.0, yes: YesOption = False
+) -> None:
+    """Remove the tables, with all messages in them.
+
+    \b
+    Example:
+      outbox db downgrade --part consumer
+    """
+    from outbox.database import migration  # noqa: PLC0415
+
+    engine, schema = engine_of(database.address), database.settings.schema
+    parts = _parts(engine, schema, part)
+    what = f"the {' and '.join(parts)} tables in {database}"
+    confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
+    done = migration.downgrade(engine, parts, schema, lock_timeout=lock_timeout)
+    say(f"{_listed('removed', done)} in {database}")
+
+
+@app.command()
+@gathered
+def current(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> None:
+    """Show the versions of the tables and of this code."""
+    from outbox.database import migration  # noqa: PLC0415
+    from outbox.database.migration import chain  # noqa: PLC0415
+
+    revisions = migration.current(engine_of(database.address), database.settings.schema)
+    if output is Output.JSON:
+        print_json(
+            {branch: {"database": revision, "code": chain.head(branch)} for branch, revision in revisions.items()}
+        )
+        return
+    rows = [(branch, revision or "not installed", chain.head(branch)) for branch, revision in revisions.items()]
+    print_table(table(("part", "database", "code"), rows))
+
+
+@app.command()
+@gathered
+def check(database: DatabaseOptions, part: PartOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Compare the tables with what this code expects.
+
+    Columns, defaults, constraints, and indexes with their conditions are compared, of the parts which are
+    installed (or, with --part, of those which should be). The exit code is 6 if anything differs. Nothing is
+    changed, but the privilege to make temporary tables is needed.
+    """
+    from outbox.database import migration  # noqa: PLC0415
+
+    parts = tuple(each.value for each in part) if part else None
+    differences = migration.check(engine_of(database.address), parts, database.settings.schema)
+    if output is Output.JSON:
+        print_json({"differences": differences})
+    elif differences:
+        print_table(table(("difference",), [(difference,) for difference in differences]))
+    if differences:
+        raise Failure(f"{counted(len(differences), 'difference')} in {database}", Code.PROBLEMS)
+    say(f"no differences in {database}")
+
+
+@app.command("sql")
+@gathered
+def show_sql(
+    schema: SchemaOption = None,
+    part: Annotated[
+        list[Part] | None,
+        typer.Option("--part", metavar="producer|consumer", help="Only this part; may be given twice. Default: both."),
+    ] = None,
+) -> None:
+    """Print the SQL that installs the tables.
+
+    For an empty database, and for those who may not let a program change it.
+
+    \b
+    Example:
+      outbox db sql --part producer > outbox.sql
+    """
+    from outbox.database import migration  # noqa: PLC0415
+
+    sys.stdout.write(migration.sql(tuple(each.value for each in part or Part), find_settings(schema).schema))
+
+
+def _parts(engine: Engine, schema: str, chosen: list[Part] | None) -> tuple[str, ...]:
+    """Return the parts that were chosen, else those that are installed, else both."""
+    from outbox.database import migration  # noqa: PLC0415
+
+    if chosen:
+        return tuple(part.value for part in chosen)
+    revisions = migration.current(engine, schema)
+    return tuple(part.value for part in Part if revisions[part]) or tuple(part.value for part in Part)
+
+
+def _listed(done: str, revisions: list[str]) -> str:
+    return f"{done} {', '.join(revisions)}" if revisions else "nothing to do"

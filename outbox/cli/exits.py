@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.failure import kind_of
-from outbox.errors import ErrorKind
+from outbox.errors import ErrorKind, pip_install
 
 
 class Code(enum.IntEnum):
@@ -96,3 +98,19 @@ def as_failure(error: Exception) -> Failure | None:
 def one_line(text: str) -> str:
     """Return a text without line breaks."""
     return " ".join(text.split())
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Say which extra is to be installed where one of its libraries isn't there.
+
+    Raises:
+        Failure: a library is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = error.name or ""
+        if missing.startswith("outbox"):
+            raise
+        raise Failure(f"{what} needs {missing or error}; {pip_install(extra)}", Code.CONFIG) from error

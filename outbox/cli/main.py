@@ -12,23 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import (
-    audit_log,
-    bulk_jobs,
-    console,
-    db,
-    dead,
-    demo,
-    doctor,
-    half,
-    inbox,
-    messages,
-    output,
-    reconcile,
-    run,
-    staff,
-    stats,
-)
+from outbox.cli import database, health, nouns, output, processes, reconcile
 from outbox.cli.exits import Code, as_failure
 
 _EXAMPLES = """Examples:
@@ -84,21 +68,21 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(db.app, name="db")
-app.command("run")(run.run)
-app.command("stats")(stats.show_stats)
-app.command("doctor")(doctor.doctor)
-app.add_typer(messages.app, name="messages")
-app.add_typer(half.app, name="half")
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(dead.app, name="dead")
-app.add_typer(bulk_jobs.app, name="bulk")
-app.add_typer(audit_log.app, name="audit")
-app.add_typer(console.app, name="console")
-app.command("workers")(staff.show_workers)
-app.command("handlers")(staff.show_handlers)
+app.add_typer(database.app, name="db")
+app.command("run")(processes.run)
+app.command("stats")(health.show_stats)
+app.command("doctor")(health.doctor)
+app.add_typer(nouns.messages_app, name="messages")
+app.add_typer(nouns.half_app, name="half")
+app.add_typer(nouns.inbox_app, name="inbox")
+app.add_typer(nouns.dead_app, name="dead")
+app.add_typer(nouns.bulk_app, name="bulk")
+app.add_typer(nouns.audit_app, name="audit")
+app.add_typer(processes.app, name="console")
+app.command("workers")(health.show_workers)
+app.command("handlers")(health.show_handlers)
 app.add_typer(reconcile.app, name="reconcile")
-app.command("demo")(demo.demo)
+app.command("demo")(processes.demo)
 
 
 @app.callback()

@@ -1,37 +1,48 @@
-"""Data to stdout as tables, JSON, CSV or ids; everything else to stderr.
+"""What leaves the process: data on stdout, sentences and progress on stderr.
 
-A body for people: as JSON or text, else how long it is.
+Data come as tables for people, or as JSON, CSV or ids for programs; control characters in them never steer a terminal.
 """
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import datetime as dt
 import enum
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from outbox.errors import InvalidMessage
 from outbox.message import codec
-from outbox.text import duration, plain
+from outbox.text import csv_cell, duration, plain
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from outbox.operator.model import Total
+
+T = TypeVar("T")
 
 
 class Output(enum.StrEnum):
-    """The form of the data on stdout."""
+    """The form of a document on stdout."""
 
     TABLE = "table"
     JSON = "json"
 
 
-class Form(enum.StrEnum):
+class ListForm(enum.StrEnum):
     """The form of a list on stdout."""
 
     TABLE = "table"
@@ -41,15 +52,34 @@ class Form(enum.StrEnum):
     ID = "id"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="The form of the data on stdout.")]
+class ExportForm(enum.StrEnum):
+    """The form of an export on stdout."""
 
-# Where nobody looks at a terminal, lines may be as long as they are.
+    NDJSON = "ndjson"
+    CSV = "csv"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="The form of the data on stdout.")]
+ListFormOption = Annotated[
+    ListForm,
+    typer.Option("--output", "-o", help="The form of the data on stdout; ndjson: a JSON object a line; id: only ids."),
+]
+ExportFormOption = Annotated[
+    ExportForm, typer.Option("--output", "-o", help="The form of the data on stdout; ndjson: a JSON object a line.")
+]
+
+# Where stdout is no terminal, lines may be as long as they are.
 _WIDE = 10_000
 
 
 def say(text: str) -> None:
-    """Tell the user something on stderr."""
+    """Print a sentence on stderr."""
     print(plain(text), file=sys.stderr)  # noqa: T201
+
+
+def print_line(text: str) -> None:
+    """Print one line of data."""
+    print(plain(text))  # noqa: T201
 
 
 def print_json(value: Any) -> None:
@@ -57,11 +87,15 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=as_json), flush=True)  # noqa: T201
 
 
-def print_table(*tables: Table) -> None:
-    """Print tables; as wide as they are if stdout is no terminal."""
-    terminal = console()
-    for table in tables:
-        terminal.print(table)
+def as_json(value: Any) -> Any:
+    """Return what JSON has for a value it has no form for: a time as ISO 8601 in UTC, an id as its text."""
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def console() -> Console:
@@ -69,7 +103,14 @@ def console() -> Console:
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
+def print_table(*tables: Table) -> None:
+    """Print tables; as wide as they are if stdout is no terminal."""
+    terminal = console()
+    for each in tables:
+        terminal.print(each)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Table:
     """Return rows as a table; a column name that ends with ``>`` is aligned to the right."""
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -77,6 +118,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
     for row in rows:
         result.add_row(*(Text(cell(value)) for value in row))
     return result
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """Return facts as a table of two columns, without those that are None or empty."""
+    return table(
+        (title, ""), [(name.replace("_", " "), value) for name, value in facts.items() if value not in (None, {}, [])]
+    )
 
 
 def cell(value: Any) -> str:
@@ -93,26 +141,145 @@ def cell(value: Any) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return a duration for people, see `duration`; nothing where there is none."""
+    """Return a duration for people, see `duration`; nothing for None."""
     return "" if seconds is None else duration(seconds)
 
 
-def as_json(value: Any) -> Any:
-    """Return what JSON has for a value it has no form for: a time as ISO 8601 in UTC, an id as its text."""
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+def first_line(text: str | None) -> str:
+    """Return what an error says, without its traceback."""
+    return (text or "").partition("\n")[0]
 
 
-def readable(half: Mapping[str, Any] | None, raw: bytes | None) -> Any:
-    """Return the body of a half message, decoded by its content type; else how long it is, and its digest."""
-    if half is None or raw is None:
-        return None
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``no problems``, ``1 message``, ``2 messages``."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def at_least(total: Total) -> str:
+    """Return a count; ``10000+`` where that is the least."""
+    return f"{total.value}{'+' if total.relation == 'gte' else ''}"
+
+
+def readable(content_type: str, raw: bytes) -> Any:
+    """Return a body decoded by its content type; where it has no text form, its length and digest."""
     digest = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     try:
-        decoded = codec.decode(raw, half["content_type"])
+        decoded = codec.decode(raw, content_type)
     except InvalidMessage as error:
         return {**digest, "error": str(error)}
     return digest if isinstance(decoded, bytes) else decoded
+
+
+#: A column of a list: the name of a field of the row, or a heading and a function of the row.
+Column = str | tuple[str, Callable[[Any], Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape(Generic[T]):
+    """How rows of a dataclass are shown: all fields for programs, these columns for people.
+
+    A heading that ends with ``>`` is aligned to the right. ``id_of`` is what ``-o id`` prints.
+    """
+
+    kind: type[T]
+    columns: Sequence[Column]
+    id_of: Callable[[T], object]
+
+    @property
+    def names(self) -> list[str]:
+        """The fields of each row."""
+        return [field.name for field in dataclasses.fields(self.kind)]  # type: ignore[arg-type]
+
+    def document(self, row: T) -> dict[str, Any]:
+        """Return a row as what JSON can hold."""
+        return dataclasses.asdict(row)  # type: ignore[call-overload,no-any-return]
+
+    def headings(self) -> list[str]:
+        """Return the headings of the table."""
+        return [column.replace("_", " ") if isinstance(column, str) else column[0] for column in self.columns]
+
+    def cells(self, row: T) -> list[Any]:
+        """Return the cells of the table's row."""
+        return [
+            getattr(row, column.rstrip(">")) if isinstance(column, str) else column[1](row) for column in self.columns
+        ]
+
+
+def print_rows(rows: Sequence[T], shape: RowShape[T], form: ListForm, *, databases: bool = False) -> None:
+    """Print rows as a table (with their databases, if there are several), as JSON, CSV, or their ids."""
+    if form is ListForm.JSON:
+        print_json({"items": [shape.document(row) for row in rows]})
+    elif form is ListForm.TABLE:
+        headings = [*shape.headings(), "database"] if databases else shape.headings()
+        cells = [[*shape.cells(row), getattr(row, "database", "")] if databases else shape.cells(row) for row in rows]
+        print_table(table(headings, cells))
+    elif form is ListForm.ID:
+        for row in rows:
+            print_line(str(shape.id_of(row)))
+    else:
+        print_stream(map(shape.document, rows), shape.names, ExportForm(form.value))
+
+
+def print_stream(rows: Iterable[Mapping[str, Any]], names: Sequence[str], form: ExportForm) -> int:
+    """Print rows as they come, as CSV with a header or as lines of JSON; return how many there were."""
+    count = 0
+    writer = csv.writer(sys.stdout)
+    if form is ExportForm.CSV:
+        writer.writerow(names)
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        if form is ExportForm.CSV:
+            writer.writerow([_csv(row.get(name)) for name in names])
+        else:
+            print_json(row)
+    return count
+
+
+def _csv(value: Any) -> str:
+    return csv_cell(plain(value) if isinstance(value, str) and sys.stdout.isatty() else value)
+
+
+class Bars:
+    """Progress on stderr: sentences always, bars on a terminal, which are gone in the end."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._progress.stop()
+
+    def stage(self, title: str, total: int | None) -> None:
+        """Show a stage in place of the one before."""
+        self._end()
+        self._task = self._progress.add_task(plain(title), total=total)
+
+    def done(self, steps: int) -> None:
+        """Show how much of the stage is done."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=steps)
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence above the bar."""
+        self._console.print(plain(sentence))
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None

@@ -9,9 +9,10 @@ import typer
 
 from outbox.cli import reconcile_options, reconcile_runs
 from outbox.cli import reconcile_runs as reconcile_archive
-from outbox.cli.arguments import YesOption, ask, can_ask
 from outbox.cli.database import SchemaOption
 from outbox.cli.exits import Code, Failure
+from outbox.cli.options import YesOption, ask
+from outbox.cli.options import need_terminal as can_ask
 from outbox.cli.output import Output, OutputOption, say
 from outbox.cli.reconcile_options import Asked, as_duration, as_policy, check_engine, needing
 from outbox.cli.reconcile_report import SHOWN, Bars, Report, code_of, coming_to_a_result

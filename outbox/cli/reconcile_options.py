@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outbox.cli.arguments import as_seconds, as_time
+from outbox.cli.options import as_seconds, as_time
 from outbox.cli.database import URL_VARIABLE, find_settings, find_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import say
-from outbox.cli.run import load
+from outbox.cli.processes import load
 from outbox.errors import pip_install
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import Access, Effect, EngineName, Job, Outcome, Pair, Repair

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outbox.cli import reconcile_options
-from outbox.cli.arguments import LimitOption, as_id
-from outbox.cli.database import URL_VARIABLE, SchemaOption, find_settings, find_url, opened, where
+from outbox.cli.database import URL_VARIABLE, SchemaOption, find_settings, find_url, opened
+from outbox.cli.database import described as where
 from outbox.cli.exits import Code, Failure
+from outbox.cli.options import LimitOption, as_id
 from outbox.cli.output import Output, OutputOption, age, print_json, print_table, say, table
 from outbox.cli.reconcile_options import (
     CONSUMER_VARIABLE,

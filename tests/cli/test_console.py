@@ -176,7 +176,7 @@ def test_without_the_extra(url: str) -> None:
     assert lines[1::2] == ["uvicorn console 78", "fastapi console 78"], done.stderr
     assert lines[4:] == ["fastapi messages list 0"]
     for line in lines[0:4:2]:
-        assert line.startswith("error: outbox console can't start: ")
+        assert line.startswith("error: outbox console needs ")
         assert line.endswith("pip install 'outbox-postgres[console]'")
 
 

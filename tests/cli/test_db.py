@@ -23,8 +23,19 @@ def test_upgrade_and_current(cli: Cli, empty_url: str) -> None:
     assert first.err == f"installed {done} in database 'cli_empty' on 127.0.0.1, schema 'outbox'\n"
     current = cli("db", "current", "--url", empty_url, "-o", "json").json
     assert current == {**ALL, "consumer": {"database": None, "code": "consumer_0001"}}
-    assert cli("db", "upgrade", "--url", empty_url).err.startswith("installed consumer_0001 in")
+    assert cli("db", "upgrade", "--url", empty_url, "--part", "consumer").err.startswith("installed consumer_0001 in")
     assert cli("db", "upgrade", "--url", empty_url).err.startswith("nothing to do in")
+
+
+def test_upgrade_adds_no_part(cli: Cli, empty_url: str) -> None:
+    """Without --part both are installed in an empty database; in one that has a part, the other doesn't join it."""
+    assert cli("db", "upgrade", "--url", empty_url, "--part", "producer").code == 0
+    assert cli("db", "upgrade", "--url", empty_url).err.startswith("nothing to do in")
+    assert cli("db", "current", "--url", empty_url, "-o", "json").json["consumer"]["database"] is None
+    removed = cli("db", "downgrade", "--url", empty_url, "--yes").err
+    assert removed.startswith("removed producer_0001, common_0001 in")
+    both = cli("db", "upgrade", "--url", empty_url).err
+    assert both.startswith("installed common_0001, producer_0001, consumer_0001 in")
 
 
 def test_current_as_table(cli: Cli) -> None:
@@ -55,7 +66,7 @@ def test_check(cli: Cli, engine: Engine) -> None:
     difference = "column note of topic is not known to this code: text"
     found = cli("db", "check", "-o", "json")
     assert (found.code, found.json) == (6, {"differences": [difference]})
-    assert found.err.startswith("error: 1 differences in")
+    assert found.err.startswith("error: 1 difference in")
     assert difference in cli("db", "check").out
 
 

@@ -63,10 +63,10 @@ def test_list_in_each_form(cli: Cli, books: Books) -> None:
 
 
 def test_list_of_one_kind(cli: Cli, books: Books) -> None:
-    """--group takes a fingerprint as well as a name."""
+    """--fingerprint picks one kind of error, --group one group."""
     ids = books.parked("no account 17", "looks wrong")
     of_kind = fingerprint(cli, "no account")
-    assert cli("dead", "list", "--group", of_kind, "-o", "id").out.split() == [f"till/{ids[0]}"]
+    assert cli("dead", "list", "--fingerprint", of_kind, "-o", "id").out.split() == [f"till/{ids[0]}"]
     assert len(cli("dead", "list", "--group", "till", "-o", "id").out.split()) == 2
     assert cli("dead", "list", "--group", "mail", "-o", "id").out == ""
     assert cli("dead", "list", "--error", "wrong", "-o", "id").out.split() == [f"till/{ids[1]}"]
@@ -88,10 +88,10 @@ def test_a_probe_and_then_all(cli: Cli, books: Books) -> None:
     ids = books.parked("no account 17", "no account 18", "no account 19")
     (other,) = books.parked("looks wrong")
     of_kind = fingerprint(cli, "no account")
-    probe = cli("dead", "retry", "--group", of_kind, "--limit", "1", "--yes")
+    probe = cli("dead", "retry", "--fingerprint", of_kind, "--limit", "1", "--yes")
     assert (probe.code, probe.out) == (0, ""), probe.err
     assert books.statuses(*ids) == ["parked", "parked", "failed"]
-    result = cli("dead", "retry", "--group", of_kind, "--yes", *BECAUSE, "-o", "json")
+    result = cli("dead", "retry", "--fingerprint", of_kind, "--yes", *BECAUSE, "-o", "json")
     assert result.code == 0, result.err
     bulk_job = result.json
     assert (bulk_job["action"], bulk_job["state"], bulk_job["done"], bulk_job["total"]) == ("retry", "done", 2, 2)
@@ -149,13 +149,13 @@ def test_done_in_part(cli: Cli, books: Books) -> None:
     assert "it is consumed" in result.err
 
 
-def test_nobody_to_ask(cli: Cli, books: Books) -> None:
+def test_no_terminal_to_ask_at(cli: Cli, books: Books) -> None:
     """Without a terminal and --yes: 2, with the mend, and nothing is done."""
     (one,) = books.parked("looks wrong")
     for arguments in ([f"till/{one}"], ["--all", *BECAUSE]):
         result = cli("dead", "retry", *arguments)
         assert (result.code, result.out) == (Code.USAGE, "")
-        assert "nobody here to ask; give --yes if you are sure" in result.err
+        assert "there is no terminal to ask at; give --yes if you are sure" in result.err
     assert books.statuses(one) == ["parked"]
 
 
@@ -182,7 +182,7 @@ def test_ids_from_stdin(cli: Cli, books: Books, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        ((), "say which"),
+        ((), "name the messages"),
         (("till/01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "--all"), "not both"),
         (("01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11",), "has no group"),
         (("till/42",), "is not a message id"),

@@ -25,8 +25,8 @@ COMMANDS = (
     ("messages", "show", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"),
     ("half", "list"),
     ("half", "show", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"),
-    ("half", "check", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "--reason", "why"),
-    ("half", "reset", "--parked", "--yes", "--reason", "why"),
+    ("half", "check", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "--yes", "--reason", "why"),
+    ("half", "reset", "--status", "parked", "--yes", "--reason", "why"),
     ("half", "commit", "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11", "--yes", "--reason", "why"),
 )
 

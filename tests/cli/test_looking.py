@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Message, Outbox, Park, Settings
-from outbox.cli import lists
+from outbox.cli import nouns
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.once import dispatch_once
@@ -247,7 +247,7 @@ def test_stats_of_a_consumer_alone(
 
 def ids(shown: Any) -> list[str]:
     """Return the ids of a list."""
-    return [row["id"] for row in shown["messages"]]
+    return [row["id"] for row in shown["items"]]
 
 
 def test_list(cli: Cli, world: World) -> None:
@@ -256,8 +256,8 @@ def test_list(cli: Cli, world: World) -> None:
     assert (result.code, result.err) == (0, "")
     shown = result.json
     assert ids(shown) == sorted(ids(shown), reverse=True)
-    assert shown["next"] is None
-    status = {row["id"]: row["status"] for row in shown["messages"]}
+    assert shown["next_page_token"] is None
+    status = {row["id"]: row["status"] for row in shown["items"]}
     for name in ("scheduled", "recalled", "undecided", "rolled_back", "committed"):
         assert status[str(getattr(world, name))] == name
     assert status[str(world.consumed)] == status[str(world.failed)] == "dispatched"
@@ -288,7 +288,7 @@ def test_list_since(cli: Cli, world: World, engine: Engine) -> None:
         connection.execute(text("UPDATE outbox.half_message SET born_at = now() - interval '3 h' WHERE key = 'b'"))
     assert str(world.failed) not in ids(cli("messages", "list", "--since", "1h", "-o", "json").json)
     assert len(ids(cli("messages", "list", "--since", "4h", "-o", "json").json)) == 11
-    assert cli("messages", "list", "--since", "1h", "--status", "undecided", "-o", "json").json["messages"]
+    assert cli("messages", "list", "--since", "1h", "--status", "undecided", "-o", "json").json["items"]
     later = (dt.datetime.now(dt.UTC) + dt.timedelta(days=2)).isoformat()
     assert ids(cli("messages", "list", "--since", later, "-o", "json").json) == []
 
@@ -308,9 +308,9 @@ def test_list_pages(cli: Cli, world: World) -> None:
     while True:
         page = cli("messages", "list", "--limit", "4", "-o", "json", *arguments).json
         seen += ids(page)
-        if page["next"] is None:
+        if page["next_page_token"] is None:
             break
-        arguments = ["--after", page["next"]]
+        arguments = ["--after", page["next_page_token"]]
     assert seen == ids(cli("messages", "list", "-o", "json").json)
     assert "there may be more: --after" in cli("messages", "list", "--limit", "4").err
 
@@ -318,15 +318,15 @@ def test_list_pages(cli: Cli, world: World) -> None:
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
     monkeypatch.setattr(messages_sql, "WINDOW", 3)
-    monkeypatch.setattr(lists, "SEARCHED", 3)
+    monkeypatch.setattr(nouns, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):
         page = cli("messages", "list", "--key", "b", "-o", "json", *arguments).json
-        if page["messages"]:
+        if page["items"]:
             break
-        arguments = ["--after", page["next"]]
+        arguments = ["--after", page["next_page_token"]]
     assert ids(page) == [str(world.failed)]
-    assert cli("messages", "list", "--key", "b").err.startswith("looked at 3 messages; to search further: --after")
+    assert cli("messages", "list", "--key", "b").err.startswith("searched 3 messages; to search further: --after")
 
 
 def test_list_never_steers_the_terminal(cli: Cli, world: World) -> None:
@@ -334,7 +334,7 @@ def test_list_never_steers_the_terminal(cli: Cli, world: World) -> None:
     out = cli("messages", "list").out
     assert "\x1b" not in out
     assert r"\x1b[31mred\x1b[0m [bold]x[/bold]" in out
-    assert cli("messages", "list", "-o", "json").json["messages"][-1]["key"] == ESCAPE
+    assert cli("messages", "list", "-o", "json").json["items"][-1]["key"] == ESCAPE
 
 
 def test_show_consumed(cli: Cli, world: World) -> None:
@@ -352,7 +352,7 @@ def test_show_consumed(cli: Cli, world: World) -> None:
     assert (inbox["group"], inbox["status"], inbox["attempts"]) == ("till", "consumed", 1)
     assert (way["check"], way["scheduled"], way["audit"]) == (None, None, [])
     assert "body" not in way
-    assert "nothing" not in result.out
+    assert '"do"' not in result.out
     assert cli("messages", "show", str(world.consumed), "--body", "-o", "json").json["body"] == {"do": "nothing"}
 
 
@@ -360,7 +360,7 @@ def test_show_as_table(cli: Cli, world: World) -> None:
     """For people: in order of time, errors by their first line, nothing that steers the terminal."""
     out = cli("messages", "show", str(world.failed), "--body").out
     assert '{"do": "fail"}' in out
-    steps = ["half message", "commit", "message", "inbox of till"]
+    steps = ["Half message written", "Committed by the producer", "Dispatched", "Failed in group till"]
     assert sorted(steps, key=lambda step: out.index(f"Z  {step}")) == steps
     assert "the till is locked" in out
     assert "second line" not in out
@@ -416,7 +416,7 @@ def test_show_undecided_and_recalled(cli: Cli, world: World) -> None:
     assert [(act["actor"], act["action"], act["reason"]) for act in recalled["audit"]] == [
         ("ann", "recall", "a mistake")
     ]
-    assert "by ann: a mistake" in cli("messages", "show", str(world.recalled)).out
+    assert "a mistake  ann" in cli("messages", "show", str(world.recalled)).out
 
 
 def test_show_with_another_consumers_database(cli: Cli, empty_url: str, engine: Engine, outbox: Outbox) -> None:
@@ -437,7 +437,7 @@ def test_show_unknown(cli: Cli) -> None:
     """No trace of it: 3. No id at all: 2."""
     unknown = cli("messages", "show", str(uuid4()), "-o", "json")
     assert (unknown.code, unknown.out) == (3, "")
-    assert unknown.err.startswith("error: no message ")
+    assert unknown.err.startswith("error: no registered database ")
     assert cli("messages", "show", "42").code == 2
 
 

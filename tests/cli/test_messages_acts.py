@@ -192,7 +192,7 @@ def test_interrupted(books: Books, url: str, cli: Cli) -> None:
     finally:
         process.kill()
         process.wait()
-    assert (process.returncode, out) == (Code.INTERRUPTED, "")
+    assert (process.returncode, out) == (Code.INTERRUPTED, ""), err
     assert "Traceback" not in err
     command = err.splitlines()[-1].partition("to watch it: ")[2].split()
     assert command[:3] == ["outbox", "bulk", "watch"]

@@ -124,8 +124,8 @@ def test_demo_has_the_options_of_the_example() -> None:
     import inspect
 
     from examples.bank_transfer.options import DemoOptions
-    from outbox.cli.demo import demo
     from outbox.cli.output import Output
+    from outbox.cli.processes import demo
 
     offered = {name: p.default for name, p in inspect.signature(demo).parameters.items()}
     assert offered.pop("output") is Output.TABLE

@@ -142,7 +142,7 @@ def _add_half(connection: Connection, database: Database, found: Gathered) -> No
         *messages_sql.way_of_half(schema, half_id),
     )
     half, op = first(messages_sql.HALF, halves), first(messages_sql.OP, ops)
-    if not (half or op or history or compensations):
+    if not (half or op or checks or history or compensations):
         return
     if half is not None:
         found.raw = half.pop("raw")

@@ -1,0 +1,322 @@
+"""What is wrong, how far all has come, and what runs: ``outbox doctor``, ``stats``, ``workers``, ``handlers``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, engine_of, find_url, opened
+from outbox.cli.exits import Code, Failure, as_failure
+from outbox.cli.options import AppOption, gathered
+from outbox.cli.output import (
+    ListForm,
+    ListFormOption,
+    Output,
+    OutputOption,
+    RowShape,
+    age,
+    cell,
+    console,
+    counted,
+    print_json,
+    print_rows,
+    print_table,
+    say,
+    table,
+)
+from outbox.cli.processes import load
+from outbox.errors import InvalidSettings
+from outbox.operator.model import HandlerRow, WorkerRow
+from outbox.text import plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from sqlalchemy import URL
+
+    from outbox.app import Outbox
+    from outbox.operator.health.doctor import Report
+    from outbox.operator.health.stats import Stats
+
+_STYLES = {"problem": "bold red", "note": "bold yellow"}
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+@gathered
+def doctor(database: DatabaseOptions, app: AppOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Say what is wrong with one database, and how to mend it.
+
+    It only reads, and reads little: it may be run at any time, and also where there is a transaction pooler in between.
+    With --app (or OUTBOX_APP) it examines the application's own database, settings, checkers and consumers, connecting
+    as the application does, unless --url names another; and it knows which topics have a checker. What it isn't
+    permitted to read it names, and goes on.
+
+    \b
+    It examines:
+      server     version, standby, read-only, durability, connections left, clock, pooler
+      tables     migrations, differences, invalid indexes, autovacuum
+      vacuum     open and prepared transactions, replication slots
+      halves     topics without a checker, late checks, old and parked halves
+      messages   not dispatched, not released, parked, retries, groups that fell behind, not pruned
+      settings   those that contradict each other
+    The exit code is 6 if there is a problem; notes alone leave it at 0.
+
+    \b
+    Examples:
+      outbox doctor --url postgresql+psycopg://me@localhost/shop
+      outbox doctor --app shop.messages:outbox -o json
+    """
+    report = _examine(database, app)
+    if output is Output.JSON:
+        print_json(
+            {
+                "database": report.database,
+                "schema": report.schema,
+                "at": report.at,
+                "healthy": report.healthy,
+                "findings": [dataclasses.asdict(finding) for finding in report.findings],
+                "looked_at": [dataclasses.asdict(each) for each in report.looked],
+            }
+        )
+    else:
+        _print_report(report)
+    if not report.healthy:
+        raise typer.Exit(Code.PROBLEMS)
+
+
+def _examine(database: DatabaseOptions, app: str | None) -> Report:
+    from outbox.operator.health.doctor import examine, read_settings  # noqa: PLC0415
+
+    refused: InvalidSettings | None = None
+    if app:
+        try:
+            # What it prints when it is imported is no part of the report.
+            with redirect_stdout(sys.stderr):
+                outbox = load(app)
+        except Failure as failure:
+            # Settings that contradict each other are what the doctor is there for, where it knows a database.
+            if not isinstance(failure.__cause__, InvalidSettings) or not (database.url or os.environ.get(URL_VARIABLE)):
+                raise
+            refused = failure.__cause__
+        else:
+            return _examine_app(app, outbox, find_url(database.url) if database.url else None, database.schema)
+    engine_of(database.address)  # says what to install where there is no driver
+    settings, of_environment = read_settings(database.schema)
+    return examine(database.address, settings, refused=refused or of_environment)
+
+
+def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> Report:
+    from outbox.operator.health.doctor import examine  # noqa: PLC0415
+
+    settings = dataclasses.replace(outbox.settings, schema=schema) if schema else outbox.settings
+    try:
+        return examine(
+            url or outbox.engine, settings, outbox.checkers, subscriptions=outbox.subscriptions.values(), app=app
+        )
+    finally:
+        if isinstance(outbox.engine, Engine):
+            outbox.engine.dispose()
+
+
+def _print_report(report: Report) -> None:
+    terminal = console()
+    for finding in report.findings:
+        title = Text(finding.severity.upper(), _STYLES[finding.severity]).append(f"  {finding.code}", "default")
+        mend = finding.mend.replace("\n", "\n        ")
+        terminal.print(title)
+        terminal.print(Text(plain(f"  {finding.sentence}\n  mend: {mend}\n")), soft_wrap=True)
+    unseen: dict[tuple[str, str], list[str]] = {}
+    for each in report.looked:
+        if each.why:
+            how = "not looked at" if each.outcome == "skipped" else "seen in part"
+            unseen.setdefault((how, each.why), []).append(each.name)
+    for (how, why), names in unseen.items():
+        terminal.print(Text(plain(f"{how}: {', '.join(names)}: {why}")), soft_wrap=True)
+    problems = sum(finding.severity == "problem" for finding in report.findings)
+    done = sum(each.outcome != "skipped" for each in report.looked)
+    terminal.print(
+        f"{counted(problems, 'problem')}, {counted(len(report.findings) - problems, 'note')}; looked at {done} of "
+        f"{len(report.looked)} things in {report.database}, schema {report.schema!r}",
+        soft_wrap=True,
+    )
+
+
+# --- stats -----------------------------------------------------------------------------------------------------------
+
+
+@gathered
+def show_stats(
+    database: DatabaseOptions,
+    output: OutputOption = Output.TABLE,
+    watch: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help="Show it again every so many seconds, until Ctrl-C."),
+    ] = None,
+) -> None:
+    """Show how far each topic and each group has come.
+
+    Cheap to run at any time: a count stops at 10000 and is then shown as 10000+. With --watch -o json there is one
+    JSON object a line.
+
+    \b
+    Topics (in the producer's database):
+      undecided     prepared, and neither committed nor rolled back yet; of them
+        parked      over their checks: waiting for an operator
+        orphans     due for a check; of these unasked: never checked so far. Is a worker running that has
+                    a checker for the topic?
+      undispatched  committed, but not a message yet: is a worker running?
+      scheduled     committed, to be delivered later
+      messages      all there ever were
+    Groups (in the consumer's database):
+      consumed      messages up to where the group has come
+      lag           messages after that (unknown where the producer is in another database)
+      failed        will be retried; due: how long the oldest one waits although its time has come
+      parked        waiting for an operator
+    """
+    if watch is None:
+        _print_stats(_stats(database), output)
+    elif output is Output.TABLE and sys.stdout.isatty():
+        say(f"{database}, every {watch:g} s; Ctrl-C ends it")
+        with Live(console=console(), auto_refresh=False) as live:
+            for stats in _watched(database, watch):
+                live.update(Group(*_stats_tables(stats)), refresh=True)
+    else:
+        for stats in _watched(database, watch):
+            _print_stats(stats, output)
+
+
+def _stats(database: DatabaseOptions) -> Stats:
+    from outbox.operator.health.stats import stats  # noqa: PLC0415
+
+    with opened(database.address, database.settings) as (connection, parts):
+        return stats(connection, database.settings, parts)
+
+
+def _watched(database: DatabaseOptions, seconds: float) -> Iterator[Stats]:
+    """Yield the statistics again and again; after the first ones, it waits for a database that is away."""
+    yield _stats(database)
+    while True:
+        time.sleep(seconds)
+        try:
+            stats = _stats(database)
+        except DBAPIError as error:
+            failure = as_failure(error)
+            if failure is None or failure.code is not Code.UNAVAILABLE:
+                raise
+            say(f"{failure}; trying again")
+        else:
+            yield stats
+
+
+def _print_stats(stats: Stats, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(dataclasses.asdict(stats))
+    else:
+        print_table(*_stats_tables(stats))
+
+
+def _stats_tables(stats: Stats) -> list[Table]:
+    topics = [
+        (
+            row.topic,
+            _count(row, "undecided"),
+            row.parked,
+            row.orphans,
+            row.unasked,
+            age(row.oldest_undecided),
+            _count(row, "undispatched"),
+            age(row.oldest_undispatched),
+            _count(row, "scheduled"),
+            cell(row.next_due),
+            row.messages,
+        )
+        for row in stats.topics
+    ]
+    groups = [
+        (
+            row.group,
+            row.topic,
+            row.consumed,
+            "?" if row.lag is None else row.lag,
+            _count(row, "failed"),
+            age(row.oldest_due),
+            _count(row, "parked"),
+        )
+        for row in stats.groups
+    ]
+    return [
+        table(
+            (
+                "topic", "undecided>", "parked>", "orphans>", "unasked>", "oldest>", "undispatched>", "oldest>",
+                "scheduled>", "next due", "messages>",
+            ),
+            topics,
+            f"Topics at {cell(stats.at)}",
+        ),
+        table(("group", "topic", "consumed>", "lag>", "failed>", "due>", "parked>"), groups, "Groups"),
+    ]  # fmt: skip
+
+
+def _count(row: Any, name: str) -> str:
+    return f"{getattr(row, name)}{'+' if name in row.capped else ''}"
+
+
+# --- workers and handlers --------------------------------------------------------------------------------------------
+
+_WORKERS = RowShape(
+    WorkerRow,
+    ("id", "name", "version", "alive", "started_at", "seen_at", ("roles", lambda row: ", ".join(row.roles))),
+    lambda row: row.id,
+)
+_HANDLERS = RowShape(
+    HandlerRow,
+    ("kind", "topic", "group", "name", ("workers", lambda row: ", ".join(row.workers))),
+    lambda row: row.name,
+)
+
+
+@gathered
+def show_workers(databases: DatabasesOptions, output: ListFormOption = ListForm.TABLE) -> None:
+    """List the workers that run, or have died.
+
+    \b
+    Example:
+      outbox workers
+    """
+    with databases.opened() as admin:
+        rows = [row for row in admin.workers() if databases.only in {None, row.database}]
+        print_rows(rows, _WORKERS, output, databases=len(admin.databases) > 1)
+
+
+@gathered
+def show_handlers(
+    databases: DatabasesOptions,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    output: ListFormOption = ListForm.TABLE,
+) -> None:
+    """List what is registered on the workers that run: consumers, checkers, compensations.
+
+    A topic without a compensation can't be compensated; one without a checker or fence can't be checked.
+
+    \b
+    Example:
+      outbox handlers --topic transfer
+    """
+    with databases.opened() as admin:
+        rows = [
+            row for row in admin.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
+        ]
+        print_rows(rows, _HANDLERS, output, databases=len(admin.databases) > 1)

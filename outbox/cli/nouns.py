@@ -1,0 +1,848 @@
+"""The command groups of what an operator sees: messages, halves, inboxes, dead letters, bulk jobs, the audit.
+
+Each has a list, some an export, and the acts that can be done to what it lists (`outbox.cli.acting`).
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from outbox.cli.acting import ACTS, Noun, add_acts, item_word, run_act, see_through, summary
+from outbox.cli.database import DatabasesOptions, find_url, now_at
+from outbox.cli.exits import Code, Failure
+from outbox.cli.options import (
+    ActorOption,
+    ActorOptions,
+    AppOption,
+    BodyOption,
+    ManyOptions,
+    PageOptions,
+    UpToOption,
+    as_id,
+    confirm,
+    gathered,
+    need_terminal,
+    operator_name,
+    read_filter,
+)
+from outbox.cli.output import (
+    ExportForm,
+    ExportFormOption,
+    ListForm,
+    Output,
+    OutputOption,
+    RowShape,
+    age,
+    at_least,
+    cell,
+    facts_table,
+    first_line,
+    print_json,
+    print_rows,
+    print_stream,
+    print_table,
+    readable,
+    say,
+    table,
+)
+from outbox.cli.processes import load
+from outbox.errors import MessageNotFound
+from outbox.message.model import Resolution
+from outbox.operator.acts import find
+from outbox.operator.model import (
+    MAX_PAGE,
+    Actor,
+    AuditFilter,
+    AuditRow,
+    BulkItem,
+    BulkJob,
+    DeadGroup,
+    HalfFilter,
+    HalfRow,
+    InboxFilter,
+    InboxRow,
+    MessageFilter,
+    MessageRow,
+    Page,
+    PageRequest,
+    ScheduledFilter,
+    ScheduledRow,
+    Target,
+)
+
+if TYPE_CHECKING:
+    from outbox.message.model import Answer
+    from outbox.operator.model import MessageView
+    from outbox.operator.service import Admin
+
+#: How many rows a list searches through that the filter leaves out, before it says where to go on.
+SEARCHED = 100_000
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")]
+
+
+# --- the builders ----------------------------------------------------------------------------------------------------
+
+
+def add_list(app: typer.Typer, noun: Noun[Any], help_: str, name: str = "list") -> None:
+    """Add the command that lists a page, in each form."""
+
+    def show_list(databases: DatabasesOptions, choice: Any, page: PageOptions) -> None:
+        with databases.opened() as admin:
+            if noun.part and not admin.databases.having(noun.part, databases.only):
+                other = "consumer" if noun.part == "producer" else "producer"
+                there = ", ".join(str(database.engine.url) for database in admin.databases.values())
+                raise Failure(f"only the {other}'s tables are in {there}; name the {noun.part}'s database", Code.CONFIG)
+            read = read_filter(noun.kind, choice, lambda: now_at(admin), page.after)
+            chosen = noun.filter_of(read.values, databases.only)
+            found = page_of(lambda each: noun.fetch(admin, chosen, each), page.limit, read.token)
+            _print_page(read.onward(found), noun, page.output, several=len(admin.databases) > 1)
+
+    app.command(name, help=help_)(gathered(show_list, choice=noun.options()))
+
+
+def add_export(app: typer.Typer, noun: Noun[Any], help_: str) -> None:
+    """Add the command that exports all there is, as it comes."""
+
+    def export(
+        databases: DatabasesOptions,
+        choice: Any,
+        limit: UpToOption = None,
+        output: ExportFormOption = ExportForm.NDJSON,
+    ) -> None:
+        with databases.opened() as admin:
+            rows = (noun.shape.document(row) for row in _all_rows(admin, databases, noun, choice, limit))
+            say(f"{print_stream(rows, noun.shape.names, output)} {noun.plural}")
+
+    app.command("export", help=help_)(gathered(export, choice=noun.options()))
+
+
+def _all_rows(
+    admin: Admin, databases: DatabasesOptions, noun: Noun[Any], choice: Any, limit: int | None
+) -> Iterator[Any]:
+    read = read_filter(noun.kind, choice, lambda: now_at(admin))
+    return noun.rows(admin, noun.filter_of(read.values, databases.only), limit)
+
+
+def page_of(fetch: Callable[[PageRequest], Page[Any]], limit: int, token: str | None) -> Page[Any]:
+    """Return so many rows as one page, from as many pages as it takes, or until it has searched through `SEARCHED`."""
+    items: list[Any] = []
+    total, searched = None, 0
+    while True:
+        page = fetch(PageRequest(min(MAX_PAGE, limit - len(items)), token))
+        items += page.items
+        total = total or page.total
+        searched += page.searched or 0
+        token = page.next_page_token
+        if token is None or len(items) >= limit or searched >= SEARCHED:
+            complete = token is None or len(items) >= limit
+            return Page(items, token, total, complete, None if complete else searched)
+
+
+def _print_page(page: Page[Any], noun: Noun[Any], form: ListForm, *, several: bool) -> None:
+    """Print a page, and say on stderr how to go on; as JSON the page itself says it."""
+    if form is ListForm.JSON:
+        print_json(dataclasses.asdict(page))
+        return
+    print_rows(page.items, noun.shape, form, databases=several)
+    if page.next_page_token is None:
+        return
+    if page.complete:
+        known = f"{len(page.items)} of {at_least(page.total)}; " if page.total else ""
+        say(f"{known}there may be more: --after {page.next_page_token}")
+    else:
+        say(f"searched {page.searched or 0} {noun.plural}; to search further: --after {page.next_page_token}")
+
+
+def _group(help_: str) -> typer.Typer:
+    return typer.Typer(help=help_, no_args_is_help=True, rich_markup_mode=None)
+
+
+# --- one message -----------------------------------------------------------------------------------------------------
+
+
+@gathered
+def show_message(
+    id_: IdArgument,
+    databases: DatabasesOptions,
+    consumer_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The consumer's database, where it is another one, and not a --database."),
+    ] = None,
+    body: BodyOption = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show all that is known of one message: half, checks, decision, queue, inboxes, and what operators did.
+
+    A check has the answer of the checker or the fence: commit, rollback, or unknown with its error. In its place there
+    may be "being asked", or "no answer": the worker that asked died over it, or was cut off.
+
+    \b
+    In the inbox of a group a message is one of:
+      consumed, failed (will be retried), parked (waits for an operator), quarantined;
+      unconsumed  the group hasn't come so far
+      left_out    the group has, but has no inbox row: its filter left the message out, or the row was pruned
+    \b
+    Example:
+      outbox messages show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --body
+    """
+    message_id, shown = as_id(id_), None
+    consumer = find_url(consumer_url) if consumer_url else None
+    with databases.opened(consumer=consumer) as admin:
+        if consumer is not None and "consumer" not in admin.databases["consumer"].parts:
+            raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
+        view = admin.message(message_id)
+        if body and view.half is not None:
+            shown = readable(*admin.body(message_id))
+    if output is Output.JSON:
+        document = dataclasses.asdict(view)
+        print_json(document | {"body": shown} if body else {k: v for k, v in document.items() if k != "body"})
+    else:
+        print_table(*_tables_of(view, shown))
+
+
+def _tables_of(view: MessageView, body: Any) -> Iterator[Any]:
+    """Yield the message, its checks, what happened to it in order of time, and its state in each group."""
+    facts = {
+        "id": view.id,
+        "next": view.next,
+        **{name: value for name, value in (view.half or {}).items() if name != "id"},
+    }
+    if check := view.check:
+        facts |= {"fenced": check["fenced"], "checks": check["check_times"], "parked_at": check["parked_at"]}
+        facts |= {"reason": check["reason"]} if check["parked_at"] else {"next_check_at": check["next_check_at"]}
+    yield facts_table("message", facts | {"body": cell(body)})
+    if view.history:
+        checks = [
+            (
+                entry["asked_at"],
+                entry["asked"],
+                entry["answer"] or f"({entry['state'].replace('_', ' ')})",
+                "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
+                first_line(entry["error"]),
+                entry["worker"],
+            )
+            for entry in view.history
+        ]
+        yield table(("when", "asked", "answer", "seconds>", "error", "worker"), checks, "Checks")
+    events = [(event.at, event.title, first_line(event.detail), event.actor, event.database) for event in view.timeline]
+    yield table(("when", "what", "detail", "by", "database"), events, "What happened")
+    if view.inbox:
+        rows = [
+            (
+                row.group,
+                row.status,
+                row.attempts,
+                row.next_attempt_at,
+                "" if row.position is None else f"queue {row.queue}, position {row.position}",
+                first_line(row.last_error),
+            )
+            for row in view.inbox
+        ]
+        yield table(("group", "status", "attempts>", "next attempt", "position", "last error"), rows, "Inboxes")
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+messages_app = _group(
+    "Find messages, show one with all that happened to it; resend, recall or compensate.\n\n"
+    "What is done is recorded in the audit, with the operator's name and reason."
+)
+_MESSAGES = Noun(
+    "messages",
+    MessageFilter,
+    RowShape(
+        MessageRow,
+        ("id", "topic", "key", "tag", "status", "born_at", "deliver_at", "decided_by"),
+        lambda row: row.id,
+    ),
+    lambda admin, chosen, page: admin.messages(chosen, page),
+    "producer",
+    states=frozenset({"committed", "dispatched", "scheduled", "recalled"}),
+)
+
+add_list(
+    messages_app,
+    _MESSAGES,
+    """List messages, the newest first.
+
+    They are those of the producers' databases. A search goes through many messages at a time and says where to go on;
+    undecided, scheduled and recalled messages are found however many others there are.
+
+    \b
+    Statuses:
+      undecided    prepared; neither committed nor rolled back yet
+      rolled_back  will never be delivered
+      committed    to be dispatched
+      dispatched   in its queue
+      scheduled    to be delivered later
+      recalled     taken back before it was due
+    \b
+    Examples:
+      outbox messages list --topic orders --since 1h
+      outbox messages list --where order.id=42
+      outbox messages list --status undecided -o json
+    """,
+)
+messages_app.command("show")(show_message)
+add_acts(messages_app, "messages", _MESSAGES)
+
+#: What an export with bodies has besides; ``body_base64`` only for bytes that are no text, and are revealed.
+_BODY = ("content_type", "size", "headers", "body", "body_base64", "masked", "truncated")
+
+
+def export_messages(
+    databases: DatabasesOptions,
+    choice: Any,
+    limit: UpToOption = None,
+    body: Annotated[
+        bool, typer.Option("--body", help="With headers and bodies; what may be secret in them is masked.")
+    ] = False,
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="With --body: nothing is masked. Each message is recorded in the audit.")
+    ] = False,
+    actor: ActorOption = None,
+    output: ExportFormOption = ExportForm.NDJSON,
+) -> None:
+    """Export messages, the newest first.
+
+    \b
+    Examples:
+      outbox messages export --topic orders --since 1d > orders.ndjson
+      outbox messages export --status dispatched --header tenant=acme --body -o csv > acme.csv
+    """
+    if reveal and not body:
+        raise Failure("--reveal goes with --body", Code.USAGE)
+    by = Actor(operator_name(actor), {"via": "cli"}) if reveal else None
+    with databases.opened() as admin:
+        found = _all_rows(admin, databases, _MESSAGES, choice, limit)
+        rows = (dataclasses.asdict(row) | (_contents(admin, row.id, by) if body else {}) for row in found)
+        names = [*_MESSAGES.shape.names, *(_BODY if body else ())]
+        say(f"{print_stream(rows, names, output)} messages")
+
+
+def _contents(admin: Admin, message_id: UUID, by: Actor | None) -> dict[str, Any]:
+    try:
+        view = admin.message(message_id, reveal=by)
+    except MessageNotFound:
+        # Pruned since it was listed.
+        return dict.fromkeys(_BODY)
+    if view.body is None:
+        return dict.fromkeys(_BODY)
+    raw = admin.body(message_id)[1] if by and (view.body.text is None or view.body.truncated) else None
+    return {
+        "content_type": view.body.content_type,
+        "size": view.body.size,
+        "headers": view.half and view.half["headers"],
+        "body": None if raw is not None else view.body.text,
+        "body_base64": None if raw is None else base64.b64encode(raw).decode(),
+        "masked": list(view.body.masked),
+        "truncated": view.body.truncated and raw is None,
+    }
+
+
+messages_app.command("export")(gathered(export_messages, choice=_MESSAGES.options()))
+add_list(
+    messages_app,
+    Noun(
+        "messages",
+        ScheduledFilter,
+        RowShape(ScheduledRow, ("id", "topic", "key", "deliver_at", "recalled_at", "recalled_by"), lambda row: row.id),
+        lambda admin, chosen, page: admin.scheduled(chosen, page),
+        "producer",
+    ),
+    """List scheduled messages, the next due first; with --recalled those that were recalled, the newest first.
+
+    \b
+    Example:
+      outbox messages scheduled --topic reminders
+    """,
+    "scheduled",
+)
+
+
+# --- halves ----------------------------------------------------------------------------------------------------------
+
+half_app = _group(
+    "Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
+    "What is done to one is recorded in the audit, with the operator's name and reason."
+)
+
+
+def _next_check(row: HalfRow) -> str:
+    """Return when a half is checked next, counted from the now that its age counts to."""
+    if row.parked_at or row.born_at is None or row.age is None:
+        return "" if row.parked_at else cell(row.next_check_at)
+    seconds = (row.next_check_at - row.born_at).total_seconds() - row.age
+    return f"in {age(seconds)}" if seconds > 0 else "due"
+
+
+_HALVES = Noun(
+    "half messages",
+    HalfFilter,
+    RowShape(
+        HalfRow,
+        (
+            "id",
+            "topic",
+            "key",
+            "status",
+            ("age>", lambda row: age(row.age)),
+            "fenced",
+            "checks>",
+            ("last answer", lambda row: "(being asked)" if row.being_asked else row.last_answer),
+            "last_error",
+            ("next check", _next_check),
+            "parked_at",
+            "reason",
+        ),
+        lambda row: row.id,
+    ),
+    lambda admin, chosen, page: admin.halves(chosen, page),
+    "producer",
+    select="halves",
+    states=frozenset({"undecided", "fenced"}),
+)
+
+add_list(
+    half_app,
+    _HALVES,
+    """List undecided half messages, the oldest first.
+
+    A search goes through many of them at a time and says where to go on.
+
+    \b
+    Statuses:
+      immune   young: left alone until its first check
+      orphan   its check is due; if it stays so, no worker is running, or none that has a checker for its topic
+      waiting  an orphan that was checked without a verdict; it is checked again at its next check
+      parked   checked as often as may be: waits for an operator
+    \b
+    Examples:
+      outbox half list --status parked
+      outbox half list --topic payments --older-than 1h -o json
+    """,
+)
+half_app.command("show")(show_message)
+
+
+def check_half(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID…", help="Messages by name; - reads them from stdin, one a line.")
+    ] = None,
+    *,
+    databases: DatabasesOptions,
+    choice: Any,
+    many: ManyOptions,
+    acting: ActorOptions,
+    app: AppOption = None,
+) -> None:
+    """Have a half checked by the next pass of a worker; with --app, here and now by the application's checker.
+
+    Raises:
+        Failure: refused; or options that don't go with --app, which has a database of its own.
+    """
+    named = _HALVES.targets(ids or [], None) if "-" not in (ids or ()) else ()
+    if app is not None:
+        if databases.url or databases.schema or databases.database:
+            raise Failure("--app has a database and a schema of its own: leave out --url and --schema", Code.USAGE)
+        if len(named) != 1:
+            raise Failure("--app checks one half message: give its id, or leave out --app", Code.USAGE)
+    answer: Answer | None = None
+    if len(named) == 1 and not acting.dry_run:
+        if not acting.reason.strip():
+            raise Failure("give --reason: the audit must tell why (check)", Code.USAGE)
+        audited = (named[0].message_id, operator_name(acting.actor), acting.reason.strip())
+        answer = _check_by_app(app, *audited) if app else _check_by_fence(databases, *audited)
+    if answer is None:
+        run_act(
+            _HALVES,
+            ACTS["check"],
+            [str(target.message_id) for target in named] or ids or [],
+            databases,
+            choice,
+            {},
+            many,
+            acting,
+        )
+        return
+    half_id = named[0].message_id
+    if answer.resolution is Resolution.UNKNOWN:
+        say(f"no verdict on half message {half_id}: {answer.error}")
+    else:
+        done = "committed" if answer.resolution is Resolution.COMMIT else "rolled back"
+        by = answer.decided_by or "check"
+        say(f"half message {half_id} was {done} by the {by}; it took {answer.seconds:.3f} s")
+    if acting.output is Output.JSON:
+        fields = dataclasses.asdict(answer)
+        print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
+
+
+def _check_by_fence(databases: DatabasesOptions, half_id: UUID, actor: str, reason: str) -> Answer | None:
+    """Check a half by its fence; None if it has none."""
+    from outbox.operator import undecided  # noqa: PLC0415
+
+    with databases.opened() as admin:
+        database = find(admin.databases, ACTS["check"].action, Target(half_id), databases.only)
+        with database.engine.connect() as connection:
+            return undecided.check_fence(connection, database.settings, half_id, actor=actor, reason=reason)
+
+
+def _check_by_app(app: str, half_id: UUID, actor: str, reason: str) -> Answer:
+    """Check a half by its fence or by the application's checker, in the application's database."""
+    from outbox.check.asker import Asker  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.operator import undecided  # noqa: PLC0415
+    from outbox.worker.connections import Database, Runners  # noqa: PLC0415
+
+    # What the application prints must not get among our data.
+    with redirect_stdout(sys.stderr):
+        outbox = load(app)
+        # Not the engine itself: it may be an async one.
+        database = Database(outbox.engine)
+        asker = Asker(Runners(database, threading.Event()), 1)
+        try:
+            with closing(database.connect()) as connection:
+                migration.require(connection, ("producer",), outbox.settings.schema)
+                return undecided.check_now(
+                    connection, outbox.settings, outbox.checkers, asker, half_id, actor=actor, reason=reason
+                )
+        finally:
+            asker.end()
+
+
+add_acts(half_app, "half", _HALVES, check=gathered(check_half, choice=_HALVES.options()))
+
+
+# --- inboxes and dead letters ----------------------------------------------------------------------------------------
+
+inbox_app = _group(
+    "See what groups have handled, failed at or parked; have it tried again, or park it.\n\n"
+    "A message in an inbox is written GROUP/ID."
+)
+dead_app = _group(
+    "See dead letters by their kind of error; retry, discard or restore them.\n\n"
+    "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID."
+)
+_INBOX_ROW = RowShape(
+    InboxRow,
+    (
+        "group",
+        ("id", lambda row: row.message_id),
+        "topic",
+        ("status", lambda row: "discarded" if row.discarded_at else row.status),
+        "attempts>",
+        ("next attempt", lambda row: row.next_attempt_at),
+        ("error", lambda row: row.error_kind),
+        "last_error",
+        ("changed", lambda row: row.changed_at),
+    ),
+    lambda row: f"{row.group}/{row.message_id}",
+)
+
+
+def _inbox(states: frozenset[str], **more: Any) -> Noun[InboxRow]:
+    return Noun(
+        "rows",
+        InboxFilter,
+        _INBOX_ROW,
+        lambda admin, chosen, page: admin.inbox(chosen, page),
+        "consumer",
+        select="inbox",
+        target_of=lambda row: Target(row.message_id, row.group),
+        states=states,
+        **more,
+    )
+
+
+_INBOX = _inbox(frozenset({"failed", "parked"}), hidden=frozenset({"discarded"}))
+_DEAD = _inbox(frozenset({"parked", "discarded"}), fixed={"statuses": ("parked",)}, defaults={"discarded": False})
+
+add_list(
+    inbox_app,
+    _INBOX,
+    """List messages in inboxes, the newest id first.
+
+    \b
+    Statuses:
+      consumed     handled
+      failed       will be retried, at its next attempt
+      parked       a dead letter: waits for an operator (see `outbox dead`)
+      quarantined  kept out of the group for ever: its local transaction was compensated
+    \b
+    Examples:
+      outbox inbox list --group mail --status failed
+      outbox inbox list --status failed --error timeout -o id | outbox inbox retry - --reason "it is back" --yes
+    """,
+)
+add_acts(inbox_app, "inbox", _INBOX)
+
+
+@gathered
+def show_dead_groups(
+    databases: DatabasesOptions,
+    group: Annotated[str | None, typer.Option(metavar="NAME", help="Only this group.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
+    output: Annotated[
+        ListForm, typer.Option("--output", "-o", help="The form of the data on stdout.")
+    ] = ListForm.TABLE,
+) -> None:
+    """Show dead letters by group, topic and kind of error, the most first.
+
+    Those with one fingerprint died of one cause: retry one of them, then all.
+
+    \b
+    Example:
+      outbox dead groups --topic orders
+    """
+    with databases.opened() as admin:
+        found = admin.dead_groups(database=databases.only, group=group, topic=topic, limit=limit)
+        print_rows(found, _DEAD_GROUPS, output, databases=len(admin.databases) > 1)
+
+
+_DEAD_GROUPS = RowShape(
+    DeadGroup,
+    (
+        "fingerprint",
+        "group",
+        "topic",
+        ("error", lambda row: row.error_kind),
+        ("count>", lambda row: at_least(row.count)),
+        ("first", lambda row: row.first_at),
+        ("last", lambda row: row.last_at),
+        ("last error", lambda row: row.sample.last_error),
+    ),
+    lambda row: row.fingerprint,
+)
+
+dead_app.command("groups")(show_dead_groups)
+add_list(
+    dead_app,
+    _DEAD,
+    """List dead letters, the newest id first; with --discarded those that were discarded, instead.
+
+    \b
+    Examples:
+      outbox dead list --group mail --topic orders
+      outbox dead list --discarded --since 3d -o csv > discarded.csv
+    """,
+)
+add_acts(dead_app, "dead", _DEAD)
+
+
+# --- bulk jobs -------------------------------------------------------------------------------------------------------
+
+bulk_app = _group(
+    "See bulk jobs: one act on many messages, and each compensation.\n\n"
+    "Workers carry them out, at the rate that was ordered; each message has an outcome of its own."
+)
+BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the bulk job.")]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkFilter:
+    """Which bulk jobs; ``state`` is waiting, running, done, partly or cancelled."""
+
+    database: str | None = None
+    state: str | None = None
+
+
+_BULK = Noun(
+    "bulk jobs",
+    BulkFilter,
+    RowShape(
+        BulkJob,
+        (
+            "id",
+            ("act", lambda row: row.action),
+            "state",
+            "done>",
+            ("of>", lambda row: row.total),
+            "skipped>",
+            "failed>",
+            ("by", lambda row: row.requested_by),
+            "reason",
+            ("ordered", lambda row: row.created_at),
+            ("what", lambda row: row.described),
+        ),
+        lambda row: row.id,
+    ),
+    lambda admin, chosen, page: admin.bulk_jobs(page, state=chosen.state, database=chosen.database),
+)
+_ITEMS = RowShape(
+    BulkItem,
+    (
+        "number>",
+        ("message", item_word),
+        "state",
+        "attempts>",
+        ("changed", lambda row: row.changed_at),
+        "outcome",
+    ),
+    item_word,
+)
+
+add_list(
+    bulk_app,
+    _BULK,
+    """List bulk jobs, the newest first.
+
+    \b
+    States:
+      waiting    no worker has begun with it; is one running?
+      running    under way
+      done       all of it
+      partly     ended; some of it failed or was skipped, see `outbox bulk show`
+      cancelled  by an operator; what was done before stays done
+    \b
+    Example:
+      outbox bulk list --state running
+    """,
+)
+
+
+@bulk_app.command("show")
+@gathered
+def show_bulk_job(
+    id_: BulkIdArgument,
+    databases: DatabasesOptions,
+    page: PageOptions,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only items in this state: pending, done, skipped, failed or cancelled."),
+    ] = None,
+) -> None:
+    """Show a bulk job, and what became of each of its messages.
+
+    As csv, ndjson or id it is the items alone.
+
+    \b
+    Examples:
+      outbox bulk show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
+      outbox bulk show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --state failed --limit 10000 -o csv
+    """
+    job_id = as_id(id_, "bulk job")
+    with databases.opened() as admin:
+        job = admin.bulk_job(job_id)
+        found = page_of(lambda each: admin.bulk_items(job_id, each, state=state), page.limit, page.after)
+    if page.output is ListForm.JSON:
+        print_json({"bulk_job": job, "items": found})
+        return
+    if page.output is ListForm.TABLE:
+        print_table(facts_table("bulk job", dataclasses.asdict(job)))
+    print_rows(found.items, _ITEMS, page.output)
+    if found.next_page_token:
+        say(f"there may be more: --after {found.next_page_token}")
+
+
+@bulk_app.command("watch")
+@gathered
+def watch_bulk_job(
+    id_: BulkIdArgument,
+    databases: DatabasesOptions,
+    output: OutputOption = Output.TABLE,
+    run: Annotated[
+        bool, typer.Option("--run", help="Carry it out from here, too; not a compensation, which needs a worker.")
+    ] = False,
+) -> None:
+    """Wait until a bulk job has ended, and say what came of it; Ctrl-C ends the waiting, not the bulk job.
+
+    The exit code is 0 if all of it was done, 5 if a part, 4 if nothing since nothing could be, 1 if all of it failed.
+
+    \b
+    Example:
+      outbox bulk watch 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
+    """
+    job_id = as_id(id_, "bulk job")
+    with databases.opened() as admin:
+        job = admin.bulk_job(job_id)
+        if run and not ACTS[job.action].at_once:
+            raise Failure(
+                f"bulk job {job_id} is to {job.action}, which only a worker can do; leave out --run", Code.USAGE
+            )
+        see_through(admin, databases, job, output, here=run)
+
+
+@bulk_app.command("cancel")
+@gathered
+def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: ActorOptions) -> None:
+    """Cancel what is left of a bulk job; what was done stays done.
+
+    \b
+    Example:
+      outbox bulk cancel 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "wrong topic"
+    """
+    job_id, actor = as_id(id_, "bulk job"), Actor(operator_name(acting.actor), {"via": "cli"})
+    refusal = f"bulk job {job_id} was not cancelled"
+    if not acting.dry_run:
+        need_terminal(refusal, yes=acting.yes)
+    with databases.opened() as admin:
+        job = admin.bulk_job(job_id)
+        say(f"bulk job {job_id} ({job.action}: {job.described}): {summary(job)}")
+        if not acting.dry_run:
+            confirm(f"Cancel the {job.pending} that are pending?", refusal, yes=acting.yes)
+            job = admin.cancel(job_id, actor=actor, reason=acting.reason.strip())
+            say(f"cancelled: {summary(job)}")
+    if acting.output is Output.JSON:
+        print_json(job)
+
+
+# --- the audit -------------------------------------------------------------------------------------------------------
+
+audit_app = _group("See what operators did, why, and with what result.")
+_AUDIT = Noun(
+    "acts",
+    AuditFilter,
+    RowShape(
+        AuditRow,
+        (
+            ("when", lambda row: row.acted_at),
+            ("by", lambda row: row.actor),
+            ("did", lambda row: row.action),
+            ("to", lambda row: row.target),
+            ("why", lambda row: row.reason),
+            "result",
+            ("from", lambda row: _origin(row.origin or {})),
+        ),
+        lambda row: row.id,
+    ),
+    lambda admin, chosen, page: admin.audit(chosen, page),
+)
+
+
+def _origin(origin: dict[str, Any]) -> str:
+    return ", ".join(str(value) if name == "via" else f"{name} {value}" for name, value in origin.items())
+
+
+add_list(
+    audit_app,
+    _AUDIT,
+    """List what operators did, the newest first.
+
+    \b
+    Examples:
+      outbox audit list --since 1d
+      outbox audit list --target 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 -o json
+    """,
+)
+add_export(
+    audit_app,
+    _AUDIT,
+    """Export all that operators did, the newest first.
+
+    \b
+    Example:
+      outbox audit export --since 2026-01-01T00:00:00+00:00 -o csv > audit.csv
+    """,
+)

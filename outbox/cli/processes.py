@@ -1,0 +1,426 @@
+"""Commands that go on until they are ended or done: ``outbox run``, ``outbox console``, ``outbox demo``."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import getpass
+import importlib
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from sqlalchemy.exc import DBAPIError
+
+import outbox
+from outbox.cli.database import AllDatabasesOptions, described, engine_of, find_settings
+from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
+from outbox.cli.options import gathered
+from outbox.cli.output import Output, OutputOption, print_json, say
+from outbox.errors import SchemaError
+from outbox.reconcile.model import EngineName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    from sqlalchemy import URL
+
+    from outbox.app import Outbox
+    from outbox.settings import Settings
+
+
+class LogLevel(enum.StrEnum):
+    """How much the worker tells on stderr."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def run(
+    app: Annotated[
+        str,
+        typer.Option(
+            "--app",
+            envvar="OUTBOX_APP",
+            metavar="MODULE:OBJECT",
+            help="Where your Outbox is, such as shop.messages:outbox. The module must import your consumers.",
+        ),
+    ],
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE,…",
+            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, bulk. "
+            "Default: all there is work for.",
+        ),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="How much to tell on stderr.")] = LogLevel.INFO,
+) -> None:
+    """Run a worker: dispatch, check, consume, retry, prune, reconcile, carry out what operators order.
+
+    It runs until it is told to stop. Run as many as you like, on as many machines. SIGTERM or Ctrl-C ends it
+    in good order: running handlers are waited for (OUTBOX_DRAIN_TIMEOUT, seconds); a second one ends it at once.
+
+    \b
+    Examples:
+      outbox run --app shop.messages:outbox
+      outbox run --app shop.messages:outbox --roles dispatch,release,prune
+    """
+    _log(log_level)
+    outbox = load(app)
+    from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
+
+    names = [role.strip() for role in roles.split(",") if role.strip()] if roles is not None else None
+    raise typer.Exit(Worker(outbox, roles=names).run())
+
+
+def load(path: str) -> Outbox:
+    """Import ``module:object``, from the current directory too; return the Outbox.
+
+    Raises:
+        Failure: it isn't there, fails to import, or is something else.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise Failure(f"--app {path!r} must be MODULE:OBJECT, such as shop.messages:outbox", Code.CONFIG)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise Failure(_cannot_import(path, module_name, error), Code.CONFIG) from error
+    from outbox.app import Outbox  # noqa: PLC0415
+
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            there = sorted(name for name, value in vars(module).items() if isinstance(value, Outbox))
+            hint = f"it has {', '.join(f'{module_name}:{name}' for name in there)}" if there else "it has no Outbox"
+            raise Failure(f"--app {path!r}: {module_name} has no {attribute!r}; {hint}", Code.CONFIG)
+        found = getattr(found, name)
+    if not isinstance(found, Outbox):
+        raise Failure(f"--app {path!r} is a {type(found).__name__}, not an Outbox", Code.CONFIG)
+    return found
+
+
+def _cannot_import(path: str, module_name: str, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "\0"):
+        return f"--app {path!r}: there is no module {error.name!r} in {Path.cwd()} or in PYTHONPATH"
+    message = f"--app {path!r} can't be imported: {type(error).__name__}: {one_line(str(error))}"
+    frames = extract_tb(error.__traceback__)
+    return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message
+
+
+def _log(level: LogLevel) -> None:
+    """Log to stderr, unless the application sets up its own logging when it is imported."""
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def demo(  # noqa: PLR0917 - options of the command line
+    orders: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Payment orders, PKDD'99 format. Default: generated ones.")
+    ] = None,
+    accounts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The account ids that bank A knows. Default: all senders.")
+    ] = None,
+    opening_balance: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", help="What each account of bank A begins with. Default: what its orders need."),
+    ] = None,
+    transfers: Annotated[int, typer.Option(metavar="N", help="How many orders to generate.")] = 1000,
+    producers: Annotated[int, typer.Option(metavar="N", help="Processes of bank A.")] = 2,
+    consumers: Annotated[int, typer.Option(metavar="N", help="Processes of bank B.")] = 2,
+    crash: Annotated[
+        bool, typer.Option("--crash", help="Kill processes at random moments, and start them again.")
+    ] = False,
+    kills: Annotated[
+        int | None, typer.Option(metavar="N", help="How many to kill; implies --crash. Default: 30.")
+    ] = None,
+    two_phase: Annotated[
+        bool, typer.Option("--two-phase", help="Prepare a half message before each debit; a fence decides the orphans.")
+    ] = False,
+    tcc: Annotated[
+        bool, typer.Option("--tcc", help="Reserve, then confirm or cancel; a checker decides the orphans.")
+    ] = False,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Damage the tables of both banks after the work; all is found and mended.")
+    ] = False,
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile/--no-reconcile", help="Compare the tables of the banks at the end.")
+    ] = True,
+    engine: Annotated[
+        EngineName, typer.Option(help="What compares them; auto: Spark if it is installed.")
+    ] = EngineName.AUTO,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the reconciliation's HTML page.")] = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="Keep the banks open after the work, with the admin console over both.")
+    ] = False,
+    console_port: Annotated[int, typer.Option(metavar="PORT", help="Where the console listens.")] = 8900,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders, the kills and the faults.")] = 1,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an order was refused.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Transfer money between two banks, reconcile them, audit every cent.
+
+    Each bank has a database. They run on a PostgreSQL of their own that is gone afterwards, or on the server in
+    OUTBOX_DATABASE_URL. The exit code is 1 if anything is missing, doubled, or undecided. Needs the extra "demo"; with
+    "demo-spark" installed, the reconciliation runs on Spark.
+
+    At the end the message tables and ledgers of the two banks are reconciled. With --faults they are damaged before:
+    the report says what was found, what was repaired, and what an operator had to mend.
+
+    With --console the banks stay open when the work is done, until Ctrl-C: bank B has closed some accounts, so that
+    there are parked transfers to be found in the admin console, and to be refunded or retried.
+
+    With --two-phase or --tcc, kills and stalls are aimed at the moments between a half message and its decision. The
+    report says how each orphan was decided.
+
+    \b
+    Examples:
+      outbox demo
+      outbox demo --transfers 5000 --crash
+      outbox demo --crash --faults --report report.html
+      outbox demo --console
+      outbox demo --two-phase --crash
+      outbox demo --tcc --crash --orders orders.csv
+    """
+    module = _load_demo()
+    try:
+        options = module.DemoOptions(
+            orders=orders,
+            accounts=accounts,
+            opening_balance=None if opening_balance is None else Decimal(opening_balance),
+            transfers=transfers,
+            producers=producers,
+            consumers=consumers,
+            crash=crash,
+            kills=kills,
+            two_phase=two_phase,
+            tcc=tcc,
+            faults=faults,
+            reconcile=reconcile,
+            engine=engine,
+            report=report,
+            console=console,
+            console_port=console_port,
+            seed=seed,
+            strict=strict,
+            json=output is Output.JSON,
+        )
+    except InvalidOperation:
+        raise Failure(f"--opening-balance {opening_balance!r} is not an amount", Code.USAGE) from None
+    except ValueError as error:
+        raise Failure(str(error), Code.USAGE) from None
+    raise typer.Exit(module.run(options))
+
+
+def _load_demo() -> Any:
+    """Import the example: from inside the installed package, or from beside it in a checkout."""
+    package = Path(outbox.__file__).resolve().parent
+    inside = (package / "examples" / "bank_transfer").is_dir()
+    if not inside:
+        sys.path.insert(0, str(package.parent))
+    with needing("outbox demo", "demo"):
+        return importlib.import_module(
+            "outbox.examples.bank_transfer.demo" if inside else "examples.bank_transfer.demo"
+        )
+
+
+# --- outbox console --------------------------------------------------------------------------------------------------
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+
+
+class RoleName(enum.StrEnum):
+    """What a user may do: see; act where nothing is lost; decide, compensate and see bodies as well."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+RoleOption = Annotated[
+    RoleName, typer.Option(help="What the user may do: see; act; decide, compensate, see bodies as well.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the console is served; what isn't given is read from the environment."""
+
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where to listen. Default: 127.0.0.1, for this machine only.")
+    ] = None
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: 8900; 0 takes a free one.")] = None
+    read_only: Annotated[bool, typer.Option("--read-only", help="Only show; nothing can be changed.")] = False
+    environment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Shown as a badge, such as staging; prod is red.")
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="A name under which it is reached, beside localhost; may be given again."),
+    ] = None
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* is believed; may be given again."),
+    ] = None
+    root_path: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The prefix that a proxy takes off, such as /outbox.")
+    ] = None
+
+
+@app.callback()
+@gathered
+def serve(context: typer.Context, databases: AllDatabasesOptions, server: ServerOptions) -> None:
+    """Serve the admin console: pages and HTTP endpoints to see every message, and to heal what is stuck.
+
+    It runs until Ctrl-C or SIGTERM. It needs no code of yours, but compensations and checks are done by workers.
+
+    Without any configuration it prints a token for this run, to log in with. Users and tokens come from the
+    environment or files, never from options (see `hash-password` and `token`); without them it serves this machine
+    only. In front of others put a proxy with TLS.
+
+    \b
+    Environment, each also with OUTBOX_CONSOLE_ before it, secrets also with _FILE after it:
+      DATABASES      NAME=URL, separated by blanks or lines
+      USERS, TOKENS  NAME:ROLE:HASH, as `hash-password` and `token` print them
+      SESSION_KEY    makes sessions outlive a restart
+      HOST, PORT, READ_ONLY, ENV, ALLOWED_HOSTS, TRUSTED_PROXIES, ROOT_PATH  as the options
+      TRUSTED_ORIGINS, USER_HEADER, USER_ROLES, USER_DEFAULT_ROLE            behind a proxy that logs people in
+      PAYLOAD        hidden, masked (default) or full: how bodies are shown
+      METRICS        off (default), authenticated or open: /metrics for Prometheus
+    \b
+    Examples:
+      outbox console --url postgresql+psycopg://me@localhost/shop
+      outbox console --database a=postgresql+psycopg://me@db/bank_a --database b=postgresql+psycopg://me@db/bank_b
+      OUTBOX_CONSOLE_USERS_FILE=/etc/outbox/users outbox console --host 0.0.0.0 --allow-host ops.example.com
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with needing("outbox console", "console"):
+        import uvicorn  # noqa: F401, PLC0415 - so that its lack is said at once
+
+        from outbox.console import serve as standalone  # noqa: PLC0415
+        from outbox.console.serve import ConsoleConfig  # noqa: PLC0415
+    settings, urls = find_settings(databases.schema), databases.urls
+    config = ConsoleConfig.from_env(
+        databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
+        settings=settings,
+        host=server.host,
+        port=server.port,
+        read_only=server.read_only or None,
+        env=server.environment,
+        allowed_hosts=tuple(server.allow_host) if server.allow_host else None,
+        trusted_proxies=tuple(server.trusted_proxy) if server.trusted_proxy else None,
+        root_path=server.root_path and server.root_path.rstrip("/"),
+    )
+    standalone.authorizer_of(config)
+    for line in _databases(urls, settings):
+        say(line)
+    signal.signal(signal.SIGTERM, _interrupt)
+    say("Ctrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        standalone.serve(config, tell=say)
+    say("the console has stopped")
+
+
+@app.command("hash-password")
+def hash_password(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The user's name.")] = None,
+    role: RoleOption = RoleName.VIEWER,
+) -> None:
+    """Hash a password for OUTBOX_CONSOLE_USERS; it is asked for, or the first line of stdin.
+
+    With a name, the whole entry NAME:ROLE:HASH is printed, else the hash alone.
+
+    \b
+    Examples:
+      outbox console hash-password ann --role operator >> users
+      printf '%s' "$PASSWORD" | outbox console hash-password
+    """
+    with needing("outbox console", "console"):
+        from outbox.console.login import hash_password as hashed  # noqa: PLC0415
+    _check_name(name)
+    entry = hashed(_password())
+    print(entry if name is None else f"{name}:{role}:{entry}")  # noqa: T201
+
+
+@app.command()
+def token(
+    name: Annotated[str, typer.Argument(help="The user's name; the audit shows it.")],
+    role: RoleOption = RoleName.VIEWER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a token for OUTBOX_CONSOLE_TOKENS, to log in with or to send as a bearer token.
+
+    The entry NAME:ROLE:HASH goes to stdout; the token itself is shown this once, on stderr (with -o json both on
+    stdout).
+
+    \b
+    Example:
+      outbox console token nightly-report --role viewer >> tokens
+    """
+    with needing("outbox console", "console"):
+        from outbox.console.login import hash_token  # noqa: PLC0415
+    _check_name(name)
+    made = secrets.token_urlsafe(32)
+    entry = f"{name}:{role}:{hash_token(made)}"
+    if output is Output.JSON:
+        print_json({"token": made, "entry": entry})
+        return
+    print(entry)  # noqa: T201
+    say(f"the token, shown this once: {made}")
+
+
+def _databases(urls: Mapping[str, URL], settings: Settings) -> Iterator[str]:
+    """Yield, for each database, where it is and what is in it, or why it can't be used.
+
+    Raises:
+        Failure: none can be used.
+    """
+    from outbox.operator.databases import open_database  # noqa: PLC0415
+
+    failures: list[Failure] = []
+    for name, url in urls.items():
+        try:
+            parts = open_database(name, engine_of(url), settings).parts
+        except (DBAPIError, SchemaError) as error:
+            failures.append(as_failure(error) or Failure(str(error)))
+            yield f"{name}: {failures[-1]}"
+        else:
+            yield f"{name} ({' and '.join(sorted(parts, reverse=True))}): {described(url, settings.schema)}"
+    if len(failures) == len(urls):
+        raise failures[0]
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and (not name.strip() or any(char.isspace() or char in ":,=" for char in name)):
+        raise Failure(f"NAME {name!r} must have no blanks, commas, colons or equals signs", Code.USAGE)
+
+
+def _password() -> str:
+    if not sys.stdin.isatty():
+        password = sys.stdin.readline().rstrip("\r\n")
+    else:
+        password = getpass.getpass("Password: ", stream=sys.stderr)
+        if getpass.getpass("Again: ", stream=sys.stderr) != password:
+            raise Failure("the two passwords differ", Code.USAGE)
+    if not password:
+        raise Failure("the password is empty", Code.USAGE)
+    return password
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
