@@ -26,7 +26,7 @@ from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import gathered
 from outbox.cli.output import Output, OutputOption, print_json, say
 from outbox.errors import SchemaError
-from outbox.reconcile.model import EngineName
+from outbox.reconcile.job import EngineName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outbox.cli.options import as_seconds, as_time
 from outbox.cli.database import URL_VARIABLE, find_settings, find_url
 from outbox.cli.exits import Code, Failure
+from outbox.cli.options import as_seconds, as_time
 from outbox.cli.output import say
 from outbox.cli.processes import load
 from outbox.errors import pip_install
