@@ -283,11 +283,11 @@ def _masked(text: str) -> str:
 def now_at(admin: Admin) -> dt.datetime:
     """Return the time of the first database's clock."""
     from outbox.database.execute import execute  # noqa: PLC0415
-    from outbox.operator.health.stats_sql import now  # noqa: PLC0415
+    from outbox.database.sql import NOW  # noqa: PLC0415
 
     database = next(iter(admin.databases.values()))
     with database.looking() as connection:
-        ((time,),) = execute(connection, now())[0]
+        ((time,),) = execute(connection, NOW)[0]
     return time  # type: ignore[no-any-return]
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.app import Outbox
-    from outbox.operator.health.doctor import Report
+    from outbox.operator.health.examine import HealthReport
     from outbox.operator.health.stats import Stats
 
 _STYLES = {"problem": "bold red", "note": "bold yellow"}
@@ -88,7 +88,7 @@ def doctor(database: DatabaseOptions, app: AppOption = None, output: OutputOptio
                 "at": report.at,
                 "healthy": report.healthy,
                 "findings": [dataclasses.asdict(finding) for finding in report.findings],
-                "looked_at": [dataclasses.asdict(each) for each in report.looked],
+                "inspections": [dataclasses.asdict(each) for each in report.inspections],
             }
         )
     else:
@@ -97,8 +97,8 @@ def doctor(database: DatabaseOptions, app: AppOption = None, output: OutputOptio
         raise typer.Exit(Code.PROBLEMS)
 
 
-def _examine(database: DatabaseOptions, app: str | None) -> Report:
-    from outbox.operator.health.doctor import examine, read_settings  # noqa: PLC0415
+def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
+    from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415
 
     refused: InvalidSettings | None = None
     if app:
@@ -118,8 +118,8 @@ def _examine(database: DatabaseOptions, app: str | None) -> Report:
     return examine(database.address, settings, refused=refused or of_environment)
 
 
-def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> Report:
-    from outbox.operator.health.doctor import examine  # noqa: PLC0415
+def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> HealthReport:
+    from outbox.operator.health.examine import examine  # noqa: PLC0415
 
     settings = dataclasses.replace(outbox.settings, schema=schema) if schema else outbox.settings
     try:
@@ -131,25 +131,25 @@ def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) 
             outbox.engine.dispose()
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: HealthReport) -> None:
     terminal = console()
     for finding in report.findings:
         title = Text(finding.severity.upper(), _STYLES[finding.severity]).append(f"  {finding.code}", "default")
         mend = finding.mend.replace("\n", "\n        ")
         terminal.print(title)
         terminal.print(Text(plain(f"  {finding.sentence}\n  mend: {mend}\n")), soft_wrap=True)
-    unseen: dict[tuple[str, str], list[str]] = {}
-    for each in report.looked:
+    incomplete: dict[tuple[str, str], list[str]] = {}
+    for each in report.inspections:
         if each.why:
-            how = "not looked at" if each.outcome == "skipped" else "seen in part"
-            unseen.setdefault((how, each.why), []).append(each.name)
-    for (how, why), names in unseen.items():
+            how = "not inspected" if each.outcome == "skipped" else "inspected in part"
+            incomplete.setdefault((how, each.why), []).append(each.name)
+    for (how, why), names in incomplete.items():
         terminal.print(Text(plain(f"{how}: {', '.join(names)}: {why}")), soft_wrap=True)
     problems = sum(finding.severity == "problem" for finding in report.findings)
-    done = sum(each.outcome != "skipped" for each in report.looked)
+    done = sum(each.outcome != "skipped" for each in report.inspections)
     terminal.print(
-        f"{counted(problems, 'problem')}, {counted(len(report.findings) - problems, 'note')}; looked at {done} of "
-        f"{len(report.looked)} things in {report.database}, schema {report.schema!r}",
+        f"{counted(problems, 'problem')}, {counted(len(report.findings) - problems, 'note')}; {done} of "
+        f"{len(report.inspections)} inspections done in {report.database}, schema {report.schema!r}",
         soft_wrap=True,
     )
 
