@@ -127,7 +127,8 @@ _RULES = (
         "{halves:half is|halves are} parked in topic {topic!r}, for {age:duration} at the longest ({half_id}): all "
         "checks were used up without a verdict.",
         "see them: outbox half list --status parked --topic {topic:quoted} {at}\n"
-        "have them checked again: outbox half reset --status parked --topic {topic:quoted} --reason … {at}\nor " + _DECIDE,
+        "have them checked again: outbox half reset --status parked --topic {topic:quoted} --reason … {at}\n"
+        "or " + _DECIDE,
         value="parked",
         details="topic halves=parked age=oldest_parked half_id=parked_id",
         page="halves?topic&status=parked",
