@@ -1,4 +1,4 @@
-"""The table of all figures, for a terminal or for the README."""
+"""The table of all figures, for a terminal or for `benchmarks/README.md`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,324 @@
+"""Build the documentation as a site: the pages beside this file, and a reference that is made from the code.
+
+``python docs/make.py`` writes build/docs (Markdown) and build/site (HTML); it needs the extras ``docs`` and ``console``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+
+import outbox
+from outbox import cli, errors, operator, testing
+from outbox.app import Outbox
+from outbox.cli.exits import Code, as_failure
+from outbox.console import AllowAll, auth, create_console_app, create_console_router
+from outbox.console.problems import as_problem
+from outbox.reader import shape_of
+from outbox.settings import Settings
+
+HERE = Path(__file__).parent
+TARGET = HERE.parent / "build"
+
+CONFIG = """[project]
+site_name = "outbox"
+site_description = "Transactional messages as tables next to your data, on PostgreSQL"
+docs_dir = "docs"
+site_dir = "site"
+nav = [
+  { "Quick start" = "index.md" },
+  { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md"] },
+  { "Operations" = ["operating.md", "console.md", "deploying.md"] },
+  { "Reconciling" = ["reconciling.md", "spark.md"] },
+  { "How it works" = ["how-it-works.md", "peer_rules.md"] },
+  { "Reference" = [REFERENCE] },
+]
+
+[project.theme]
+language = "en"
+font = false
+features = ["content.code.copy", "navigation.indexes", "navigation.sections", "navigation.top", "search.highlight"]
+"""
+
+
+def write(target: Path) -> Path:
+    """Write the site's configuration and all pages below ``target``; return the configuration."""
+    docs = target / "docs"
+    if docs.exists():
+        shutil.rmtree(docs)
+    docs.mkdir(parents=True)
+    for path in sorted(HERE.iterdir()):
+        if path.suffix == ".md":
+            (docs / path.name).write_text(_for_the_site(path.read_text("utf-8")), "utf-8")
+        elif path.suffix == ".png":
+            shutil.copy(path, docs)
+    (docs / "quick-start.md").rename(docs / "index.md")
+    (docs / "reference").mkdir()
+    for name, (title, make) in REFERENCE.items():
+        page = f"# {title}\n\n" + "\n".join(make()).rstrip() + "\n"
+        (docs / "reference" / f"{name}.md").write_text(page, "utf-8")
+    names = ", ".join(f'"reference/{name}.md"' for name in REFERENCE)
+    config = target / "zensical.toml"
+    config.write_text(CONFIG.replace("REFERENCE", names, 1), "utf-8")
+    return config
+
+
+def _for_the_site(page: str) -> str:
+    """Return a page of the repository as a page of the site: without what only tests read, with the site's links."""
+    page = re.sub(r"^<!-- (?:setup\n.*?\n|not run: .*?)-->\n+", "", page, flags=re.DOTALL | re.MULTILINE)
+    page = page.replace("](quick-start.md", "](index.md")
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"`\1`", page)
+
+
+# --- Docstrings and signatures --------------------------------------------------------------------------------
+
+
+def _doc(text: str | None, level: int = 0) -> Iterator[str]:
+    """Return a docstring as Markdown: literals, blocks after ``::``, and lists of what is raised."""
+    lines = inspect.cleandoc(text or "").replace("``", "`").splitlines()
+    code = False
+    for number, line in enumerate(lines):
+        if code and line and not line.startswith("    "):
+            code = False
+            yield "```\n"
+        if line.endswith("::"):
+            code = True
+            if line != "::":
+                yield line[:-1] + "\n"
+            yield "```text"
+        elif line in {"Raises:", "Yields:", "Args:", "Returns:"}:
+            yield f"**{line[:-1]}**\n"
+        elif not code and re.match(r"    \S+: ", line):
+            name, _, what = line.strip().partition(": ")
+            yield f"- `{name}`: {what}"
+        elif code and number + 1 == len(lines):
+            yield line.removeprefix("    ")
+            yield "```\n"
+        else:
+            yield line.removeprefix("    ") if code else line
+    yield ""
+
+
+def _signature(name: str, function: Callable[..., Any], prefix: str = "") -> Iterator[str]:
+    parameters = list(inspect.signature(function).parameters.values())
+    shown = [str(each) for each in parameters if each.name not in {"self", "cls"}]
+    if (keyword := next((n for n, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), None)) is not None:
+        skipped = sum(each.name in {"self", "cls"} for each in parameters)
+        if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+            shown.insert(keyword - skipped, "*")
+    one_line = f"{prefix}{name}({', '.join(shown)})"
+    result = inspect.signature(function).return_annotation
+    arrow = "" if result is inspect.Signature.empty else f" -> {getattr(result, '__name__', result)}"
+    yield "```text"
+    if len(one_line + arrow) <= 100:
+        yield one_line + arrow
+    else:
+        yield f"{prefix}{name}("
+        yield from (f"    {each}," for each in shown)
+        yield f"){arrow}"
+    yield "```\n"
+
+
+def _class(kind: type, *, level: int = 2, prefix: str | None = None, methods: bool = True) -> Iterator[str]:
+    name = kind.__name__
+    yield f"{'#' * level} {prefix or name}\n"
+    if dataclasses.is_dataclass(kind) or "__init__" in vars(kind):
+        yield from _signature(name, kind)
+    yield from _doc(kind.__doc__)
+    if not methods:
+        return
+    for each, member in inspect.getmembers(kind):
+        if each.startswith("_") or each not in _own(kind):
+            continue
+        if isinstance(inspect.getattr_static(kind, each), property):
+            yield f"{'#' * (level + 1)} {name}.{each} (property)\n"
+            yield from _doc(member.__doc__)
+        elif inspect.isfunction(member) or inspect.ismethod(member):
+            yield f"{'#' * (level + 1)} {name}.{each}\n"
+            yield from _signature(each, member, f"{name}." if inspect.ismethod(member) else ".")
+            yield from _doc(member.__doc__)
+
+
+def _own(kind: type) -> set[str]:
+    """Return the names that a class or one of our classes above it declares."""
+    return {name for each in kind.__mro__ if each.__module__.startswith("outbox") for name in vars(each)}
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in row) + " |"
+    yield ""
+
+
+# --- The pages of the reference -------------------------------------------------------------------------------
+
+
+def api() -> Iterator[str]:
+    """The public names, the operator's calls, and the kit for tests."""
+    yield "What `from outbox import …` offers, then the operator's calls, the tests' kit and the console.\n"
+    yield from _class(Outbox)
+    for name in sorted(set(outbox.__all__) - {"Outbox", "OutboxError", "__version__", "Settings"}):
+        value = getattr(outbox, name)
+        if isinstance(value, type):
+            yield from _class(value)
+        else:
+            yield f"## {name}\n"
+            yield "The default of the parameter in which a decorated function takes its session.\n"
+    yield "## outbox.testing\n"
+    yield from _doc(testing.__doc__)
+    for name, function in inspect.getmembers(testing, inspect.isfunction):
+        if function.__module__.startswith("outbox.testing") and not name.startswith("_"):
+            yield f"### testing.{name}\n"
+            yield from _signature(name, function, "testing.")
+            yield from _doc(function.__doc__)
+    yield "## outbox.console\n"
+    for function in (create_console_router, create_console_app):
+        yield f"### {function.__name__}\n"
+        yield from _signature(function.__name__, function)
+        yield from _doc(function.__doc__)
+    for kind in (auth.Basic, auth.Bearer, auth.TrustedHeader, auth.AnyOf, auth.AllowAll):
+        yield from _class(kind, level=3, methods=False)
+
+
+def all_errors() -> Iterator[str]:
+    """The tree of errors, with what follows from the kind of each."""
+    yield "All are in `outbox.errors`.\n"
+    tree = (errors.__doc__ or "").partition("::\n\n")[2]
+    yield f"```text\n{inspect.cleandoc(tree)}\n```\n"
+    yield "## What follows from an error's kind\n"
+    yield from _table(("Kind", "Exit code of the command line", "HTTP status", "Problem"), map(_kind, errors.ErrorKind))
+    yield "## The errors\n"
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.OutboxError)]
+    rows = ((f"`{each.__name__}`", f"`{each.kind.value}`", _first_line(each.__doc__)) for each in classes)
+    yield from _table(("Error", "Kind", "Means"), rows)
+    yield "## Exit codes\n"
+    yield from _table(("Code", "Means"), ((code.value, code.meaning) for code in Code))
+
+
+def _kind(kind: errors.ErrorKind) -> tuple[object, ...]:
+    error = type("Example", (errors.OutboxError,), {"kind": kind})("")
+    failure, problem = as_failure(error), as_problem(error)
+    code = failure.code.value if failure else ""
+    return f"`{kind.value}`", code, problem.status if problem else 500, f"`{problem.slug if problem else 'internal'}`"
+
+
+def settings() -> Iterator[str]:
+    """Every field of `Settings`."""
+    yield from _doc((Settings.__doc__ or "").partition("\n")[0])
+    yield "In code `Settings(name=…)`, in the environment `OUTBOX_NAME`. Durations are seconds, or have units in the"
+    yield "environment: `90s`, `1h30m`, `7d`.\n"
+    shapes = shape_of(Settings)
+    for page in dict.fromkeys(shape.option.page for shape in shapes):
+        yield f"## {page.capitalize()}\n"
+        yield f"Explained in [{page.capitalize()}](../{page}.md).\n"
+        rows = (
+            (f"`{shape.name}`", f"`{shape.default!r}`", shape.option.help, shape.expected)
+            for shape in shapes
+            if shape.option.page == page
+        )
+        yield from _table(("Setting", "Default", "What it is", "Values"), rows)
+
+
+def commands() -> Iterator[str]:
+    """Every command with its options."""
+    command = typer.main.get_command(cli.app)
+    yield from _command("outbox", command, 2)
+
+
+def _command(path: str, command: Any, level: int) -> Iterator[str]:
+    yield f"{'#' * min(level, 4)} {path}\n"
+    with click.Context(command, info_name=path, max_content_width=100) as context:
+        usage = " ".join(command.get_usage(context).split()[1:])
+        help_ = inspect.cleandoc(command.help or "").replace("\b\n", "")
+    yield f"```text\n{usage}\n```\n"
+    before, examples, after = help_.partition("Examples:") if "Examples:" in help_ else help_.partition("Example:")
+    yield before.replace("\f", "").strip() + "\n"
+    if examples:
+        yield f"```text\n{inspect.cleandoc(after).strip()}\n```\n"
+    arguments = [each for each in command.params if getattr(each, "help", None) and not getattr(each, "hidden", False)]
+    if arguments:
+        yield from _table(("Option", "What it does"), ((_spelled(each), _escaped(each.help)) for each in arguments))
+    for name, below in sorted(getattr(command, "commands", {}).items()):
+        if not below.hidden:
+            yield from _command(f"{path} {name}", below, level + 1)
+
+
+def _spelled(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    flag = getattr(option, "is_flag", False)
+    kind = "" if flag else f" `{option.metavar or option.type.name}`"
+    return names + kind if option.param_type_name == "option" else f"`{option.metavar or option.human_readable_name}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<", "&lt;").replace("*", "\\*")
+
+
+def http() -> Iterator[str]:
+    """Every endpoint, from the OpenAPI document."""
+    app = create_console_app("postgresql+psycopg://127.0.0.1/none", authorizer=AllowAll(), metrics="open")
+    document = app.openapi()
+    yield _escaped(document["info"]["description"]) + "\n"
+    yield "Paths are below the prefix of the console. The full description is its `/api/v1/openapi.json`.\n"
+    tags: dict[str, list[tuple[object, ...]]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parameters = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+            row = (
+                f"`{method.upper()} {path}`",
+                operation.get("summary", "") + ("." if operation.get("description") else ""),
+                ", ".join(f"`{name}`" for name in parameters),
+            )
+            tags.setdefault(next(iter(operation.get("tags", ())), "others"), []).append(row)
+    for tag, rows in tags.items():
+        yield f"## {tag.capitalize()}\n"
+        yield from _table(("Request", "What it does", "Parameters"), iter(rows))
+
+
+def acts() -> Iterator[str]:
+    """The table of acts, of which commands, endpoints and pages are made."""
+    yield "What an operator can do. Commands, HTTP endpoints, the console's pages, the audit and `Outbox.operator` use the same"
+    yield "names.\n"
+    rows = (
+        (f"`{act.name}`", act.label, act.consequence, ", ".join(f"`{state}`" for state in sorted(act.from_states)))
+        for act in getattr(operator, "ACTS", ())
+    )
+    yield from _table(("Act", "On the page", "What it does", "From the states"), rows)
+
+
+def _first_line(text: str | None) -> str:
+    return inspect.cleandoc(text or "").partition("\n\n")[0]
+
+
+REFERENCE: Mapping[str, tuple[str, Callable[[], Iterator[str]]]] = {
+    "api": ("Python", api),
+    "settings": ("Settings", settings),
+    "acts": ("Acts of an operator", acts),
+    "cli": ("Commands", commands),
+    "http": ("HTTP", http),
+    "errors": ("Errors", all_errors),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Build the site; ``--serve`` shows it instead, on this machine."""
+    config = write(TARGET)
+    verb = ["serve"] if "--serve" in arguments else ["build", "--clean", "--strict"]
+    command = [sys.executable, "-m", "zensical", *verb, "--config-file", str(config)]
+    return subprocess.run(command, check=False, cwd=TARGET).returncode  # noqa: S603 - this interpreter
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

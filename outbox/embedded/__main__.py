@@ -1,0 +1,50 @@
+"""``python -m outbox.embedded shop``: a shell, or a command, with a PostgreSQL that runs as long as it does.
+
+``OUTBOX_DATABASE_URL`` names the database there. If the variable is set before, that server is used: a database of this
+run is made on it, and dropped at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from outbox.embedded.choice import server
+from outbox.embedded.external import URL_VARIABLE
+from outbox.errors import EmbeddedError
+
+
+def main() -> int:
+    """Run the command; return its exit code, or 69 where there is no PostgreSQL."""
+    parser = argparse.ArgumentParser(prog="python -m outbox.embedded", description=__doc__)
+    parser.add_argument("database", help="The name of the database; it is created if it isn't there.")
+    parser.add_argument("--folder", type=Path, help="Keep the data in this folder. Default: gone at the end.")
+    parser.add_argument("command", nargs="*", help="After --: what to run. Default: your shell.")
+    options = parser.parse_args()
+    command = options.command or [os.environ.get("SHELL", "/bin/sh")]
+    try:
+        with server([options.database], folder=options.folder) as postgres:
+            url = postgres.url(options.database)
+            if not options.command:
+                print(f"{URL_VARIABLE} is set in this shell; leave it (exit) to stop PostgreSQL", file=sys.stderr)  # noqa: T201
+            # Ctrl-C is for the command; PostgreSQL is stopped when that has ended.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            child = subprocess.Popen(  # noqa: S603 - it is the user's command
+                command, env={**os.environ, URL_VARIABLE: url}, preexec_fn=_heed_interrupts
+            )
+            return child.wait()
+    except EmbeddedError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 69
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Every code block of the README and of the pages is run, page by page, as a reader would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox.embedded import ServerLike
+from tests.conftest import wait_until
+from tests.docs.page import ROOT, Reader, blocks, reader
+
+QUICK_START = ROOT / "docs" / "quick-start.md"
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: What may be left out, and why: it needs a machine, a network or an hour that a test doesn't have.
+REASONS = {"it needs a cluster", "it needs a jar", "it shows the form of a command", "it shows what fails"}
+
+
+@pytest.fixture
+def make_url(server: ServerLike) -> Iterator[Callable[[str], str]]:
+    """A function that makes an empty database and returns its URL."""
+    made: list[str] = []
+
+    def make(name: str) -> str:
+        server.create_database(name)
+        made.append(name)
+        return server.url(name)
+
+    yield make
+    for name in made:
+        server.drop_database(name)
+
+
+def _prepare(one: Reader) -> None:
+    """What the quick start has set up before the other pages go on."""
+    for block in blocks(QUICK_START):
+        if block.title is not None:
+            one.run(block)
+    one.script(["outbox db upgrade", 'python -c "import shop; shop.Base.metadata.create_all(shop.engine)"'], "setup")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_runs(page: Path, make_url: Callable[[str], str], tmp_path: Path) -> None:
+    """In order, from an empty folder (README, quick start) or from where the quick start ends."""
+    with reader(tmp_path / "reader", make_url("docs")) as one:
+        if page not in {ROOT / "README.md", QUICK_START} and any(b.language != "text" for b in blocks(page)):
+            _prepare(one)
+        for block in blocks(page):
+            assert block.reason is None or block.reason in REASONS, block.where
+            one.run(block)
+        if page in {ROOT / "README.md", QUICK_START}:
+            assert wait_until(lambda: _points(one.url), f"Alice's points\n{one.logs()}") == 1
+
+
+def _points(url: str) -> int | None:
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        row = connection.execute("SELECT points FROM customer WHERE name = 'alice'").fetchone()
+    return row[0] if row else None
+
+
+def test_every_page_has_blocks_that_say_what_they_are() -> None:
+    """A block without a language would not be run."""
+    assert [block.where for page in PAGES for block in blocks(page) if not block.language] == []
