@@ -1,6 +1,7 @@
 """Build the documentation as a site: the pages beside this file, and a reference that is made from the code.
 
-``python docs/make.py`` writes build/docs (Markdown) and build/site (HTML); it needs the extras ``docs`` and ``console``.
+``python docs/make.py`` writes build/docs (Markdown) and build/site (HTML); it needs the extras
+``docs`` and ``console``.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _for_the_site(page: str) -> str:
 # --- Docstrings and signatures --------------------------------------------------------------------------------
 
 
-def _doc(text: str | None, level: int = 0) -> Iterator[str]:
+def _doc(text: str | None) -> Iterator[str]:
     """Return a docstring as Markdown: literals, blocks after ``::``, and lists of what is raised."""
     lines = inspect.cleandoc(text or "").replace("``", "`").splitlines()
     code = False
@@ -98,9 +99,9 @@ def _doc(text: str | None, level: int = 0) -> Iterator[str]:
             yield "```text"
         elif line in {"Raises:", "Yields:", "Args:", "Returns:"}:
             yield f"**{line[:-1]}**\n"
-        elif not code and re.match(r"    \S+: ", line):
+        elif not code and re.match(r"    \w+(?:, \w+)*: ", line):
             name, _, what = line.strip().partition(": ")
-            yield f"- `{name}`: {what}"
+            yield f"- {', '.join(f'`{each}`' for each in name.split(', '))}: {what}"
         elif code and number + 1 == len(lines):
             yield line.removeprefix("    ")
             yield "```\n"
@@ -111,7 +112,10 @@ def _doc(text: str | None, level: int = 0) -> Iterator[str]:
 
 def _signature(name: str, function: Callable[..., Any], prefix: str = "") -> Iterator[str]:
     parameters = list(inspect.signature(function).parameters.values())
-    shown = [str(each) for each in parameters if each.name not in {"self", "cls"}]
+    # Annotations are texts, which are shown in quotes.
+    shown = [
+        re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(each)) for each in parameters if each.name not in {"self", "cls"}
+    ]
     if (keyword := next((n for n, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), None)) is not None:
         skipped = sum(each.name in {"self", "cls"} for each in parameters)
         if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
@@ -184,10 +188,10 @@ def api() -> Iterator[str]:
             yield from _signature(name, function, "testing.")
             yield from _doc(function.__doc__)
     yield "## outbox.console\n"
-    for function in (create_console_router, create_console_app):
-        yield f"### {function.__name__}\n"
-        yield from _signature(function.__name__, function)
-        yield from _doc(function.__doc__)
+    for make in (create_console_router, create_console_app):
+        yield f"### {make.__name__}\n"
+        yield from _signature(make.__name__, make)
+        yield from _doc(make.__doc__)
     for kind in (auth.Basic, auth.Bearer, auth.TrustedHeader, auth.AnyOf, auth.AllowAll):
         yield from _class(kind, level=3, methods=False)
 
@@ -211,7 +215,12 @@ def _kind(kind: errors.ErrorKind) -> tuple[object, ...]:
     error = type("Example", (errors.OutboxError,), {"kind": kind})("")
     failure, problem = as_failure(error), as_problem(error)
     code = failure.code.value if failure else ""
-    return f"`{kind.value}`", code, problem.status if problem else 500, f"`{problem.slug if problem else 'internal'}`"
+    return (
+        f"`{kind.value}`",
+        code,
+        problem.status_code if problem else 500,
+        f"`{problem.slug if problem else 'internal'}`",
+    )
 
 
 def settings() -> Iterator[str]:
@@ -247,19 +256,12 @@ def _command(path: str, command: Any, level: int) -> Iterator[str]:
     yield before.replace("\f", "").strip() + "\n"
     if examples:
         yield f"```text\n{inspect.cleandoc(after).strip()}\n```\n"
-    arguments = [each for each in command.params if getattr(each, "help", None) and not getattr(each, "hidden", False)]
-    if arguments:
-        yield from _table(("Option", "What it does"), ((_spelled(each), _escaped(each.help)) for each in arguments))
+    rows = [record for each in command.params if (record := each.get_help_record(context)) and each.name != "help"]
+    if rows:
+        yield from _table(("Option", "What it does"), ((f"`{names}`", _escaped(what)) for names, what in rows))
     for name, below in sorted(getattr(command, "commands", {}).items()):
         if not below.hidden:
             yield from _command(f"{path} {name}", below, level + 1)
-
-
-def _spelled(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    flag = getattr(option, "is_flag", False)
-    kind = "" if flag else f" `{option.metavar or option.type.name}`"
-    return names + kind if option.param_type_name == "option" else f"`{option.metavar or option.human_readable_name}`"
 
 
 def _escaped(text: str) -> str:
@@ -278,7 +280,7 @@ def http() -> Iterator[str]:
             parameters = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
             row = (
                 f"`{method.upper()} {path}`",
-                operation.get("summary", "") + ("." if operation.get("description") else ""),
+                _escaped(operation.get("description") or operation.get("summary", "")).partition("\n\n")[0],
                 ", ".join(f"`{name}`" for name in parameters),
             )
             tags.setdefault(next(iter(operation.get("tags", ())), "others"), []).append(row)
@@ -289,8 +291,8 @@ def http() -> Iterator[str]:
 
 def acts() -> Iterator[str]:
     """The table of acts, of which commands, endpoints and pages are made."""
-    yield "What an operator can do. Commands, HTTP endpoints, the console's pages, the audit and `Outbox.operator` use the same"
-    yield "names.\n"
+    yield "What an operator can do. Commands, HTTP endpoints, the console's pages, the audit and `Outbox.operator`"
+    yield "use the same names.\n"
     rows = (
         (f"`{act.name}`", act.label, act.consequence, ", ".join(f"`{state}`" for state in sorted(act.from_states)))
         for act in getattr(operator, "ACTS", ())

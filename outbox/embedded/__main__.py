@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outbox.embedded.choice import server
+from outbox.embedded import server
 from outbox.embedded.external import URL_VARIABLE
 from outbox.errors import EmbeddedError
 
@@ -31,19 +31,12 @@ def main() -> int:
             url = postgres.url(options.database)
             if not options.command:
                 print(f"{URL_VARIABLE} is set in this shell; leave it (exit) to stop PostgreSQL", file=sys.stderr)  # noqa: T201
-            # Ctrl-C is for the command; PostgreSQL is stopped when that has ended.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            child = subprocess.Popen(  # noqa: S603 - it is the user's command
-                command, env={**os.environ, URL_VARIABLE: url}, preexec_fn=_heed_interrupts
-            )
-            return child.wait()
+            # Ctrl-C is for the command, where it means what it always does; PostgreSQL is stopped when that ends.
+            signal.signal(signal.SIGINT, lambda *_: None)
+            return subprocess.Popen(command, env={**os.environ, URL_VARIABLE: url}).wait()  # noqa: S603 - the user's own
     except EmbeddedError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 69
-
-
-def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -192,7 +193,8 @@ class Reader:
 
     def kill(self) -> None:
         """End whatever still runs."""
-        for process in (*self.services, *([self._python] if self._python else [])):
+        processes: list[subprocess.Popen[Any]] = [*self.services, *([self._python] if self._python else [])]
+        for process in processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
