@@ -182,10 +182,10 @@ def test_a_session_that_is_there_is_taken_and_left_as_it_is(engine: SparkEngine,
 
 def test_another_master_than_that_of_the_session_is_refused(engine: SparkEngine) -> None:
     """One process has one Spark: asking for another master than it has is an error, not ignored."""
-    place = engine.session.place
+    master = engine.session.master
     with (
         pytest.raises(
-            InvalidSettings, match=rf"a Spark session on {place.address.replace('[', '.').replace(']', '.')}"
+            InvalidSettings, match=rf"a Spark session on {master.address.replace('[', '.').replace(']', '.')}"
         ),
         session(Spark(master="spark://elsewhere:7077"), 2),
     ):

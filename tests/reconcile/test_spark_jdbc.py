@@ -17,7 +17,7 @@ from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.job import Access, Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.engine import SparkEngine
-from outbox.reconcile.spark.jdbc import planned_by_jdbc
+from outbox.reconcile.spark.tasks import planned_by_jdbc
 from tests.reconcile import spark_secrets
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import findings, summed

@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, mine)
 before, told = dict(os.environ), {}
 with session(Spark(), 2) as opened:
     spark = opened.spark
-    told["place"] = opened.place.address
+    told["place"] = opened.master.address
     told["rows"] = spark.range(0, 8, 1, 4).mapInArrow(rows, "id long").toArrow().num_rows
     told["zone"] = spark.conf.get("spark.sql.session.timeZone")
     told["java"] = spark._jvm.System.getProperty("java.home")

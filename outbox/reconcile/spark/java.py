@@ -77,8 +77,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
             return java
         else:
             passed_over.append(str(java))
-    told = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
-    raise JavaNotFound(f"no Java that this Spark supports{told}; mend: {MEND}")
+    rest = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
+    raise JavaNotFound(f"no Java that this Spark supports{rest}; mend: {MEND}")
 
 
 def launcher_home(java: Java) -> Path:
@@ -166,9 +166,9 @@ _DRIVER = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 
 
-def told(error: Exception) -> ReconcileError:
+def translated(error: Exception) -> ReconcileError:
     """Return what to raise instead; the Python trace of a task, if there is one, is its note."""
-    text = _said(error)
+    text = _text_of(error)
     if found := _DRIVER.search(text):
         return SourceError(f"can't be read through JDBC: {found[1].strip()}")
     if "ClassNotFoundException" in text and "org.postgresql.Driver" in text:
@@ -183,12 +183,12 @@ def told(error: Exception) -> ReconcileError:
 
 def cause(error: Exception) -> str:
     """Return what happened in the first place, in one line."""
-    text = _said(error)
+    text = _text_of(error)
     lines = [*_CAUSE.findall(text)[::-1], *text.splitlines()]
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     # PySpark keeps Java's trace, with what was the cause, apart from what it shows.
     return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
 

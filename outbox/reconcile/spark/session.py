@@ -1,22 +1,31 @@
-"""A Spark session for a reconciliation: the one that is there already, or one of ours, quiet and offline."""
+"""A Spark session for a reconciliation: the one that is there already, or one of ours, quiet and offline.
+
+One of ours starts Java for itself and ends it. Executors that aren't threads of the driver get this package as a zip,
+in the version that the driver has.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import outbox
 from outbox.errors import InvalidSettings, ReconcileError, pip_install
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.java import cause
-from outbox.reconcile.spark.launch import restore, session_settings, started, submitted
-from outbox.reconcile.spark.place import Place, connect_place, place_of, spark_defaults
-from outbox.reconcile.spark.ship import ship
+from outbox.reconcile.spark.java import cause, find_java, launcher_home
+from outbox.reconcile.spark.master import Master, connect_server, master_of, spark_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,23 +33,30 @@ if TYPE_CHECKING:
 # A process can have one Spark context. Two jobs at once would share it, and the first to end would stop it.
 _ONE_AT_A_TIME = threading.RLock()
 
+_LOOPBACK = "127.0.0.1"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# sh, bash, env and dirname, which Spark's scripts call.
+_TOOLS = ("/usr/bin", "/bin")
+# A zip has no older time. A fixed one makes the same zip of the same files.
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """A Spark session, and where it runs."""
 
     spark: SparkSession
-    place: Place
+    master: Master
 
     @property
     def cores(self) -> int:
-        """How many tasks run at once, in a place that is in this process."""
+        """How many tasks run at once, on a master in this process."""
         return self.spark.sparkContext.defaultParallelism
 
     @property
     def ui(self) -> str | None:
         """The address of Spark's web page; None without one."""
-        return None if self.place.connect else self.spark.sparkContext.uiWebUrl
+        return None if self.master.connect else self.spark.sparkContext.uiWebUrl
 
 
 @contextmanager
@@ -48,7 +64,7 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
     """Open a Spark session that has this package on its executors.
 
     A session that is active in this process, and under spark-submit the master that it has chosen, are taken as they
-    are: the session of somebody else is neither stopped nor changed. One of ours ends with the block, and the
+    are: the application's own session is neither stopped nor changed. One of ours ends with the block, and the
     Java process with it. In one process there is one at a time: another thread waits.
 
     In the environment of this process only what PySpark itself sets for its use stays (``SPARK_AUTH_SOCKET_TIMEOUT``,
@@ -67,8 +83,8 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
         tempfile.TemporaryDirectory(prefix="outbox-spark-") as folder,
         _chosen(options, workers, Path(folder)) as opened,
     ):
-        ship(opened.spark, opened.place, Path(folder))
-        if opened.place.connect and options.jdbc_jar is not None:
+        _ship(opened, Path(folder))
+        if opened.master.connect and options.jdbc_jar is not None:
             opened.spark.addArtifacts(str(options.jdbc_jar))
         yield opened
 
@@ -81,45 +97,81 @@ def _chosen(options: Spark, workers: int, folder: Path) -> AbstractContextManage
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _submitted(options, workers)
     defaults = spark_defaults()
-    place = place_of(options, workers, defaults)
-    if place.connect:
-        return _connected(options, place)
-    return _launched(options, workers, folder, place, defaults)
+    master = master_of(options, workers, defaults)
+    if master.connect:
+        return _connected(options, master)
+    return _launched(options, workers, folder, master, defaults)
 
 
 @contextmanager
-def _launched(options: Spark, workers: int, folder: Path, place: Place, defaults: dict[str, str]) -> Iterator[Session]:
-    with started(place, folder, session_settings(options, workers), defaults | dict(options.conf)) as spark:
-        yield Session(spark, place)
+def _launched(
+    options: Spark, workers: int, folder: Path, master: Master, defaults: Mapping[str, str]
+) -> Iterator[Session]:
+    """Start Java and a session in it; both end with the block. The user's own settings go before ours.
+
+    While it starts, and only then, this process has other values of JAVA_HOME, PATH, SPARK_LOCAL_IP and
+    PYSPARK_PYTHON.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    with as_file(files(__package__) / "log4j2.properties") as log_config:
+        ours = _settings(options, workers) | _local_settings(master, folder, log_config)
+        settings = _merged(ours | {"spark.master": master.address}, {**defaults, **options.conf})
+        with _environment(_launch_environment(master)), _own_interrupts():
+            try:
+                spark = SparkSession.builder.config(map={**settings}).getOrCreate()
+            except Exception as error:
+                why = cause(error)  # asks Java
+                _end_java()
+                raise ReconcileError(f"Spark doesn't start on {master}: {why}") from None
+        try:
+            yield Session(spark, master)
+        finally:
+            with _own_interrupts():
+                spark.stop()
+                _end_java()
 
 
 @contextmanager
 def _submitted(options: Spark, workers: int) -> Iterator[Session]:
-    with submitted(session_settings(options, workers), options.conf) as spark:
-        yield _checked(Session(spark, Place(str(spark.sparkContext.master))), options)
+    """Start a session in the Java process of spark-submit, which has chosen the master; it ends with the block."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    SparkContext._ensure_initialized()
+    chosen: dict[str, str] = dict(SparkConf().getAll())
+    settings = _merged(_settings(options, workers) | chosen, options.conf)
+    with _own_interrupts():
+        spark = SparkSession.builder.config(map={**settings}).getOrCreate()
+    try:
+        yield _checked(Session(spark, Master(str(spark.sparkContext.master))), options)
+    finally:
+        spark.stop()
 
 
 @contextmanager
 def _borrowed(active: SparkSession, options: Spark) -> Iterator[Session]:
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415
+
     # Of its own settings, in the same application: what is set here isn't seen there.
     spark = active.newSession()
-    place = _place(spark)
+    remote = is_remote()
+    master = connect_server(f"sc://{spark.client.host}") if remote else Master(str(spark.sparkContext.master))
     for name, value in options.conf.items():
         spark.conf.set(name, value)
     try:
-        yield _checked(Session(spark, place), options)
+        yield _checked(Session(spark, master), options)
     finally:
-        if place.connect:
+        if master.connect:
             spark.stop()
 
 
 @contextmanager
-def _connected(options: Spark, place: Place) -> Iterator[Session]:
+def _connected(options: Spark, master: Master) -> Iterator[Session]:
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     # PySpark marks the whole process as a client, and the next session could be no other.
-    before = {name: os.environ.get(name) for name in ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE")}
-    try:
+    with _environment({}, also=("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE")):
         try:
             address = options.remote or os.environ["SPARK_REMOTE"]
             spark = SparkSession.builder.remote(address).config(map=dict(options.conf)).create()
@@ -128,13 +180,11 @@ def _connected(options: Spark, place: Place) -> Iterator[Session]:
                 f"Spark Connect needs more than is installed; mend: pip install 'pyspark[connect]' ({error})"
             ) from None
         except Exception as error:
-            raise ReconcileError(f"no session at {place}: {cause(error)}") from None
+            raise ReconcileError(f"no session at {master}: {cause(error)}") from None
         try:
-            yield Session(spark, place)
+            yield Session(spark, master)
         finally:
             spark.stop()
-    finally:
-        restore(before)
 
 
 def _active() -> SparkSession | None:
@@ -145,23 +195,146 @@ def _active() -> SparkSession | None:
     if is_remote():
         return SparkSession.getActiveSession()
     context = SparkContext._active_spark_context
-    # A context without session, or whose session is of another thread, is as much somebody else's.
+    # A context without session, or whose session is of another thread, is as much the application's own.
     return None if context is None else SparkSession.getActiveSession() or SparkSession(context)
 
 
-def _place(spark: SparkSession) -> Place:
-    from pyspark.sql.utils import is_remote  # noqa: PLC0415
-
-    if is_remote():
-        return connect_place(f"sc://{spark.client.host}")
-    return Place(str(spark.sparkContext.master))
-
-
 def _checked(opened: Session, options: Spark) -> Session:
-    asked = options.remote or options.master
-    if asked is not None and Place(asked.partition(";")[0].rstrip("/")) != opened.place:
+    address = (options.remote or options.master or "").partition(";")[0]
+    if address and Master(address.rstrip("/")) != opened.master:
         raise InvalidSettings(
-            f"this process has a Spark session on {opened.place} already, and {asked.partition(';')[0]} is asked "
-            "for; mend: leave out master and remote"
+            f"this process has a Spark session on {opened.master} already, and {address} is asked for; mend: leave out "
+            "master and remote"
         )
     return opened
+
+
+def _settings(options: Spark, workers: int) -> dict[str, str]:
+    """Return what every session of ours is given, wherever it runs."""
+    settings = {
+        "spark.app.name": "outbox reconcile",
+        "spark.ui.enabled": str(options.ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(4 * workers),
+        "spark.sql.catalogImplementation": "in-memory",
+        # The findings of all tasks come to the driver; without limit, as in this process.
+        "spark.driver.maxResultSize": "0",
+    }
+    return settings if options.jdbc_jar is None else settings | {"spark.jars": str(options.jdbc_jar)}
+
+
+def _local_settings(master: Master, folder: Path, log_config: Path) -> dict[str, str]:
+    """Return what a driver of ours needs: its files in ``folder``, and no port that others can reach."""
+    settings = {
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        _JAVA_OPTIONS: f'"-Dlog4j2.configurationFile={log_config.as_uri()}"',
+        "spark.driver.memory": "1g",
+    }
+    if master.on_this_host:
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    package = Path(outbox.__file__).parents[1]
+    if master.in_process and package.is_dir():
+        # Also where the package isn't installed but lies in the folder that the driver was started from.
+        settings["spark.executorEnv.PYTHONPATH"] = str(package)
+    return settings
+
+
+def _merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """Return our settings and the user's, which go before; of Java's options both, the user's last."""
+    result = {**ours, **theirs}
+    if _JAVA_OPTIONS in ours and _JAVA_OPTIONS in theirs:
+        result[_JAVA_OPTIONS] = f"{ours[_JAVA_OPTIONS]} {theirs[_JAVA_OPTIONS]}"
+    return result
+
+
+def _launch_environment(master: Master) -> dict[str, str]:
+    path = os.environ.get("PATH", "")
+    missing = [tool for tool in _TOOLS if tool not in path.split(os.pathsep)]
+    environment = {
+        "JAVA_HOME": str(launcher_home(find_java())),
+        "PATH": os.pathsep.join([*filter(None, [path]), *missing]),
+    }
+    if master.on_this_host:
+        environment["SPARK_LOCAL_IP"] = _LOOPBACK
+        environment["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    return environment
+
+
+@contextmanager
+def _environment(changed: Mapping[str, str], also: tuple[str, ...] = ()) -> Iterator[None]:
+    """Change variables of the environment for the block; they, and those in ``also``, are as before afterwards."""
+    before = {name: os.environ.get(name) for name in (*changed, *also)}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    # Spark installs a handler of its own, for good, and a worker that drains on Ctrl-C would lose its own.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _end_java() -> None:
+    # SparkContext keeps its Java process for the next session: 400 MB in a worker that sleeps until the next night.
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    gateway: Any = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    if gateway.proc is not None:
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
+def _ship(opened: Session, folder: Path) -> None:
+    """Give the executors this package, unless they have it. ``folder`` lasts as long as a session of ours."""
+    if opened.master.in_process:
+        return
+    if opened.master.connect:
+        opened.spark.addArtifacts(str(package_zip(folder)), pyfile=True)
+        return
+    context = opened.spark.sparkContext
+    # An executor that joins later fetches it then: it must be there as long as the context, whoever made that.
+    context.addPyFile(str(package_zip(Path(context._temp_dir))))
+
+
+def package_zip(folder: Path) -> Path:
+    """Write the package into ``folder``; the name of the zip is the hash of its files."""
+    contents = sorted(_sources(files("outbox"), "outbox"))
+    digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
+    path = folder / f"outbox-{digest}.zip"
+    if not path.exists():
+        new = path.with_suffix(".new")
+        with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in contents:
+                archive.writestr(zipfile.ZipInfo(name, _LONG_AGO), content)
+        new.replace(path)
+    return path
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        path = f"{name}/{entry.name}"
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _sources(entry, path)
+        elif entry.is_file() and not entry.name.endswith(".pyc"):
+            yield path, entry.read_bytes()

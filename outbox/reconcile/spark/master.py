@@ -18,7 +18,7 @@ from outbox.reconcile.job import Spark
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Master:
     """A master (``local[2]``, ``spark://host:7077``, ``yarn``) or a Spark Connect server, of whose address no token."""
 
     address: str
@@ -49,7 +49,7 @@ class Place:
         return self.address
 
 
-def place_of(options: Spark, workers: int, defaults: Mapping[str, str]) -> Place:
+def master_of(options: Spark, workers: int, defaults: Mapping[str, str]) -> Master:
     """Return where to start Spark: as asked, else as its own configuration says, else in this process.
 
     ``defaults`` is what `spark_defaults` found.
@@ -61,13 +61,13 @@ def place_of(options: Spark, workers: int, defaults: Mapping[str, str]) -> Place
         raise InvalidSettings("Spark has either a master or a Spark Connect server (remote); leave one of them out")
     master = options.master or options.conf.get("spark.master")
     if remote := options.remote or (None if master else os.environ.get("SPARK_REMOTE")):
-        return connect_place(remote)
-    found = master or _submitted() or os.environ.get("MASTER") or defaults.get("spark.master")
-    return Place(found or f"local[{workers}]")
+        return connect_server(remote)
+    found = master or _submitted_master() or os.environ.get("MASTER") or defaults.get("spark.master")
+    return Master(found or f"local[{workers}]")
 
 
-def connect_place(remote: str) -> Place:
-    """Return the place of a Spark Connect server.
+def connect_server(remote: str) -> Master:
+    """Return a Spark Connect server.
 
     Raises:
         InvalidSettings: that isn't the address of one.
@@ -76,7 +76,7 @@ def connect_place(remote: str) -> Place:
     address = remote.partition(";")[0].rstrip("/")
     if not address.startswith("sc://"):
         raise InvalidSettings(f"remote = {address!r} isn't the address of a Spark Connect server; write sc://host:port")
-    return Place(address)
+    return Master(address)
 
 
 def spark_defaults() -> dict[str, str]:
@@ -90,18 +90,18 @@ def spark_defaults() -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-def refuse_loopback(place: Place, url: str) -> None:
+def refuse_loopback(master: Master, url: str) -> None:
     """See that executors can reach the database of a URL.
 
     Raises:
         InvalidSettings: it is on a loopback address, and the executors are, or may be, on other hosts.
     """
-    if place.on_this_host:
+    if master.on_this_host:
         return
     for host in _database_hosts(make_url(url)):
         if is_loopback(host):
             raise InvalidSettings(
-                f"the database on {host or 'the local socket'} can't be read from {place}: there each executor would "
+                f"the database on {host or 'the local socket'} can't be read from {master}: there each executor would "
                 "look on its own host; mend: name the database by an address that the executors reach"
             )
 
@@ -125,7 +125,7 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".").endswith(".localhost")
 
 
-def _submitted() -> str | None:
+def _submitted_master() -> str | None:
     words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     for word, following in itertools.pairwise([*words, ""]):
         if word == "--master":

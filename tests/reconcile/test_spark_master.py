@@ -9,10 +9,10 @@ import pytest
 
 from outbox.errors import InvalidSettings, ReconcileError, SourceError
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.java import told
-from outbox.reconcile.spark.jdbc import jdbc_options
-from outbox.reconcile.spark.place import Place, place_of, refuse_loopback, spark_defaults
-from outbox.reconcile.spark.ship import package_zip
+from outbox.reconcile.spark.java import translated
+from outbox.reconcile.spark.master import Master, master_of, refuse_loopback, spark_defaults
+from outbox.reconcile.spark.session import package_zip
+from outbox.reconcile.spark.tasks import jdbc_options
 
 
 @pytest.fixture(autouse=True)
@@ -32,38 +32,38 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_word_spark_runs_in_this_process() -> None:
     """Nobody named a master: as many threads of this process as there are workers."""
-    assert place_of(Spark(), 3, {}) == Place("local[3]")
+    assert master_of(Spark(), 3, {}) == Master("local[3]")
 
 
 def test_who_names_the_master_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The option goes before the conf, this before the environment, and that before Spark's own file."""
     file = {"spark.master": "spark://file:7077"}
-    assert place_of(Spark(), 2, file).address == "spark://file:7077"
+    assert master_of(Spark(), 2, file).address == "spark://file:7077"
     monkeypatch.setenv("MASTER", "spark://environment:7077")
-    assert place_of(Spark(), 2, file).address == "spark://environment:7077"
+    assert master_of(Spark(), 2, file).address == "spark://environment:7077"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--name x --master spark://arguments:7077 pyspark-shell")
-    assert place_of(Spark(), 2, file).address == "spark://arguments:7077"
+    assert master_of(Spark(), 2, file).address == "spark://arguments:7077"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master=yarn pyspark-shell")
-    assert place_of(Spark(), 2, file).address == "yarn"
+    assert master_of(Spark(), 2, file).address == "yarn"
     monkeypatch.setenv("SPARK_REMOTE", "sc://environment:15002")
-    assert place_of(Spark(), 2, file).address == "sc://environment:15002"
+    assert master_of(Spark(), 2, file).address == "sc://environment:15002"
     conf = {"spark.master": "spark://conf:7077"}
-    assert place_of(Spark(conf=conf), 2, file).address == "spark://conf:7077"
-    assert place_of(Spark(master="local[8]", conf=conf), 2, file).address == "local[8]"
+    assert master_of(Spark(conf=conf), 2, file).address == "spark://conf:7077"
+    assert master_of(Spark(master="local[8]", conf=conf), 2, file).address == "local[8]"
 
 
 def test_the_token_of_a_connect_server_isnt_shown() -> None:
     """What follows the address of a Spark Connect server stays out of errors and logs."""
-    assert str(place_of(Spark(remote="sc://host:443/;token=geheim;use_ssl=true"), 2, {})) == "sc://host:443"
+    assert str(master_of(Spark(remote="sc://host:443/;token=geheim;use_ssl=true"), 2, {})) == "sc://host:443"
     with pytest.raises(InvalidSettings, match="sc://host:port") as caught:
-        place_of(Spark(remote="https://host/;token=geheim"), 2, {})
+        master_of(Spark(remote="https://host/;token=geheim"), 2, {})
     assert "geheim" not in str(caught.value)
 
 
 def test_master_and_connect_server_exclude_each_other() -> None:
     """Spark runs in one place."""
     with pytest.raises(InvalidSettings, match="leave one of them out"):
-        place_of(Spark(master="local[2]", remote="sc://host"), 2, {})
+        master_of(Spark(master="local[2]", remote="sc://host"), 2, {})
 
 
 def test_sparks_own_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ ELSEWHERE = [
 def test_a_database_on_loopback_is_refused_elsewhere(master: str, host: str) -> None:
     """An executor elsewhere would look on its own host: the error names the host and the mend."""
     with pytest.raises(InvalidSettings, match=rf"{host.strip('[]') or 'local socket'}.*mend: name the database by"):
-        refuse_loopback(Place(master), f"postgresql://u:secret@{host}/shop")
+        refuse_loopback(Master(master), f"postgresql://u:secret@{host}/shop")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_database_on_loopback_is_refused_elsewhere(master: str, host: str) -> 
 @pytest.mark.parametrize("host", LOOPBACK)
 def test_a_database_on_loopback_is_right_on_the_same_host(master: str, host: str) -> None:
     """Where master and executors are on this host, its loopback is theirs."""
-    refuse_loopback(Place(master), f"postgresql://u@{host}/shop")
+    refuse_loopback(Master(master), f"postgresql://u@{host}/shop")
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_a_database_on_loopback_is_right_on_the_same_host(master: str, host: str
 )
 def test_a_database_that_others_reach_is_accepted(url: str) -> None:
     """Names and addresses of other hosts are, and so is what the executors' own files say."""
-    refuse_loopback(Place("yarn"), url)
+    refuse_loopback(Master("yarn"), url)
 
 
 def test_one_of_many_hosts_on_loopback_is_refused() -> None:
     """libpq's list of hosts counts host by host, and so does a socket's folder."""
     for url in ("postgresql:///shop?host=db1,localhost", "postgresql:///shop?host=/run/postgresql"):
         with pytest.raises(InvalidSettings):
-            refuse_loopback(Place("yarn"), url)
+            refuse_loopback(Master("yarn"), url)
 
 
 def test_user_and_password_are_no_part_of_the_jdbc_url() -> None:
@@ -189,7 +189,7 @@ Caused by: java.io.IOException: No space left on device
 )
 def test_a_trace_becomes_one_line(trace: str, kind: type[ReconcileError], said: str) -> None:
     """Of a hundred lines the one that says what happened is left."""
-    error = told(RuntimeError(trace))
+    error = translated(RuntimeError(trace))
     assert type(error) is kind
     assert str(error).startswith(said)
     assert "\n" not in str(error)
