@@ -26,6 +26,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
@@ -40,6 +41,7 @@ Seconds = Annotated[float, "seconds"]
 
 _UNITS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII)
+_PLAIN = frozenset({bool, int, float, str})
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -303,21 +305,24 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
-    """Return a value as JSON has it: a dataclass as a dict without its secrets, a time as ISO text, an enum's name."""
+    """Return a value as JSON has it: a dataclass as a dict without its secrets, times in UTC, decimals as texts."""
+    if value is None or type(value) in _PLAIN:  # nearly all, where there are many
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [each.name for each in dataclasses.fields(value) if each.repr]
-        return {name: plain(getattr(value, name)) for name in shown}
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value) if each.repr}
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(each) for key, each in value.items()}
+        return {plain(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(each) for each in value]
     if isinstance(value, enum.Enum):
         return _name(value)
-    if isinstance(value, dt.date):
-        return value.isoformat()
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat()
     if isinstance(value, dt.timedelta):
         return value.total_seconds()
-    return str(value) if isinstance(value, UUID | Path) else value
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 class _Scalar(NamedTuple):

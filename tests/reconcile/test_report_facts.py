@@ -15,7 +15,17 @@ from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
 from outbox.reconcile.job import KINDS, POSSIBLE, Outcome, Repair
 from outbox.reconcile.repair.work import BUSY
-from outbox.reconcile.report import MEANING, bound, first_findings, first_rows, kinds, mend, seen, shares, verdict
+from outbox.reconcile.report import (
+    MEANING,
+    bound,
+    first_findings,
+    first_rows,
+    kinds,
+    mend,
+    sentence_of,
+    shares,
+    verdict,
+)
 from outbox.reconcile.report.html import WIDTHS, timeline
 from outbox.reconcile.rows import InboxState, Lag, Repaired, to_findings
 from tests.reconcile.report_samples import (
@@ -99,7 +109,7 @@ def test_every_kind_is_explained(kind: Outcome) -> None:
         )
         assert all(f"{kind.label} = {other.value}" in text for other in others)
     (finding,) = to_findings(table([found for found in every_kind() if found["outcome"] == kind]))
-    assert " ago" in seen(finding, NOW)
+    assert " ago" in sentence_of(finding, NOW)
 
 
 def test_a_sentence_has_the_facts_of_both_sides() -> None:
@@ -113,7 +123,7 @@ def test_a_sentence_has_the_facts_of_both_sides() -> None:
             ]
         )
     )
-    assert [seen(finding, NOW) for finding in findings] == [
+    assert [sentence_of(finding, NOW) for finding in findings] == [
         "dispatched at queue 3, position 17, 2 sends, 3h00m ago; the inbox doesn't know it",
         "the producer doesn't know it; the inbox says consumed, 1 attempt, 2h54m ago, 2 rows in the business table",
         "dispatched at queue 2, position 2, 3h00m ago; the inbox says consumed, 1 attempt, 2h54m ago; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +12,7 @@ from sqlalchemy import Engine
 
 from outbox.database.execute import Statement, execute
 from outbox.message.model import uuid7
+from outbox.reader import plain
 from outbox.reconcile.job import Interrupted, Job, hidden
 from outbox.reconcile.record import sql
 from outbox.reconcile.rows import Finding, PairResult, Repaired, to_findings
@@ -105,20 +105,9 @@ class Record:
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
         counts = {outcome.label: number for outcome, number in sorted(result.counts.items()) if number}
-        plan = result.plan
-        told = {
-            "tier": plan.tier.value,
-            "engine": plan.engine.value,
-            "why": list(plan.why),
-            "ranges": plan.ranges,
-            "buckets": plan.buckets,
-            "differing": plan.differing,
-            "settled": plan.settled,
-            "rows_read": plan.rows_read,
-            "healed": result.healed,
-            "seconds": {name: round(seconds, 3) for name, seconds in result.seconds.items()},
-        }
-        self._write(sql.end_run(self._schema, result.run_id, counts, told))
+        seconds = {name: round(seconds, 3) for name, seconds in result.seconds.items()}
+        plan = plain(result.plan) | {"healed": result.healed, "seconds": seconds}
+        self._write(sql.end_run(self._schema, result.run_id, counts, plan))
 
     def _write(self, *statements: Statement) -> None:
         if self._engine is None:
@@ -135,26 +124,12 @@ def why_of(error: BaseException, job: Job) -> str:
 
 def detail_of(finding: Finding) -> dict[str, Any]:
     """Return what either side says of a difference, as JSON can hold it; without what it doesn't say."""
-    values = {
-        "state": None if finding.state is None else finding.state.name.lower(),
-        "sends": finding.sends,
-        "queue": finding.queue,
-        "position": finding.position,
-        "at": _iso(finding.at),
-        "compensated": finding.compensated or None,
-        "status": finding.status.name.lower() if finding.status else None,
-        "attempts": finding.attempts,
-        "received_at": _iso(finding.received_at),
-        "changed_at": _iso(finding.changed_at),
-        "effects": finding.effects,
-        "producer_digest": finding.producer_digest.hex() if finding.producer_digest else None,
-        "consumer_digest": finding.consumer_digest.hex() if finding.consumer_digest else None,
+    values = {name: value for name, value in plain(finding).items() if name not in {"id", "outcome"}}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and value is not False and value not in {"none", ""}
     }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _iso(moment: dt.datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(dt.UTC).isoformat()
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -25,27 +25,24 @@
       totals[]    {key[], value, producer, rolled_back, consumer, in_flight, unexplained}
       rows[]      the same, for each key
 
-What a report counts: repairs by kind, what is left, the verdict, and which findings it shows.
-
-What a report says of a kind of difference, and of one finding: the same on a terminal, in JSON and on the page.
+The other forms show parts of the same `document`: what it says of a kind of difference, of one finding, and in all.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
+from outbox.reader import plain
 from outbox.reconcile.job import POSSIBLE, Outcome, Repair, repair_of
 from outbox.reconcile.repair.work import DONE, HEALED
 from outbox.reconcile.rows import (
@@ -58,6 +55,7 @@ from outbox.reconcile.rows import (
     MeasureRow,
     PairResult,
     ProducerState,
+    Repaired,
     to_findings,
 )
 from outbox.text import duration
@@ -100,7 +98,7 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
     Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
     Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
-    Outcome.MISSING: "send it once more: `Outbox.resend`",
+    Outcome.MISSING: "send it once more: `outbox messages resend ID`",
     Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
     Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
     Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
@@ -133,7 +131,7 @@ def mend(kind: Outcome, policy: Mapping[Outcome, Repair]) -> str:
     return "; ".join([_BY_HAND[kind], *others])
 
 
-def seen(finding: Finding, now: dt.datetime) -> str:
+def sentence_of(finding: Finding, now: dt.datetime) -> str:
     """Return what was seen of one message at ``now``, the time of the comparison, in a sentence without its kind."""
     parts = [_producer(finding, now), _consumer(finding, now)]
     if finding.outcome is Outcome.DIGEST_MISMATCH:
@@ -212,6 +210,7 @@ class KindSummary:
     kind: Outcome
     number: int
     action: Repair
+    mend: str
     tried: bool
     done: int
     healed: int
@@ -221,6 +220,11 @@ class KindSummary:
     def left(self) -> int:
         """How many are neither repaired nor healed."""
         return max(0, self.number - self.done - self.healed)
+
+    @property
+    def meaning(self) -> str:
+        """What the kind means."""
+        return MEANING[self.kind]
 
     @property
     def repair(self) -> str:
@@ -246,24 +250,15 @@ def kinds(pair: PairResult, result: JobResult) -> list[KindSummary]:
     """Return the differences of a pair by kind, gravest first; of several repairs of a message the last counts."""
     results: dict[Outcome, Counter[str]] = {kind: Counter() for kind in pair.differences}
     for repaired in {repaired.id: repaired for repaired in pair.repairs}.values():
-        results.setdefault(repaired.kind, Counter())[_reason(repaired.result)] += 1
-    return [
-        KindSummary(
-            kind,
-            number,
-            repair_of(result.policy, kind),
-            result.applied,
-            results[kind].pop(DONE, 0),
-            results[kind].pop(HEALED, 0),
-            results[kind],
-        )
-        for kind, number in pair.differences.items()
-    ]
-
-
-def _reason(result: str) -> str:
-    # A database's error has several lines.
-    return " ".join(result.removeprefix("refused: ").split())
+        # A database's error has several lines.
+        reason = " ".join(repaired.result.removeprefix("refused: ").split())
+        results.setdefault(repaired.kind, Counter())[reason] += 1
+    summaries = []
+    for kind, number in pair.differences.items():
+        done, healed = results[kind].pop(DONE, 0), results[kind].pop(HEALED, 0)
+        action, text = repair_of(result.policy, kind), mend(kind, result.policy)
+        summaries.append(KindSummary(kind, number, action, text, result.applied, done, healed, results[kind]))
+    return summaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +294,7 @@ class Verdict:
 
 def verdict(result: JobResult) -> Verdict:
     """Return what a job comes to."""
-    told = [kind for pair in result.pairs for kind in kinds(pair, result)]
-    return Verdict(
-        sum(kind.number for kind in told),
-        sum(kind.left for kind in told),
-        tuple(text for measure in result.measures for text in _unexplained(measure)),
-    )
+    return document(result, 0).verdict
 
 
 def _unexplained(measure: MeasureResult) -> Iterable[str]:
@@ -326,17 +316,70 @@ def unexplained(rows: Iterable[MeasureRow]) -> Decimal:
     return reduce(EXACT.add, (row.unexplained.copy_abs() for row in rows), Decimal())
 
 
+# --- the document ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """What a report says of a pair: its kinds of differences, and as many findings and repairs as are shown."""
+
+    result: PairResult
+    kinds: list[KindSummary]
+    findings: list[Finding]
+    repairs: list[Repaired]
+
+    @property
+    def lag(self) -> str:
+        """The percentiles of the lag in a sentence; empty if none was measured."""
+        lag = self.result.lag
+        if lag is None or not lag.total:
+            return ""
+        texts = []
+        for share in (0.5, 0.9, 0.99):
+            within = lag.within(share)
+            limit = f"over {bound(lag.bounds[-1])}" if within is None else f"within {bound(within)}"
+            texts.append(f"{share:.0%} {limit}")
+        return f"{', '.join(texts)} ({'a sample of ' if lag.sampled else ''}{counted(lag.total, 'message')})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDocument:
+    """All that a report says, of which a terminal, a page, JSON and Prometheus each show their part."""
+
+    result: JobResult
+    verdict: Verdict
+    pairs: list[PairReport]
+
+
+def document(result: JobResult, limit: int | None = None) -> ReportDocument:
+    """Return what a report says, with at most so many findings and so many repairs in all; None is no limit."""
+
+    def granted(numbers: list[int]) -> Sequence[int | None]:
+        return [None] * len(numbers) if limit is None else shares(numbers, limit)
+
+    findings = granted([pair.findings.num_rows for pair in result.pairs])
+    repairs = granted([len(pair.repairs) for pair in result.pairs])
+    pairs = [
+        PairReport(pair, kinds(pair, result), first_findings(pair.findings, some), pair.repairs[:others])
+        for pair, some, others in zip(result.pairs, findings, repairs, strict=True)
+    ]
+    summaries = [kind for pair in pairs for kind in pair.kinds]
+    texts = tuple(text for measure in result.measures for text in _unexplained(measure))
+    comes_to = Verdict(sum(kind.number for kind in summaries), sum(kind.left for kind in summaries), texts)
+    return ReportDocument(result, comes_to, pairs)
+
+
 def shares(numbers: Sequence[int], limit: int) -> list[int]:
     """Return how many of each may be shown, at most ``limit`` in all: equal shares, and what is over goes to the first.
 
     So that a hundred thousand of one kind don't hide the only one of another.
     """
     granted = [0] * len(numbers)
-    while limit > 0 and (hungry := [place for place, number in enumerate(numbers) if granted[place] < number]):
+    while limit > 0 and (hungry := [at for at, number in enumerate(numbers) if granted[at] < number]):
         share = max(1, limit // len(hungry))
-        for place in hungry:
-            more = min(share, numbers[place] - granted[place], limit)
-            granted[place] += more
+        for at in hungry:
+            more = min(share, numbers[at] - granted[at], limit)
+            granted[at] += more
             limit -= more
     return granted
 
@@ -348,10 +391,8 @@ def first_findings(findings: pa.Table, limit: int | None) -> list[Finding]:
     order = np.argsort(outcomes, kind="stable")
     if limit is not None:
         _, starts, numbers = np.unique(outcomes[order], return_index=True, return_counts=True)
-        granted = shares(numbers.tolist(), limit)
-        order = np.concatenate(
-            [order[:0], *(order[start : start + some] for start, some in zip(starts, granted, strict=True))]
-        )
+        granted = zip(starts, shares(numbers.tolist(), limit), strict=True)
+        order = np.concatenate([order[:0], *(order[start : start + some] for start, some in granted)])
     return list(to_findings(findings.take(pa.array(order))))
 
 
@@ -361,81 +402,47 @@ def first_rows(measure: MeasureResult, limit: int) -> list[MeasureRow]:
     return [measure.rows[at] for at in sorted(by_weight[:limit])]
 
 
-def lag_sentence(pair: PairResult) -> str:
-    """Return the percentiles of the lag in a sentence; empty if none was measured."""
-    if pair.lag is None or not pair.lag.total:
-        return ""
-    texts = []
-    for share in (0.5, 0.9, 0.99):
-        within = pair.lag.within(share)
-        where = f"over {bound(pair.lag.bounds[-1])}" if within is None else f"within {bound(within)}"
-        texts.append(f"{share:.0%} {where}")
-    what = "a sample of " if pair.lag.sampled else ""
-    return f"{', '.join(texts)} ({what}{counted(pair.lag.total, 'message')})"
-
+# --- as JSON ---------------------------------------------------------------------------------------------
 
 #: The version of the names.
 VERSION = 1
 
-_PLAIN = frozenset({bool, int, float, str})
-
 
 def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
-    """Return the report as a value of plain JSON types.
-
-    ``limit`` is the greatest number of findings, and of repairs, of each pair; None shows them all.
-    """
-    told = verdict(result)
-    value = {
-        "version": VERSION,
-        "begun_at": result.begun_at,
-        "seconds": result.seconds,
-        "applied": result.applied,
-        "in_sync": result.in_sync,
-        "verdict": told.sentence,
-        "differences": told.differences,
-        "left": told.left,
-        "pairs": [_pair(pair, result, limit) for pair in result.pairs],
-        "measures": [_measure(measure) for measure in result.measures],
-    }
-    plain: dict[str, Any] = _plain(value)
-    return plain
+    """Return the report as a value of plain JSON types; ``limit`` is as in `document`."""
+    report = document(result, limit)
+    value: dict[str, Any] = plain(
+        {
+            "version": VERSION,
+            "begun_at": result.begun_at,
+            "seconds": result.seconds,
+            "applied": result.applied,
+            "in_sync": result.in_sync,
+            "verdict": report.verdict.sentence,
+            "differences": report.verdict.differences,
+            "left": report.verdict.left,
+            "pairs": [_pair(pair) for pair in report.pairs],
+            "measures": [_measure(measure) for measure in result.measures],
+        }
+    )
+    return value
 
 
-def _pair(pair: PairResult, result: JobResult, limit: int | None) -> dict[str, Any]:
-    findings = first_findings(pair.findings, limit)
-    repairs = pair.repairs[:limit]
-    return {
+def _pair(report: PairReport) -> dict[str, Any]:
+    pair, window = report.result, report.result.window
+    named = {name: getattr(pair, name) for name in ("run_id", "begun_at", "in_sync", "plan", "healed", "seconds")}
+    shown = ("kind", "number", "left", "meaning", "mend", "action", "done", "healed", "refused")
+    return named | {
         "topic": pair.pair.topic,
         "group": pair.pair.group,
-        "run_id": pair.run_id,
-        "begun_at": pair.begun_at,
-        "in_sync": pair.in_sync,
-        "window": pair.window,
-        "plan": pair.plan,
+        "window": {"since": window.since, "until": window.until, "grace": window.grace},
         "counts": {outcome: pair.counts[outcome] for outcome in Outcome},
-        "healed": pair.healed,
-        "differences": [_kind(kind, result.policy) for kind in kinds(pair, result)],
+        "differences": [{name: getattr(kind, name) for name in shown} for kind in report.kinds],
         "lag": _lag(pair.lag),
-        "findings": [_finding(finding, pair.begun_at) for finding in findings],
-        "findings_left_out": pair.findings.num_rows - len(findings),
-        "repairs": repairs,
-        "repairs_left_out": len(pair.repairs) - len(repairs),
-        "seconds": pair.seconds,
-    }
-
-
-def _kind(told: KindSummary, policy: Mapping[Outcome, Repair]) -> dict[str, Any]:
-    return {
-        "kind": told.kind,
-        "number": told.number,
-        "left": told.left,
-        "meaning": MEANING[told.kind],
-        "mend": mend(told.kind, policy),
-        "action": told.action,
-        "done": told.done,
-        "healed": told.healed,
-        "refused": told.refused,
+        "findings": [_finding(finding, pair.begun_at) for finding in report.findings],
+        "findings_left_out": pair.findings.num_rows - len(report.findings),
+        "repairs": report.repairs,
+        "repairs_left_out": len(pair.repairs) - len(report.repairs),
     }
 
 
@@ -449,46 +456,14 @@ def _lag(lag: Lag | None) -> dict[str, Any] | None:
 def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:
     # Shallow, and not dataclasses.asdict, which would copy each value of each of perhaps a hundred thousand.
     fields = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
-    kind = fields.pop("outcome")
-    return {"id": fields.pop("id"), "kind": kind, "sentence": seen(finding, now), "since": finding.since, **fields}
+    kind, id_ = fields.pop("outcome"), fields.pop("id")
+    return {"id": id_, "kind": kind, "sentence": sentence_of(finding, now), "since": finding.since, **fields}
 
 
 def _measure(measure: MeasureResult) -> dict[str, Any]:
-    return {
-        "name": measure.name,
-        "topic": measure.pair.topic,
-        "group": measure.pair.group,
-        "by": measure.by,
-        "in_sync": measure.in_sync,
-        "faults": measure.faults,
-        "totals": [_row(row) for row in measure.totals],
-        "rows": [_row(row) for row in measure.rows],
+    named = {name: getattr(measure, name) for name in ("name", "by", "in_sync", "faults")}
+    tables = {
+        name: [dataclasses.asdict(row) | {"unexplained": row.unexplained} for row in rows]
+        for name, rows in (("totals", measure.totals), ("rows", measure.rows))
     }
-
-
-def _row(row: MeasureRow) -> dict[str, Any]:
-    return dataclasses.asdict(row) | {"unexplained": row.unexplained}
-
-
-def _plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each type
-    if value is None or type(value) in _PLAIN:  # nearly all, where there are many findings
-        return value
-    match value:
-        case enum.Enum():
-            return value.name.lower()
-        case dt.datetime():
-            return value.astimezone(dt.UTC).isoformat()
-        case UUID():
-            return str(value)
-        case Decimal():
-            return f"{value:f}"
-        case bytes():
-            return value.hex()
-        case Mapping():
-            return {_plain(key): _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-        case _:
-            return value
+    return named | {"topic": measure.pair.topic, "group": measure.pair.group} | tables

@@ -1,12 +1,8 @@
 """The report as one HTML file: charts drawn beforehand, no script, and nothing that is loaded from anywhere.
 
-Jinja2 escapes whatever it is given, and the page's own policy (CSP) forbids scripts and every request.
-
-Where the shapes of the page's charts lie. x and width are percents, so that a chart fits every screen; y is pixels.
-
-Colours are the page's: a shape only has the name of a class.
-
-When the differences came about: findings by kind and hour, or whatever width fits.
+Jinja2 escapes all values, and the page's own policy (CSP) forbids scripts and every request. Of a chart's shapes x and
+width are percents, so that it fits every screen, and y is pixels; a shape has the name of a class, whose colour is the
+page's.
 """
 
 from __future__ import annotations
@@ -30,21 +26,16 @@ from markupsafe import Markup
 from outbox.reconcile.job import Outcome
 from outbox.reconcile.report import (
     MEANING,
-    KindSummary,
-    Verdict,
+    PairReport,
+    ReportDocument,
     amount,
     bound,
     counted,
-    first_findings,
+    document,
     first_rows,
-    kinds,
-    lag_sentence,
-    mend,
-    seen,
-    shares,
-    verdict,
+    sentence_of,
 )
-from outbox.reconcile.rows import EXACT, Finding, JobResult, Lag, MeasureResult, MeasureRow, PairResult, fixed_ids
+from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
 from outbox.text import duration, plain
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -84,12 +75,12 @@ def timeline(findings: pa.Table, now: dt.datetime, most: int = 48) -> Timeline |
     )
     begin = first // width
     columns = last // width - begin + 1
-    places = seconds // width - begin
+    bins = seconds // width - begin
     return Timeline(
         width,
         tuple(dt.datetime.fromtimestamp((begin + column) * width, dt.UTC) for column in range(columns)),
         {
-            Outcome(kind): tuple(np.bincount(places[outcomes == kind], minlength=columns).tolist())
+            Outcome(kind): tuple(np.bincount(bins[outcomes == kind], minlength=columns).tolist())
             for kind in np.unique(outcomes).tolist()
         },
         int((~dated).sum()),
@@ -161,7 +152,7 @@ class Bars:
 
 def colours(kinds: Sequence[Outcome]) -> dict[Outcome, str]:
     """Return the colour of each kind, the gravest first."""
-    return {kind: f"c{place}" if place < COLOURS else _OTHER for place, kind in enumerate(kinds)}
+    return {kind: f"c{at}" if at < COLOURS else _OTHER for at, kind in enumerate(kinds)}
 
 
 def kinds_over_time(timeline: Timeline, colour: Mapping[Outcome, str]) -> Columns:
@@ -213,30 +204,30 @@ def _columns(
     highest = max((sum(number for _, number, _ in stack) for stack in stacks), default=0)
     step = 100 / max(1, len(stacks))
     rects = []
-    for place, stack in enumerate(stacks):
+    for at, stack in enumerate(stacks):
         y = HEIGHT
         for colour, number, title in stack:
             if number:
                 # The least of numbers can be seen, even beside a million.
                 height = max(1.5, HEIGHT * number / highest)
                 y -= height
-                rects.append(Rect(step * (place + 0.1), max(0.0, y), step * 0.8, height, colour, title))
+                rects.append(Rect(step * (at + 0.1), max(0.0, y), step * 0.8, height, colour, title))
     return Columns(tuple(rects), labels, highest, legend, head, tuple(rows))
 
 
 def _labels(texts: Sequence[str], *, centred: bool = False) -> tuple[Label, ...]:
     """Return a few of the texts, from the first to the last, each under its column."""
     count = min(_LABELS, len(texts))
-    places = sorted({round(place * (len(texts) - 1) / max(1, count - 1)) for place in range(count)})
+    columns = sorted({round(at * (len(texts) - 1) / max(1, count - 1)) for at in range(count)})
     step = 100 / max(1, len(texts))
     labels = []
-    for place in places:
-        if place == 0 and not (centred and len(texts) == 1):
-            labels.append(Label(0, "start", texts[place]))
-        elif place == len(texts) - 1:
-            labels.append(Label(100, "end", texts[place]))
+    for at in columns:
+        if at == 0 and not (centred and len(texts) == 1):
+            labels.append(Label(0, "start", texts[at]))
+        elif at == len(texts) - 1:
+            labels.append(Label(100, "end", texts[at]))
         else:
-            labels.append(Label(step * (place + 0.5), "middle", texts[place]))
+            labels.append(Label(step * (at + 0.5), "middle", texts[at]))
     return tuple(labels)
 
 
@@ -297,37 +288,24 @@ LIMIT = 500
 
 
 @dataclass(frozen=True, slots=True)
-class _PairPage:
-    """What the page shows of a pair."""
+class PairPage:
+    """What the page shows of a pair, beside its report: its charts, and the colours of its kinds."""
 
-    told: PairResult
-    kinds: list[KindSummary]
+    report: PairReport
     colours: dict[Outcome, str]
     time: Columns | None
     undated: int
     lag: Columns | None
-    lag_sentence: str
-    findings: list[Finding]
 
 
 @dataclass(frozen=True, slots=True)
-class _MeasurePage:
+class MeasurePage:
     """What the page shows of a measure."""
 
-    told: MeasureResult
+    measure: MeasureResult
     values: list[tuple[str, list[Bars]]]
     left_out: int
     left_out_adds_up: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """One number at the head of the page."""
-
-    name: str
-    number: int
-    note: str = ""
-    tone: str = ""
 
 
 def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
@@ -343,18 +321,12 @@ def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
 
 def render(result: JobResult, limit: int = LIMIT) -> str:
     """Return the page, with at most so many findings and repairs."""
-    findings = shares([pair.findings.num_rows for pair in result.pairs], limit)
-    repairs = shares([len(pair.repairs) for pair in result.pairs], limit)
-    told = verdict(result)
-    headline, *rest = told.texts
+    report = document(result, limit)
     return _template().render(
+        report=report,
         result=result,
-        verdict=told,
-        headline=headline,
-        rest=rest,
-        tiles=_tiles(result, told),
-        pairs=[_pair(pair, result, share) for pair, share in zip(result.pairs, findings, strict=True)],
-        repairs=repairs,
+        tiles=_tiles(report),
+        pairs=[_pair(pair) for pair in report.pairs],
         measures=[_measure(measure) for measure in result.measures],
         no_difference=[outcome for outcome in Outcome if not outcome.differs],
         consumed=Outcome.CONSUMED,
@@ -363,49 +335,45 @@ def render(result: JobResult, limit: int = LIMIT) -> str:
     )
 
 
-def _pair(pair: PairResult, result: JobResult, limit: int) -> _PairPage:
+def _pair(report: PairReport) -> PairPage:
+    pair = report.result
     times = timeline(pair.findings, pair.begun_at)
     colour_of = colours(list(pair.differences))
-    return _PairPage(
-        pair,
-        kinds(pair, result),
+    return PairPage(
+        report,
         colour_of,
         kinds_over_time(times, colour_of) if times else None,
         times.undated if times else pair.findings.num_rows,
         lags(pair.lag) if pair.lag and pair.lag.total else None,
-        lag_sentence(pair),
-        first_findings(pair.findings, limit),
     )
 
 
-def _measure(measure: MeasureResult) -> _MeasurePage:
+def _measure(measure: MeasureResult) -> MeasurePage:
     values = measure_bars(measure)
     shown = [bar.row for _, bars in values for bar in bars]
     wrong = sum(bool(row.unexplained) for row in shown)
-    return _MeasurePage(measure, values, len(measure.rows) - len(shown), wrong == len(measure.unexplained))
+    return MeasurePage(measure, values, len(measure.rows) - len(shown), wrong == len(measure.unexplained))
 
 
-def _tiles(result: JobResult, told: Verdict) -> list[_Tile]:
+def _tiles(report: ReportDocument) -> list[tuple[str, int, str, str]]:
+    """Return the numbers at the head of the page: name, number, what it counts, tone."""
+    result, verdict = report.result, report.verdict
     counts = sum((pair.counts for pair in result.pairs), Counter[Outcome]())
     unexplained = [measure for measure in result.measures if not measure.in_sync]
+
+    def tone(number: int) -> str:
+        return "bad" if number else "good"
+
     tiles = [
-        _Tile("compared", counts.total(), "messages"),
-        _Tile("in flight", counts[Outcome.IN_FLIGHT], "not late"),
-        _Tile("differences", told.differences, "found", "bad" if told.differences else "good"),
-        _Tile("left", told.left, "neither repaired nor healed", "bad" if told.left else "good"),
-        _Tile("rows read", sum(pair.plan.rows_read for pair in result.pairs), "one by one"),
+        ("compared", counts.total(), "messages", ""),
+        ("in flight", counts[Outcome.IN_FLIGHT], "not late", ""),
+        ("differences", verdict.differences, "found", tone(verdict.differences)),
+        ("left", verdict.left, "neither repaired nor healed", tone(verdict.left)),
     ]
     if result.measures:
-        tiles.insert(
-            4,
-            _Tile(
-                "measures",
-                len(unexplained),
-                f"of {len(result.measures)} don't add up",
-                "bad" if unexplained else "good",
-            ),
-        )
-    return tiles
+        note = f"of {len(result.measures)} don't add up"
+        tiles.append(("measures", len(unexplained), note, tone(len(unexplained))))
+    return [*tiles, ("rows read", sum(pair.plan.rows_read for pair in result.pairs), "one by one", "")]
 
 
 @cache
@@ -426,7 +394,7 @@ def _template() -> Template:
         "moment": _moment,
         "number": lambda value: f"{value:,}",
     }
-    environment.globals |= {"MEANING": MEANING, "mend": mend, "seen": seen}
+    environment.globals |= {"MEANING": MEANING, "sentence_of": sentence_of}
     return environment.get_template("report.html.j2")
 
 
@@ -438,7 +406,7 @@ def _finalize(value: object) -> object:
 def _code(text: str) -> Markup:
     """Return a text with what stands between backticks as code."""
     return Markup().join(
-        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(text.split("`"))
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(text.split("`"))
     )
 
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outbox.reconcile.job import Outcome, Repair
-from outbox.reconcile.report import (
-    MEANING,
-    KindSummary,
-    amount,
-    counted,
-    first_findings,
-    first_rows,
-    kinds,
-    lag_sentence,
-    mend,
-    seen,
-    shares,
-    verdict,
-)
-from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow, PairResult
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.report import MEANING, KindSummary, PairReport, amount, counted, document, first_rows, sentence_of
+from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow
 from outbox.text import duration, plain
 
 _NO_DIFFERENCE = tuple(outcome for outcome in Outcome if not outcome.differs)
@@ -34,26 +21,28 @@ _ROWS_SHOWN = 20
 
 def print_report(result: JobResult, console: Console, findings: int = 20) -> None:
     """Print the report with at most so many findings in all, each pair and each kind with its share."""
-    granted = shares([pair.findings.num_rows for pair in result.pairs], findings)
-    for pair, limit in zip(result.pairs, granted, strict=True):
-        for part in (*_pair(pair, result), *_findings(pair, result.policy, limit)):
+    report = document(result, findings)
+    for pair in report.pairs:
+        for part in (*_pair(pair), *_findings(pair)):
             console.print(part)
         console.print()
     for measure in result.measures:
         for part in _measure(measure):
             console.print(part)
         console.print()
-    console.print(Text(_when(result), "dim"))
-    told = verdict(result)
-    console.print(Text(plain(told.sentence), "bold green" if told.in_sync else "bold red"))
+    begun = result.begun_at.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    repairs = "with" if result.applied else "without"
+    console.print(Text(f"begun at {begun}Z, took {duration(result.seconds)}, {repairs} repairs", "dim"))
+    console.print(Text(plain(report.verdict.sentence), "bold green" if report.verdict.in_sync else "bold red"))
 
 
-def _pair(pair: PairResult, result: JobResult) -> Iterator[RenderableType]:
+def _pair(report: PairReport) -> Iterator[RenderableType]:
+    pair = report.result
     yield Text(plain(str(pair.pair)), "bold")
-    told = Table.grid("", "", padding=(0, 2))
-    for name, text in _facts(pair):
-        told.add_row(name, Text(plain(text)))
-    yield told
+    facts = Table.grid("", "", padding=(0, 2))
+    for name, text in _facts(report):
+        facts.add_row(name, Text(plain(text)))
+    yield facts
     yield ""
     yield _table(
         ("messages>", "outcome", ""),
@@ -64,18 +53,17 @@ def _pair(pair: PairResult, result: JobResult) -> Iterator[RenderableType]:
         ],
     )
     yield ""
-    told_kinds = kinds(pair, result)
-    if told_kinds:
+    if report.kinds:
         yield _table(
             ("messages>", "difference", "left>", "repair"),
-            [(f"{kind.number:,}", Text(kind.kind.label, "bold"), _left(kind), kind.repair) for kind in told_kinds],
+            [(f"{kind.number:,}", Text(kind.kind.label, "bold"), _left(kind), kind.repair) for kind in report.kinds],
         )
     else:
         yield Text("no differences", "bold green")
 
 
-def _facts(pair: PairResult) -> Iterator[tuple[str, str]]:
-    plan = pair.plan
+def _facts(report: PairReport) -> Iterator[tuple[str, str]]:
+    pair, plan = report.result, report.result.plan
     yield "window", f"{pair.window}, grace {duration(pair.window.grace)}"
     yield "plan", f"{plan.tier.value} tier, {plan.engine.value} engine"
     for why in plan.why:
@@ -87,8 +75,8 @@ def _facts(pair: PairResult) -> Iterator[tuple[str, str]]:
     if pair.seconds:
         stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in pair.seconds.items())
         yield "took", f"{duration(sum(pair.seconds.values()))}: {stages}"
-    if lag := lag_sentence(pair):
-        yield "lag", lag
+    if report.lag:
+        yield "lag", report.lag
     if pair.healed:
         yield "healed", f"{counted(pair.healed, 'difference')} at the second look"
 
@@ -97,16 +85,17 @@ def _left(kind: KindSummary) -> Text:
     return Text(f"{kind.left:,}", "bold red" if kind.left else "green")
 
 
-def _findings(pair: PairResult, policy: Mapping[Outcome, Repair], limit: int) -> Iterator[RenderableType]:
-    shown = first_findings(pair.findings, limit)
-    for kind, number in pair.differences.items():
+def _findings(report: PairReport) -> Iterator[RenderableType]:
+    for kind in report.kinds:
         yield ""
-        yield Text(kind.label, "bold").append(f": {MEANING[kind]}", "default")
-        yield Padding(Text(f"mend: {plain(mend(kind, policy))}"), (0, 0, 0, 2), expand=False)
-        rows = [(str(finding.id), seen(finding, pair.begun_at)) for finding in shown if finding.outcome is kind]
+        yield Text(kind.kind.label, "bold").append(f": {kind.meaning}", "default")
+        yield Padding(Text(f"mend: {plain(kind.mend)}"), (0, 0, 0, 2), expand=False)
+        shown = [finding for finding in report.findings if finding.outcome is kind.kind]
+        rows = [(str(finding.id), sentence_of(finding, report.result.begun_at)) for finding in shown]
         yield Padding(_table((), rows), (0, 0, 0, 2), expand=False)
-        if number > len(rows):
-            yield Text(f"  … and {number - len(rows):,} more" if rows else f"  {number:,} of them", "dim")
+        if kind.number > len(rows):
+            rest = f"  … and {kind.number - len(rows):,} more" if rows else f"  {kind.number:,} of them"
+            yield Text(rest, "dim")
 
 
 def _measure(measure: MeasureResult) -> Iterator[RenderableType]:
@@ -138,11 +127,6 @@ def _cells(row: MeasureRow, key: str, *, bold: bool) -> tuple[str | Text, ...]:
         *(Text(amount(number), style) for number in numbers),
         Text(amount(row.unexplained), "bold red" if row.unexplained else style),
     )
-
-
-def _when(result: JobResult) -> str:
-    begun = result.begun_at.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"begun at {begun}Z, took {duration(result.seconds)}, {'with' if result.applied else 'without'} repairs"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
