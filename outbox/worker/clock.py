@@ -17,8 +17,8 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 
-#: The scheduler looks at its clock at least this often (seconds), and takes a greater difference for a jump.
-_LOOK_EVERY = 1.0
+#: The scheduler reads its clock at least this often (seconds). A jump is a difference greater than _JUMP.
+_WAKE_EVERY = 1.0
 _JUMP = 0.5
 #: Waits differ by this fraction at random, so that workers which start together don't stay together.
 _JITTER = 0.2
@@ -86,6 +86,6 @@ class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]
         return list(super().get_due_jobs(now))
 
     def get_next_run_time(self) -> dt.datetime | None:
-        """Return when the scheduler looks again."""
-        latest = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_LOOK_EVERY)
+        """Return when the scheduler reads its clock again."""
+        latest = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_WAKE_EVERY)
         return min(super().get_next_run_time() or latest, latest)

@@ -22,6 +22,7 @@ from outbox.database.execute import driver_of, is_lost
 from outbox.database.runner import Pass
 from outbox.message.model import Counts
 from outbox.text import database_address
+from outbox.text import database_address
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -57,7 +58,7 @@ class Database:
 
     @property
     def address(self) -> str:
-        """What tells two databases apart."""
+        """What distinguishes two databases."""
         return f"{self.name}?{sorted(self.url.query.items())}"
 
     def connect(self) -> Connection:

@@ -51,11 +51,10 @@ def check_roles(roles: Collection[str] | None) -> frozenset[str]:
     """
     if roles is None:
         return frozenset(ROLES)
-    given = [roles] if isinstance(roles, str) else list(roles)
-    unknown = sorted(set(given).difference(ROLES))
-    if unknown or not given:
-        raise InvalidSettings(f"roles = {given!r} must be some of {', '.join(ROLES)}")
-    return frozenset(given)
+    names = [roles] if isinstance(roles, str) else list(roles)
+    if not names or not set(names) <= set(ROLES):
+        raise InvalidSettings(f"roles = {names!r} must be some of {', '.join(ROLES)}")
+    return frozenset(names)
 
 
 class Plan:
@@ -92,45 +91,27 @@ class Plan:
         if "bulk" in roles:
             self._plan_bulk(outbox, producing=producing)
         if "prune" in roles and self._own in self.parts:
-            self._plan_records()
+            self._plan_prune("prune records", prune_records_once)
         if self.duties:
             self._plan_report(outbox)
 
     def _plan_producer(self, outbox: Outbox) -> None:
-        settings = self.settings
+        settings, roles = self.settings, self._roles
         self.parts.setdefault(self._own, set()).add("producer")
-        wake_consumers = partial(self._wake_consumers, self._own, None)
-        if self._roles & {"dispatch", "release"}:
+        wake = partial(self._wake_consumers, self._own, None)
+        if roles & {"dispatch", "release"}:
             lane = self._lane(self._dispatch_runner)
-        if "dispatch" in self._roles:
-            duty = self._add(
-                "dispatch",
-                lane,
-                lambda connection, _: dispatch_once(connection, settings),
-                lambda: settings.idle_wait,
-                after=wake_consumers,
-            )
+        if "dispatch" in roles:
+            duty = self._add("dispatch", lane, lambda c, _: dispatch_once(c, settings), settings.idle_wait, after=wake)
             self._dispatching.append(duty)
             self._listen(self._own)
-        if "release" in self._roles:
-            self._add(
-                "release",
-                lane,
-                lambda connection, _: release_due_once(connection, settings),
-                lambda: settings.release_interval,
-                after=wake_consumers,
-            )
-        if "check" in self._roles:
+        if "release" in roles:
+            every = settings.release_interval
+            self._add("release", lane, lambda c, _: release_due_once(c, settings), every, after=wake)
+        if "check" in roles:
             self._plan_check(outbox)
-        if "prune" in self._roles:
-            upkeep = self._upkeep_of(self._own)
-            self._add(
-                "prune",
-                upkeep,
-                lambda connection, _: prune_producer_once(connection, settings, stopping=upkeep.ending),
-                lambda: settings.prune_interval,
-                eager=False,
-            )
+        if "prune" in roles:
+            self._plan_prune("prune", prune_producer_once)
 
     def _plan_check(self, outbox: Outbox) -> None:
         settings = self.settings
@@ -165,6 +146,9 @@ class Plan:
             first.start(connection, producer)
             return Counts()
 
+        def prune(connection: Connection, producer: Connection) -> Counts:
+            return prune_consumer_once(connection, producer, settings, group, topic, stopping=lane.ending)
+
         self.starts.append(partial(lane.runner.run, start_group))
         if "consume" in self._roles:
             for number, (each, consumer) in enumerate(zip(lanes, consumers, strict=True), 1):
@@ -174,13 +158,9 @@ class Plan:
             self._listen(source)
         if "retry" in self._roles:
             one_pass = partial(first.retry_once, limit=_RETRIES)
-            self._add(f"retry {name}", lane, one_pass, lambda: settings.retry_interval, eager=False)
+            self._add(f"retry {name}", lane, one_pass, settings.retry_interval, eager=False)
         if "prune" in self._roles:
-
-            def prune(connection: Connection, producer: Connection) -> Counts:
-                return prune_consumer_once(connection, producer, settings, group, topic, stopping=lane.ending)
-
-            self._add(f"prune {name}", lane, prune, lambda: settings.prune_interval, eager=False)
+            self._add(f"prune {name}", lane, prune, settings.prune_interval, eager=False)
 
     def _plan_reconciliations(self, outbox: Outbox) -> None:
         from outbox.worker.reconciliation import reconcilers  # noqa: PLC0415 - what few workers do
@@ -192,48 +172,34 @@ class Plan:
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
 
     def _plan_bulk(self, outbox: Outbox, *, producing: bool) -> None:
-        settings = self.settings
+        settings, every = self.settings, self.settings.idle_wait
         # Lanes of their own: operators wait for what they ordered, and a compensation may take long.
         self.parts.setdefault(self._own, set())
-        lane = self._lane()
-        self._add(
-            "bulk",
-            lane,
-            lambda connection, _: bulk_once(connection, settings, stopping=lane.ending),
-            lambda: settings.idle_wait,
-            after=partial(self._wake, self._own, OPS),
-            eager=False,
-        )
+        lane, wake = self._lane(), partial(self._wake, self._own, OPS)
+        one_pass: Pass = lambda connection, _: bulk_once(connection, settings, stopping=lane.ending)  # noqa: E731
+        self._add("bulk", lane, one_pass, every, after=wake, eager=False)
         if producing and outbox.compensations:
-            compensating = self._lane()
+            lane_of_its_own, registered = self._lane(), outbox.compensations
             runners = Runners(self._own, self._stopping)
             self.ends.append(runners.end)
 
             def compensate(connection: Connection, _: Connection) -> Counts:
+                ending = lane_of_its_own.ending
                 return compensate_once(
-                    connection,
-                    settings,
-                    compensations=outbox.compensations,
-                    new_runner=runners,
-                    stopping=compensating.ending,
+                    connection, settings, compensations=registered, new_runner=runners, stopping=ending
                 )
 
-            self._add("compensate", compensating, compensate, lambda: settings.idle_wait, eager=False)
+            self._add("compensate", lane_of_its_own, compensate, every, eager=False)
 
-    def _plan_records(self) -> None:
-        settings, upkeep = self.settings, self._upkeep_of(self._own)
-        self._add(
-            "prune records",
-            upkeep,
-            lambda connection, _: prune_records_once(connection, settings, stopping=upkeep.ending),
-            lambda: settings.prune_interval,
-            eager=False,
-        )
+    def _plan_prune(self, name: str, prune: Callable[..., Counts]) -> None:
+        upkeep, settings = self._upkeep_of(self._own), self.settings
+        one_pass: Pass = lambda connection, _: prune(connection, settings, stopping=upkeep.ending)  # noqa: E731
+        self._add(name, upkeep, one_pass, settings.prune_interval, eager=False)
 
     def _plan_report(self, outbox: Outbox) -> None:
         upkeep = self._upkeep_of(self._own)
         reporter = Reporter(outbox, self._roles, self.duties)
-        self._add("report", upkeep, reporter, lambda: REPORT_INTERVAL, eager=False)
+        self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
         self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def _lane(self, runner: OwnRunner | None = None) -> Lane:
@@ -246,13 +212,14 @@ class Plan:
         name: str,
         lane: Lane,
         one_pass: Pass,
-        longest_wait: Callable[[], float],
+        wait: float | Callable[[], float],
         *,
         after: Callable[[], None] | None = None,
         eager: bool = True,
     ) -> Duty:
+        longest = wait if callable(wait) else lambda: wait
         cap = self.settings.reconnect_cap
-        duty = Duty(name, one_pass, lane, longest_wait=longest_wait, reconnect_cap=cap, after=after, eager=eager)
+        duty = Duty(name, one_pass, lane, longest_wait=longest, reconnect_cap=cap, after=after, eager=eager)
         self.duties.append(duty)
         return duty
 

@@ -1,9 +1,10 @@
-"""The reconciliation as a duty: whichever worker comes first when it is due runs it, once for all of them.
+"""The reconciliation as a duty: the first worker that finds it due runs it, once for all workers.
 
-Nothing is held while it runs, neither a transaction nor a lock. What keeps the others off is the record: under a
-transaction-level lock a worker sees that no run has begun since it was due, and writes that one begins.
+No transaction or lock is held while it runs. The record keeps the other workers off: under a transaction-level lock a
+worker makes sure that no run has begun since the reconciliation was due, and writes that one begins.
 
-When a reconciliation is due: by its timetable, by the database's clock, and by how the last one ended.
+When it is due follows from its timetable, from how the last run ended, and from the database's clock; the hosts' clocks
+may differ. So APScheduler's `CronTrigger` only says which moment follows the last run.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LastRun:
 
 
 class Timetable:
-    """Tells when a reconciliation is due again.
+    """Computes when a reconciliation is due again.
 
     One that has never run is due at once, and one that was missed, however often, once.
 
@@ -91,9 +92,9 @@ class Timetable:
 
 logger = logging.getLogger("outbox.worker")
 
-#: The longest and the shortest time (seconds) between two looks at the record.
-LOOK_EVERY = 60.0
-_LOOK_FIRST = 0.1
+#: The longest and the shortest time (seconds) between two readings of the record.
+READ_EVERY = 60.0
+_READ_FIRST = 0.1
 
 _PAIRS_NAMED = 3
 _SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
@@ -132,24 +133,24 @@ def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
 
 
 class _Stoppable:
-    """Somebody who is told, and ends the job when the worker stops."""
+    """The progress of a job, which ends it when the worker stops."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
 
     def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002
         """A stage begins."""
-        self._look()
+        self._check()
 
     def done(self, steps: int) -> None:  # noqa: ARG002
         """Steps are done."""
-        self._look()
+        self._check()
 
     def say(self, sentence: str) -> None:
         """Something was decided."""
         logger.debug("%s", sentence, extra={"event": "reconcile.plan"})
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._stopping.is_set():
             raise Interrupted
 
@@ -161,7 +162,7 @@ class Reconciler:
         self._declared = declared
         self._values = values
         self._timetable = Timetable(declared)
-        self._told = _Stoppable(stopping)
+        self._progress = _Stoppable(stopping)
         self._due_at = time.monotonic()
         # Refused now rather than at night.
         job = self._job(_SOME_TIME)
@@ -173,8 +174,8 @@ class Reconciler:
         self.name = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
 
     def wait(self) -> float:
-        """Return after how many seconds to look at the record again."""
-        return min(max(self._due_at - time.monotonic(), _LOOK_FIRST), LOOK_EVERY)
+        """Return after how many seconds to read the record again."""
+        return min(max(self._due_at - time.monotonic(), _READ_FIRST), READ_EVERY)
 
     def __call__(self, connection: Connection, _: Connection) -> Counts:
         """Run the job if it is due and no other worker does."""
@@ -215,7 +216,7 @@ class Reconciler:
 
         with connection.begin():
             ((taken,),) = execute(connection, try_lock(self._key))[0]
-            # Confirmation at again under the lock, by a statement that sees what those before have committed.
+            # Read again under the lock, by a statement that sees what earlier holders of the lock have committed.
             if not taken or not self._is_due(self._last(connection)):
                 return None
             ids = Ids.new(job, self._declared.name)
@@ -228,9 +229,9 @@ class Reconciler:
         from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra
 
         try:
-            result = compare(job, self._told, ids)
+            result = compare(job, self._progress, ids)
             if job.apply:
-                mend(job, result, self._told)
+                mend(job, result, self._progress)
         except Interrupted:
             self._log(logging.INFO, "was interrupted, and will be run again", "reconcile.interrupted")
             return None
@@ -238,20 +239,20 @@ class Reconciler:
             self._log(logging.ERROR, why_of(error, job), "reconcile.failed")
             logger.debug("%s failed", self.name, exc_info=error)
             return None
-        self._tell(result, job)
+        self._report(result, job)
         return result
 
-    def _tell(self, result: JobResult, job: Job) -> None:
+    def _report(self, result: JobResult, job: Job) -> None:
         from outbox.reconcile.record.write import why_of  # noqa: PLC0415
         from outbox.reconcile.report import verdict  # noqa: PLC0415
 
-        told = verdict(result)
-        level = logging.WARNING if told.left or told.measures else logging.INFO
-        self._log(level, told.sentence, "reconcile.finished")
+        outcome = verdict(result)
+        level = logging.WARNING if outcome.left or outcome.measures else logging.INFO
+        self._log(level, outcome.sentence, "reconcile.finished")
         if self._declared.report is not None:
             try:
                 self._declared.report(result)
-            except Exception as error:  # the application's own affair
+            except Exception as error:  # it is the application's function
                 self._log(logging.ERROR, f"its report failed: {why_of(error, job)}", "reconcile.report_failed")
 
     def _log(self, level: int, what: str, event: str) -> None:

@@ -1,9 +1,6 @@
-"""Report: a worker tells every few seconds that it is there and how it fares, and one of them once a minute how things
-stand.
+"""The report of a worker: every few seconds that it lives and how it fares, and once a minute the statistics.
 
 The console and the doctor read it; no work depends on it.
-
-What a worker reports of itself, and the goodbye that it leaves.
 """
 
 from __future__ import annotations
@@ -37,13 +34,20 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.settings import Settings
 
-#: How things stand, as JSON can hold it; gets a connection that is in no transaction.
-Look = Callable[["Connection"], Mapping[str, Any]]
+logger = logging.getLogger("outbox.worker")
+
+#: Returns the statistics, as JSON can hold them; gets a connection that is in no transaction.
+Sampler = Callable[["Connection"], Mapping[str, Any]]
+
+#: How long (seconds) a statement of a sample may run: a sample holds up prune and probes.
+_SAMPLE_SECONDS = 2.0
+#: How long (seconds) the end of a worker waits until its row is deleted.
+_GOODBYE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a worker tells of itself.
+    """What a worker reports of itself.
 
     ``id`` is made at its start. ``handlers`` are what is registered: each has ``kind`` (consumer, checker,
     compensation, reconciliation), ``topic``, ``group``, ``name`` of the function, and ``options``. ``duties`` are by
@@ -58,51 +62,40 @@ class Facts:
     duties: Mapping[str, Mapping[str, Any]]
 
 
-def report_once(connection: Connection, settings: Settings, facts: Facts, look: Look) -> Counts:
-    """Write that the worker is there; and, if nobody has done it this minute, how things stand by ``look``.
+def report_once(connection: Connection, settings: Settings, facts: Facts, sample: Sampler) -> Counts:
+    """Write that the worker lives; and the statistics, unless another worker has written them for this minute.
 
-    Each in short transactions of its own, and a minute is looked at by one worker only. Returns ``taken`` rows, of them
+    Each in short transactions of its own, and only one worker samples a minute. Returns ``taken`` rows, of them
     ``done`` samples. ``connection`` must not be in a transaction.
     """
     schema = settings.schema
+    values = {
+        "id": facts.id,
+        "name": facts.name,
+        "version": facts.version,
+        "roles": _json(facts.roles),
+        "handlers": _json(facts.handlers),
+        "duties": _json(facts.duties),
+    }
     with connection.begin():
-        _, ((missing,),) = execute(connection, sql.beat(schema, _values(facts)), sql.sample_missing(schema))
+        _, ((missing,),) = execute(connection, sql.beat(schema, values), sql.sample_missing(schema))
         claimed = execute(connection, sql.claim_sample(schema))[0] if missing else []
     if not claimed:
         return Counts(taken=1)
-    told = look(connection)
+    statistics = sample(connection)
     with connection.begin():
-        execute(connection, sql.write_sample(schema, claimed[0][0], _json(told)))
+        execute(connection, sql.write_sample(schema, claimed[0][0], _json(statistics)))
     return Counts(taken=2, done=1)
 
 
 def leave(connection: Connection, settings: Settings, worker_id: UUID) -> None:
-    """Forget a worker that ends in order."""
+    """Delete the row of a worker that ends in order."""
     with connection.begin():
         execute(connection, sql.leave(settings.schema, worker_id))
 
 
-def _values(facts: Facts) -> sql.WorkerValues:
-    return sql.WorkerValues(
-        facts.id,
-        facts.name,
-        facts.version,
-        _json(list(facts.roles)),
-        _json(list(facts.handlers)),
-        _json(dict(facts.duties)),
-    )
-
-
 def _json(value: object) -> str:
     return json.dumps(value, default=str, separators=(",", ":"))
-
-
-logger = logging.getLogger("outbox.worker")
-
-#: How long (seconds) a statement of a sample may run: who samples holds up prune and probes.
-_SAMPLE_SECONDS = 2.0
-#: How long (seconds) the end of a worker waits for its goodbye.
-_GOODBYE_SECONDS = 2.0
 
 
 class Reporter:
@@ -121,7 +114,7 @@ class Reporter:
         self._sampling_failed = False
 
     def __call__(self, connection: Connection, _: Connection) -> Counts:
-        """Report once; what a report says is made anew each time, since anything may be declared at any time."""
+        """Report once; the report is made anew each time, since a handler may be declared at any time."""
         from outbox import __version__  # noqa: PLC0415 - the package itself
 
         facts = Facts(
@@ -135,7 +128,7 @@ class Reporter:
         return report_once(connection, self._settings, facts, self._sample)
 
     def goodbye(self, runner: OwnRunner) -> None:
-        """Forget the worker, on a connection that is open already; whatever hinders it, the worker ends in time."""
+        """Delete the worker's row, on a connection that is open; whatever hinders it, the worker ends in time."""
 
         def forget(connection: Connection, _: Connection) -> Counts:
             leave(connection, self._settings, self._id)
@@ -146,14 +139,14 @@ class Reporter:
         thread.join(_GOODBYE_SECONDS)
 
     def _sample(self, connection: Connection) -> dict[str, Any]:
-        """Return how things stand; or why that can't be told, which is one line in the log however often it is so."""
+        """Return the statistics; or why there are none, which is one line in the log however often it happens."""
         from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
         try:
             # Of all tables that are there, whichever of them this worker serves: one sample is for all workers.
             revisions = migration.current(connection, self._settings.schema)
             parts = [part for part in migration.PARTS if revisions[part]]
-            told = as_sample(stats(connection, self._settings, parts, seconds=_SAMPLE_SECONDS))
+            sample = as_sample(stats(connection, self._settings, parts, seconds=_SAMPLE_SECONDS))
         except (DBAPIError, SchemaError) as error:
             if is_lost(connection):
                 raise
@@ -165,7 +158,7 @@ class Reporter:
             self._sampling_failed = True
             return {"error": why}
         self._sampling_failed = False
-        return told
+        return sample
 
 
 def health_of(duty: Duty) -> dict[str, Any]:
@@ -180,57 +173,37 @@ def health_of(duty: Duty) -> dict[str, Any]:
 
 def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
     """Return what is registered with an `Outbox`, as JSON can hold it."""
-    consumers = [
-        _handler(
-            "consumer",
-            each.topic,
-            each.handler,
-            group=each.group,
-            ordered=each.ordered,
-            batch=each.batch,
-            threads=each.threads,
-            retries=len(each.retry_delays),
-            on_exhausted=each.on_exhausted,
-            source=None if each.source is None else _place(each.source),
-        )
-        for each in list(outbox.subscriptions.values())
-    ]
-    checkers = [
-        _handler(
-            "checker",
-            each.topic,
-            each.function,
-            immunity=each.immunity,
-            interval=each.interval,
-            max_checks=each.max_checks,
-            timeout=each.timeout,
-        )
-        for each in list(outbox.checkers.values())
-    ]
-    compensations = [
-        _handler("compensation", each.topic, each.function, consumers=[_place(bind) for bind in each.consumers])
-        for each in list(outbox.compensations.values())
-    ]
-    reconciliations = [
-        {
-            "kind": "reconciliation",
-            "topic": "",
-            "group": None,
-            "name": each.name,
-            "options": {"cron": each.fields, "every": each.seconds, "timezone": each.timezone},
-        }
-        for each in list(outbox.reconciliations.values())
-    ]
-    return [*consumers, *checkers, *compensations, *reconciliations]
+    handlers = []
+    for each in list(outbox.subscriptions.values()):
+        options = _options(each, "ordered", "batch", "threads", "on_exhausted")
+        options["retries"] = len(each.retry_delays)
+        options["source"] = None if each.source is None else _address(each.source)
+        handlers.append(_handler("consumer", each.topic, _name(each.handler), options, each.group))
+    for checker in list(outbox.checkers.values()):
+        options = _options(checker, "immunity", "interval", "max_checks", "timeout")
+        handlers.append(_handler("checker", checker.topic, _name(checker.function), options))
+    for compensation in list(outbox.compensations.values()):
+        options = {"consumers": [_address(bind) for bind in compensation.consumers]}
+        handlers.append(_handler("compensation", compensation.topic, _name(compensation.function), options))
+    for declared in list(outbox.reconciliations.values()):
+        options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
+        handlers.append(_handler("reconciliation", "", declared.name, options))
+    return handlers
 
 
-def _place(bind: Engine | AsyncEngine | str) -> str:
-    return storable(database_address(make_url(bind) if isinstance(bind, str) else bind.url))
+def _handler(kind: str, topic: str, name: str, options: Mapping[str, Any], group: str | None = None) -> dict[str, Any]:
+    return {"kind": kind, "topic": topic, "group": group, "name": name, "options": options}
 
 
-def _handler(
-    kind: str, topic: str, function: Callable[..., Any], group: str | None = None, **options: Any
-) -> dict[str, Any]:
+def _options(declared: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(declared, name) for name in names}
+
+
+def _name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     module = getattr(function, "__module__", None) or type(function).__module__
-    return {"kind": kind, "topic": topic, "group": group, "name": storable(f"{module}.{name}"), "options": options}
+    return storable(f"{module}.{name}")
+
+
+def _address(bind: Engine | AsyncEngine | str) -> str:
+    return storable(database_address(make_url(bind) if isinstance(bind, str) else bind.url))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.worker")
 
-_LOOK_EVERY = 0.5
+_POLL = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -146,7 +146,7 @@ class Worker:
         while True:
             # Not for ever: a signal that comes just before the thread blocks does not wake it.
             with suppress(Empty):
-                return self._news.get(timeout=_LOOK_EVERY)
+                return self._news.get(timeout=_POLL)
 
     def _produces(self) -> bool:
         """Does this worker serve the producer's tables?"""

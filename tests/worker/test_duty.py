@@ -316,7 +316,7 @@ def test_a_wake_up_does_not_shorten_a_back_off(stand: Stand, monkeypatch: pytest
 def test_duties_go_on_when_the_clock_is_set_back(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the host's clock is set back by an hour, jobs that seem an hour away run now."""
     offset = 0.0
-    monkeypatch.setattr(clock, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(clock, "_WAKE_EVERY", 0.01)
     monkeypatch.setattr(clock, "SteadyJobStore", lambda made=clock.SteadyJobStore: made(lambda: offset))
     stand.clock = Clock()
     passes = threading.Semaphore(0)
