@@ -22,7 +22,6 @@ from outbox.database.execute import driver_of, is_lost
 from outbox.database.runner import Pass
 from outbox.message.model import Counts
 from outbox.text import database_address
-from outbox.text import database_address
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
