@@ -15,8 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from outbox import Message, Outbox, Settings
 from outbox.embedded import Server
 from outbox.errors import InvalidSettings
-from outbox.operator.health.examination import Examination
-from outbox.operator.health.examine import HealthReport, Inspected, Inspection
+from outbox.operator.health.examine import Examination, HealthReport, Inspected, Inspection
 from outbox.operator.health.examine import examine as examine_database
 from outbox.operator.health.rules import Diagnosis, Severity, Thresholds
 from tests.conftest import wait_until

@@ -16,8 +16,7 @@ from outbox import Message, Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import Server
 from outbox.embedded.external import URL_VARIABLE
-from outbox.operator.health.examination import ServerIdentity
-from outbox.operator.health.examine import Inspected
+from outbox.operator.health.examine import Inspected, ServerIdentity
 from outbox.operator.health.rules import Severity, Subject, Thresholds
 from outbox.operator.health.server import judge_version
 from tests.conftest import wait_until

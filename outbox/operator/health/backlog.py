@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from outbox.dispatch.sql import newest_cursor, to_cursor
 from outbox.operator.health import sql, stats
-from outbox.operator.health.examination import NotInspected
-from outbox.operator.health.rules import Severity, at_most
+from outbox.operator.health.rules import NotInspected, Severity, at_most
 from outbox.operator.health.stats import LIMIT
 from outbox.operator.health.workers import alive, done, judge_bulk_jobs, judge_workers, merged, reports
 from outbox.text import duration
 
 if TYPE_CHECKING:
     from outbox.database.execute import Row
-    from outbox.operator.health.examination import Examination
+    from outbox.operator.health.examine import Examination
     from outbox.operator.health.rules import Diagnosis, Subject
     from outbox.operator.health.workers import WorkerReport
 
@@ -39,71 +36,49 @@ _PRUNE_ROWS = 1_000
 IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 
 
-@dataclass(frozen=True, slots=True)
-class TopicChecks:
-    """A row of `sql.checks`: the checks of a topic's undecided halves."""
-
-    topic: str
-    unfenced: int
-    due: int
-    late: int
-    unasked: int
-    fenced_late: int
-    overdue: float
-    half_id: UUID | None
-    some_asked: bool
-
-
 def judge_checks(
-    subject: Subject,
-    rows: Iterable[Row],
-    registered: Collection[str] | None,
-    workers: Sequence[WorkerReport],
+    subject: Subject, rows: Iterable[Row], registered: Collection[str] | None, workers: Sequence[WorkerReport]
 ) -> Iterator[Diagnosis]:
-    """Judge the rows of `sql.checks`: is there a checker for each topic, and do the checks come in time?
+    """Judge the rows of `sql.CHECKS`: is there a checker for each topic, and do the checks come in time?
 
     ``registered`` are the topics for which the application registers a checker, None where it isn't known: then those
     of the living workers count, and where no worker is alive, whether any checker was ever asked. A half with a fence
     needs no checker, only a worker.
     """
+    rows = list(rows)
     running = {each.topic for each in merged(workers) if each.kind == "checker"} if alive(workers) else None
-    topics = [TopicChecks(*row) for row in rows]
-    if topics and running is not None and not done(workers, "check"):
+    if rows and running is not None and not done(workers, "check"):
         yield subject.finding("duty.missing/check", {"duty": "check"})
-    for row in topics:
-        missing, why = row.unfenced, f"{subject.app} registers no checker for this topic"
-        known = registered
-        if registered is None and running is not None:
-            missing, why, known = row.due, "no living worker has a checker for this topic", running
-        elif registered is None:
-            missing, known = row.unasked, [row.topic] if row.some_asked else []
-            why = f"no checker was ever asked about them, due since {duration(row.overdue)}"
-        lacks = bool(missing) and row.topic not in (known or ())
-        if lacks:
-            halves = at_most(missing, CHECKS_PER_TOPIC)
-            details = {"topic": row.topic, "halves": halves, "half_id": row.half_id, "overdue": row.overdue}
+    for topic, unfenced, due, late, unasked, fenced_late, overdue, half_id, some_asked in rows:
+        if registered is not None:
+            missing = 0 if topic in registered else unfenced
+            why = f"{subject.app} registers no checker for this topic"
+        elif running is not None:
+            missing = 0 if topic in running else due
+            why = "no living worker has a checker for this topic"
+        else:
+            missing = 0 if some_asked else unasked
+            why = f"no checker was ever asked about them, due since {duration(overdue)}"
+        if missing:
+            details = {"topic": topic, "halves": at_most(missing, CHECKS_PER_TOPIC), "half_id": half_id}
             certain = registered is not None or running is not None
-            yield subject.finding("checker.missing", details | {"certain": certain}, why=why)
-        late = row.fenced_late + (0 if lacks else row.late)
-        if late:
-            halves = at_most(late, CHECKS_PER_TOPIC)
-            yield subject.finding("check.late", {"topic": row.topic, "halves": halves, "overdue": row.overdue})
+            yield subject.finding("checker.missing", details | {"overdue": overdue, "certain": certain}, why=why)
+        if waiting := fenced_late + (0 if missing else late):
+            halves = at_most(waiting, CHECKS_PER_TOPIC)
+            yield subject.finding("check.late", {"topic": topic, "halves": halves, "overdue": overdue})
 
 
 def judge_reconciliations(subject: Subject, rows: Iterable[Row], *, declared: bool) -> Iterator[Diagnosis]:
-    """Judge the rows of `sql.last_runs`; ``declared``: a living worker has a reconciliation on a schedule."""
+    """Judge the rows of `sql.LAST_RUNS`; ``declared``: a living worker has a reconciliation on a schedule."""
     for topic, group, ended, error, counts, applied, age, settled in rows:
         details = {"topic": topic, "group": group, "age": age}
         differences = sum(n for kind, n in json.loads(counts or "{}").items() if kind not in IN_ORDER)
         if ended and error:
             yield subject.finding("reconciliation.failed", details | {"error": error})
         elif differences:
-            yield subject.finding(
-                "reconciliation.differences",
-                details | {"differences": differences, "applied": applied},
-                severity=Severity.NOTE if applied else None,
-                repaired=", and repaired what it could" if applied else "",
-            )
+            severity, repaired = (Severity.NOTE, ", and repaired what it could") if applied else (None, "")
+            details |= {"differences": differences, "applied": applied}
+            yield subject.finding("reconciliation.differences", details, severity=severity, repaired=repaired)
         elif declared and (settled is None or settled > subject.thresholds.reconciled):
             since = "so far" if settled is None else f"for {duration(settled)}"
             yield subject.finding("reconciliation.overdue", details | {"age": settled}, since=since)
@@ -115,17 +90,18 @@ def judge_reconciliations(subject: Subject, rows: Iterable[Row], *, declared: bo
 def checks(examination: Examination) -> Iterator[Diagnosis]:
     """Is a checker asked about the halves whose check is due?"""
     grace = examination.thresholds.check * examination.settings.check_interval
-    rows, workers = examination.read(
-        sql.checks(examination.schema, grace, CHECKS_PER_TOPIC), sql.workers(examination.schema)
-    )
-    yield from judge_checks(examination, rows, examination.checkers, reports(examination.name, workers))
+    rows = examination.rows(sql.CHECKS, grace=grace, limit=CHECKS_PER_TOPIC)
+    yield from judge_checks(examination, rows, examination.checkers, _workers(examination))
 
 
 def oldest_undecided(examination: Examination) -> Iterator[Diagnosis]:
     """Find the oldest half which should have been decided or parked long ago, and why it wasn't."""
-    (rows,) = examination.read(sql.oldest_undecided(examination.schema, LIMIT))
-    for half_id, topic, fenced, times, checked, age, overdue in rows:
-        if age <= _longest(examination, topic):
+    settings, thresholds = examination.settings, examination.thresholds
+    for half_id, topic, fenced, times, checked, age, overdue in examination.rows(sql.OLDEST_UNDECIDED, limit=LIMIT):
+        checking = settings.immunity + settings.max_checks * settings.check_interval
+        if rules := (examination.checkers or {}).get(topic):
+            checking = rules.immunity + rules.max_checks * rules.interval
+        if age <= thresholds.old * checking:
             continue
         if not checked:
             state = f"was never checked, although its check was due {duration(max(overdue, 0))} ago"
@@ -133,30 +109,17 @@ def oldest_undecided(examination: Examination) -> Iterator[Diagnosis]:
             state = "its transaction still ran when it was checked last"
         else:
             state = f"its checker was asked {times} times without a verdict"
-        late = overdue > examination.thresholds.check * examination.settings.check_interval
+        late = overdue > thresholds.check * settings.check_interval
         details = {"half_id": half_id, "topic": topic, "age": age, "overdue": overdue, "checks": times}
-        yield examination.finding(
-            "half.old",
-            details | {"fenced": fenced, "checked": checked},
-            severity=Severity.PROBLEM if late else Severity.NOTE,
-            state=state,
-        )
+        details |= {"fenced": fenced, "checked": checked}
+        severity = Severity.PROBLEM if late else Severity.NOTE
+        yield examination.finding("half.old", details, severity=severity, state=state)
         return
-
-
-def _longest(examination: Examination, topic: str) -> float:
-    """Return for how long (seconds) a half of this topic may stay undecided."""
-    settings = examination.settings
-    rules = (examination.checkers or {}).get(topic)
-    if rules is None:
-        return examination.thresholds.old * (settings.immunity + settings.max_checks * settings.check_interval)
-    return examination.thresholds.old * (rules.immunity + rules.max_checks * rules.interval)
 
 
 def parked_halves(examination: Examination) -> Iterator[Diagnosis]:
     """Halves that have used up their checks wait for an operator."""
-    (rows,) = examination.read(sql.undecided(examination.schema, PARKED_HALVES))
-    topics = stats.add_topics({}, stats.UNDECIDED, rows)
+    topics = stats.add_topics({}, stats.UNDECIDED, examination.rows(sql.UNDECIDED, limit=PARKED_HALVES))
     yield from examination.judge(["half.parked"], topics, PARKED_HALVES)
     if sum(topic.undecided for topic in topics) >= PARKED_HALVES:
         raise NotInspected(f"only the oldest {PARKED_HALVES} undecided halves were inspected")
@@ -172,15 +135,15 @@ def undispatched(examination: Examination) -> Iterator[Diagnosis]:
 
 def scheduled(examination: Examination) -> Iterator[Diagnosis]:
     """Scheduled messages are released when their time has come."""
-    (rows,) = examination.read(sql.scheduled(examination.schema, examination.thresholds.undispatched, LIMIT))
+    rows = examination.rows(sql.SCHEDULED, grace=examination.thresholds.undispatched, limit=LIMIT)
     yield from examination.judge(["message.overdue"], stats.add_topics({}, stats.SCHEDULED, rows), LIMIT)
 
 
 def unpruned(examination: Examination) -> Iterator[Diagnosis]:
     """What is settled and older than the retention is deleted by a worker's prune."""
     settings = examination.settings
-    grace = max(_PRUNE_ROUNDS * settings.prune_interval, _PRUNE_AT_LEAST)
-    (((halves, oldest),),) = examination.read(sql.unpruned(examination.schema, settings.retention + grace, _PRUNE_ROWS))
+    age = settings.retention + max(_PRUNE_ROUNDS * settings.prune_interval, _PRUNE_AT_LEAST)
+    ((halves, oldest),) = examination.rows(sql.UNPRUNED, age=age, limit=_PRUNE_ROWS)
     if halves:
         details = {"halves": at_most(halves, _PRUNE_ROWS), "oldest": oldest, "retention": settings.retention}
         yield examination.finding("prune.behind", details)
@@ -197,28 +160,18 @@ def retries(examination: Examination) -> Iterator[Diagnosis]:
 
 
 def _groups(examination: Examination) -> list[stats.GroupStats]:
-    (rows,) = examination.read(sql.failures(examination.schema, examination.thresholds.retry, LIMIT))
-    return stats.failures(rows, LIMIT)
+    return stats.failures(examination.rows(sql.FAILURES, grace=examination.thresholds.retry, limit=LIMIT), LIMIT)
 
 
 def unread(examination: Examination) -> Iterator[Diagnosis]:
     """Messages are kept for the retention; a group that comes later misses them. Needs both parts in one database."""
     retention = examination.settings.retention
-    (rows,) = examination.read(sql.unread(examination.schema))
-    for group, topic, gaps, age in rows:
-        forget = (
-            f'DELETE FROM "{examination.schema}".consumer_offset WHERE consumer_group = {_literal(group)} '
-            f"AND topic = {_literal(topic)};"
-        )
-        details = {"group": group, "topic": topic}
+    for group, topic, gaps, age, forget in examination.rows(sql.UNREAD):
+        details = {"group": group, "topic": topic, "behind": age}
         if gaps:
-            yield examination.finding("group.pruned", details | {"queues": gaps, "behind": age}, forget=forget)
+            yield examination.finding("group.pruned", details | {"queues": gaps}, forget=forget)
         elif age > examination.thresholds.behind * retention:
-            yield examination.finding("group.behind", details | {"behind": age, "retention": retention}, forget=forget)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+            yield examination.finding("group.behind", details | {"retention": retention}, forget=forget)
 
 
 def workers(examination: Examination) -> Iterator[Diagnosis]:
@@ -226,22 +179,21 @@ def workers(examination: Examination) -> Iterator[Diagnosis]:
 
     A database that no worker has ever served is in order: the doctor is asked before the first deployment as well.
     """
-    (rows,) = examination.read(sql.workers(examination.schema))
-    if rows:
-        yield from judge_workers(examination, reports(examination.name, rows), examination.parts)
+    if found := _workers(examination):
+        yield from judge_workers(examination, found, examination.parts)
 
 
 def bulk_jobs(examination: Examination) -> Iterator[Diagnosis]:
     """Bulk jobs are carried out by a worker with the role bulk."""
-    rows, ((jobs, age),) = examination.read(
-        sql.workers(examination.schema), sql.open_bulk_jobs(examination.schema, LIMIT)
-    )
-    yield from judge_bulk_jobs(examination, reports(examination.name, rows), at_most(jobs, LIMIT), age)
+    ((jobs, age),) = examination.rows(sql.OPEN_BULK_JOBS, limit=LIMIT)
+    yield from judge_bulk_jobs(examination, _workers(examination), at_most(jobs, LIMIT), age)
 
 
 def reconciliations(examination: Examination) -> Iterator[Diagnosis]:
     """Did the last reconciliation of each group come to a result, and find no difference?"""
-    rows, runs = examination.read(sql.workers(examination.schema), sql.last_runs(examination.schema))
-    registered = merged(reports(examination.name, rows))
-    declared = any(handler.kind == "reconciliation" for handler in registered)
-    yield from judge_reconciliations(examination, runs, declared=declared)
+    declared = any(handler.kind == "reconciliation" for handler in merged(_workers(examination)))
+    yield from judge_reconciliations(examination, examination.rows(sql.LAST_RUNS), declared=declared)
+
+
+def _workers(examination: Examination) -> list[WorkerReport]:
+    return reports(examination.name, examination.rows(sql.WORKERS))

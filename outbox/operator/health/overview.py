@@ -75,7 +75,7 @@ class Overview:
 class DatabaseHealth:
     """What was read in one database.
 
-    ``checks`` are rows of `sql.checks`, ``runs`` of `sql.last_runs`; ``queues`` by topic. ``samples`` are those of the
+    ``checks`` are rows of `sql.CHECKS`, ``runs`` of `sql.LAST_RUNS`; ``queues`` by topic. ``samples`` are those of the
     charts' window, ``recent`` those of the last minutes.
     """
 
@@ -185,10 +185,10 @@ def _read(database: Database, subject: Subject, window: str, times: list[dt.date
     with database.looking(_SECONDS) as connection:
         rows, samples, recent, (bulk_jobs,) = execute(
             connection,
-            sql.workers(schema),
-            sql.samples(schema, times, within(window)),
-            sql.samples(schema, recent_times, 60.0),
-            sql.open_bulk_jobs(schema, LIMIT),
+            sql.WORKERS(schema),
+            sql.SAMPLES(schema, edges=times, within=within(window)),
+            sql.SAMPLES(schema, edges=recent_times, within=60.0),
+            sql.OPEN_BULK_JOBS(schema, limit=LIMIT),
         )
         workers = reports(database.name, rows)
         health = DatabaseHealth(
@@ -203,10 +203,12 @@ def _read(database: Database, subject: Subject, window: str, times: list[dt.date
         )
         if "producer" in database.parts:
             grace = thresholds.check * database.settings.check_interval
-            queues, health.checks = execute(connection, sql.topics(schema), sql.checks(schema, grace, CHECKS_PER_TOPIC))
+            queues, health.checks = execute(
+                connection, sql.TOPICS(schema), sql.CHECKS(schema, grace=grace, limit=CHECKS_PER_TOPIC)
+            )
             health.queues = dict(queues)
         if "consumer" in database.parts:
-            (health.runs,) = execute(connection, sql.last_runs(schema))
+            (health.runs,) = execute(connection, sql.LAST_RUNS(schema))
     return health
 
 

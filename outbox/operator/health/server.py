@@ -1,16 +1,26 @@
-"""Is the server fit for the outbox: version, writable, durable, connections left, clock; what holds vacuum back."""
+"""What the doctor inspects of settings, server and tables: what is set up wrongly, or holds the server back."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import driver_of, execute
+from outbox.database.failure import sqlstate
 from outbox.database.sql import NOW
 from outbox.operator.health import sql
-from outbox.operator.health.examination import NotInspected
+from outbox.operator.health.rules import NotInspected, Severity
 
 if TYPE_CHECKING:
-    from outbox.operator.health.examination import Examination, ServerIdentity
+    from sqlalchemy import Connection
+
+    from outbox.operator.health.examine import Examination, ServerIdentity
     from outbox.operator.health.rules import Diagnosis, Subject
 
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.
@@ -19,6 +29,31 @@ OLDEST = 13
 # Dispatch and release share a connection, so do prune and probes; one checks, one listens.
 _OF_A_WORKER = 4
 _CLOCK_PROBES = 3
+_POOLER_ROUNDS = 5
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def settings(examination: Examination) -> Iterator[Diagnosis]:
+    """Settings that contradict each other are refused wherever they are read: nothing starts with them."""
+    if examination.refused is not None:
+        yield examination.finding("settings.refused", {"error": str(examination.refused)})
+
+
+def retention_of_consumers(examination: Examination) -> Iterator[Diagnosis]:
+    """A consumer's own retries may last longer than those of the settings, for which the inbox was made to remember."""
+    if examination.subscriptions is None:
+        raise NotInspected("the application and its consumers aren't known")
+    known = examination.settings
+    for each in examination.subscriptions:
+        retries = sum(each.retry_delays) * (1 + known.retry_jitter)
+        needed = known.retention + retries
+        if known.inbox_retention < needed:
+            details = {"group": each.group, "topic": each.topic, "retries": retries, "needed": needed}
+            yield examination.finding("settings.retries", details | {"inbox_retention": known.inbox_retention})
+
+
+# --- the server --------------------------------------------------------------------------------------------------
 
 
 def version(examination: Examination) -> Iterator[Diagnosis]:
@@ -37,11 +72,8 @@ def writable(examination: Examination) -> Iterator[Diagnosis]:
     """A standby answers reads as if all were well."""
     if examination.server.standby:
         yield examination.finding("server.standby", {})
-        return
-    read_only = examination.parameters("default_transaction_read_only")["default_transaction_read_only"]
-    if read_only.value == "on":
-        mend = examination.set_to(read_only, "off")
-        yield examination.finding("server.read_only", {"source": read_only.source}, mend=mend)
+    else:
+        yield from _parameters(examination, {"default_transaction_read_only": "server.read_only"}, wrong="on")
 
 
 def durability(examination: Examination) -> Iterator[Diagnosis]:
@@ -52,25 +84,38 @@ def durability(examination: Examination) -> Iterator[Diagnosis]:
     tear pages, unless the file system writes them whole (ZFS does): hence a note.
     """
     names = ("fsync", "synchronous_commit", "full_page_writes")
-    for name, parameter in examination.parameters(*names).items():
-        if parameter.value == "off":
-            mend = examination.set_to(parameter, "on")
-            yield examination.finding(f"durability.{name}", {"source": parameter.source}, mend=mend)
+    yield from _parameters(examination, {name: f"durability.{name}" for name in names})
+
+
+def autovacuum(examination: Examination) -> Iterator[Diagnosis]:
+    """Without it dead rows and old statistics make every pass slower, and the server stops in the end."""
+    codes = {"autovacuum": "autovacuum.off", "track_counts": "autovacuum.track_counts"}
+    yield from _parameters(examination, codes)
+    if examination.parts:
+        for table, option in examination.rows(sql.AUTOVACUUM_OFF, tables=examination.tables()):
+            yield examination.finding("autovacuum.table", {"table": table, "option": option})
+
+
+def _parameters(examination: Examination, codes: dict[str, str], wrong: str = "off") -> Iterator[Diagnosis]:
+    """Find the parameters that are set wrongly, each with its rule."""
+    for name, parameter in examination.parameters(*codes).items():
+        if parameter.value == wrong:
+            mend = examination.set_to(parameter, "off" if wrong == "on" else "on")
+            yield examination.finding(codes[name], {"source": parameter.source}, mend=mend)
 
 
 def connections(examination: Examination) -> Iterator[Diagnosis]:
     """A rolling deploy needs the connections of a second worker while the first one still has its own."""
-    ((row,),) = examination.read(sql.CONNECTIONS)
-    most, reserved, of_role, of_database, used, used_by_role, used_in_database = row
+    ((most, reserved, of_role, of_database, used, used_by_role, used_in_database),) = examination.rows(sql.CONNECTIONS)
     left = {"max_connections": most - reserved - used}
     if of_role is not None:
         left["role"] = of_role - used_by_role
     if of_database is not None:
         left["database"] = of_database - used_in_database
     least = min(left, key=lambda name: left[name])
-    consuming = sum(each.threads for each in examination.subscriptions or ())
     needed = examination.thresholds.connections
     if needed is None:
+        consuming = sum(each.threads for each in examination.subscriptions or ())
         needed = _OF_A_WORKER + examination.settings.checks_in_flight + consuming
     if left[least] >= needed:
         return
@@ -105,12 +150,9 @@ def clock(examination: Examination) -> Iterator[Diagnosis]:
         probes.append((abs(after - before) / 2, (before + after) / 2 - there.timestamp()))
     uncertain, ahead = min(probes)
     if abs(ahead) - uncertain > examination.thresholds.clock:
-        yield examination.finding(
-            "clock.skew",
-            {"ahead": ahead, "uncertain": uncertain},
-            skew=abs(ahead),
-            direction="ahead of" if ahead > 0 else "behind",
-        )
+        direction = "ahead of" if ahead > 0 else "behind"
+        details = {"ahead": ahead, "uncertain": uncertain}
+        yield examination.finding("clock.skew", details, skew=abs(ahead), direction=direction)
 
 
 # --- what keeps vacuum from removing dead rows -------------------------------------------------------------------
@@ -119,10 +161,9 @@ def clock(examination: Examination) -> Iterator[Diagnosis]:
 def open_transactions(examination: Examination) -> Iterator[Diagnosis]:
     """The oldest open transaction; never its query, which may hold secrets."""
     limits = examination.thresholds
-    oldest, ((hidden, untracked),) = examination.read(
-        sql.open_transactions(limits.idle_transaction, limits.running_transaction), sql.HIDDEN_SESSIONS
-    )
-    for pid, age, state, application, count in oldest:
+    oldest = sql.OPEN_TRANSACTIONS(idle=limits.idle_transaction, running=limits.running_transaction)
+    rows, ((hidden, untracked),) = examination.read(oldest, sql.HIDDEN_SESSIONS())
+    for pid, age, state, application, count in rows:
         details = {"pid": pid, "age": age, "state": state, "application_name": application, "count": count}
         others = f"; {count - 1} more are open for too long" if count > 1 else ""
         yield examination.finding("transaction.open", details, others=others)
@@ -135,30 +176,207 @@ def open_transactions(examination: Examination) -> Iterator[Diagnosis]:
 
 def prepared_transactions(examination: Examination) -> Iterator[Diagnosis]:
     """What PREPARE TRANSACTION left behind survives restarts, and holds its locks."""
-    (rows,) = examination.read(sql.prepared_transactions(examination.thresholds.prepared_transaction))
+    rows = examination.rows(sql.PREPARED_TRANSACTIONS, age=examination.thresholds.prepared_transaction)
     for gid, age, literal, count in rows:
         others = f" ({count - 1} more are prepared for too long)" if count > 1 else ""
-        details = {"gid": gid, "age": age, "count": count}
-        yield examination.finding("transaction.prepared", details, literal=literal, others=others)
+        yield examination.finding(
+            "transaction.prepared", {"gid": gid, "age": age, "count": count}, literal=literal, others=others
+        )
 
 
 def replication(examination: Examination) -> Iterator[Diagnosis]:
     """A slot remembers for its reader, also when nothing reads it any more; a standby may ask for the same."""
     limits = examination.thresholds
-    slots, standbys = examination.read(sql.SLOTS, sql.STANDBYS)
-    for name, kind, active, held, wal, drop in slots:
-        words = {
-            "kind": kind,
-            "used": "active" if active else "not in use",
-            "mend": "see why its reader is slow"
-            if active
-            else f"start its reader again\nif that is gone for good: {drop}",
-        }
+    for name, kind, active, held, wal, drop in examination.rows(sql.SLOTS):
+        mend = "see why its reader is slow" if active else f"start its reader again\nif that is gone for good: {drop}"
+        words = {"kind": kind, "used": "active" if active else "not in use", "mend": mend}
         details = {"slot": name, "active": active}
         if held is not None and held > limits.held_transactions:
             yield examination.finding("slot.horizon", details | {"transactions": held}, **words)
         if wal is not None and wal > limits.held_wal:
             yield examination.finding("slot.wal", details | {"bytes": int(wal)}, gibibytes=wal / 1024**3, **words)
-    for name, held in standbys:
+    for name, held in examination.rows(sql.STANDBYS):
         if held > limits.held_transactions:
             yield examination.finding("standby.horizon", {"standby": name, "transactions": held})
+
+
+# --- our tables --------------------------------------------------------------------------------------------------
+
+
+def migrations(examination: Examination) -> Iterator[Diagnosis]:
+    """Which parts are installed, and are they of this code's version?"""
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database.migration import chain  # noqa: PLC0415
+
+    schema = examination.schema
+    try:
+        with examination.reading() as connection:
+            revisions = migration.current(connection, schema)
+    except DBAPIError as error:
+        if sqlstate(error) != "42501":
+            raise
+        server = examination.server
+        details = {"role": server.role_name, "schema": schema}
+        yield examination.finding("tables.unreadable", details, quoted_role=server.role)
+        return
+    examination.revisions = revisions
+    examination.parts = tuple(part for part in chain.PARTS if revisions[part] == chain.head(part))
+    if not any(revisions[part] for part in chain.PARTS):
+        code = "tables.missing" if revisions["common"] is None else "tables.partly"
+        yield examination.finding(code, {"revisions": revisions}, schema=schema)
+        return
+    for branch, revision in revisions.items():
+        expected = chain.head(branch)
+        if revision not in {None, expected}:
+            yield examination.finding(
+                "tables.older" if chain.known(str(revision)) else "tables.newer",
+                {"part": branch, "database": revision, "expected": expected},
+                options=f" --part {branch}" if branch in chain.PARTS else "",
+            )
+
+
+def differences(examination: Examination) -> Iterator[Diagnosis]:
+    """Columns, defaults, constraints and indexes; storage parameters are the operator's own business."""
+    from outbox.database import migration  # noqa: PLC0415
+
+    server = examination.server
+    if not examination.parts:
+        raise NotInspected("there are no tables of this code's version to compare with")
+    if server.standby:
+        raise NotInspected("the comparison needs temporary tables, which can't be made on a standby")
+    if not server.makes_temporary_tables:
+        grant = f"GRANT TEMPORARY ON DATABASE {server.database} TO {server.role};"
+        raise NotInspected(f"the comparison needs temporary tables; {grant}")
+    # Other rules find these.
+    known = (
+        *(f"index {name} of {table} is " for name, table, _ in _invalid_indexes(examination)),
+        *(f"table {name} is '" for name in examination.tables()),
+        "common is at revision ",
+    )
+    timeout = examination.thresholds.statement
+    lines = migration.check(examination.engine, examination.parts, examination.schema, timeout=timeout)
+    lines = [line for line in lines if not line.startswith(known)]
+    if lines:
+        more = f", and {len(lines) - 3} more" if len(lines) > 3 else ""
+        yield examination.finding("tables.differ", {"differences": lines}, first="; ".join(lines[:3]), others=more)
+
+
+def indexes(examination: Examination) -> Iterator[Diagnosis]:
+    """CREATE or REINDEX … CONCURRENTLY leaves an invalid index behind when it fails: written to, and never read."""
+    from outbox.database.tables import common_tables, consumer_tables, producer_tables  # noqa: PLC0415
+
+    tables = [table for make in (common_tables, producer_tables, consumer_tables) for table in make().tables.values()]
+    ours = {index.name for table in tables for index in table.indexes} | {table.primary_key.name for table in tables}
+    for name, table, quoted in _invalid_indexes(examination):
+        known = name in ours
+        details = {"index": name, "table": table, "known": known}
+        yield examination.finding("index.invalid", details, verb="REINDEX" if known else "DROP", quoted=quoted)
+
+
+def _invalid_indexes(examination: Examination) -> list[tuple[str, str, str]]:
+    rows = examination.rows(sql.INVALID_INDEXES, tables=examination.tables())
+    return [(name, table, quoted) for name, table, quoted in rows]
+
+
+# --- a connection pooler in between ------------------------------------------------------------------------------
+#
+# Nothing that a pooler says of itself is relied upon: what it does to connections shows it. A server process that
+# serves two connections which are open at the same time, or one process after the other for one connection, is what
+# transaction pooling is. PostgreSQL tells each connection at its start which process serves it; a pooler invents that
+# number.
+
+
+class Pooling(enum.StrEnum):
+    """What is between this process and the server."""
+
+    DIRECT = "direct"
+    SESSION = "session"
+    TRANSACTION = "transaction"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerProbe:
+    """Which server processes ran the transactions of two connections, both open; ``announced`` to the first one."""
+
+    announced: int
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+def pooling_of(probe: PoolerProbe) -> Pooling:
+    """Return what the processes show."""
+    first, second = set(probe.first), set(probe.second)
+    if len(first) > 1 or len(second) > 1 or first & second:
+        return Pooling.TRANSACTION
+    return Pooling.DIRECT if first == {probe.announced} else Pooling.SESSION
+
+
+def trouble_with_prepared(threshold: int | None, *, tracked: bool, can_close: bool) -> str | None:
+    """Return what is wrong with prepared statements behind a transaction pooler; None if nothing is.
+
+    ``threshold`` is psycopg's ``prepare_threshold``, ``tracked``: the pooler knows prepared statements,
+    ``can_close``: libpq can tell it that one is dropped.
+    """
+    if threshold is None:
+        return None
+    if not tracked:
+        return "and the pooler knows nothing of them: they end up on server processes that other clients use"
+    if not can_close:
+        return "and this libpq is older than 17, so the pooler isn't told which are dropped"
+    return None
+
+
+def pooler(examination: Examination) -> Iterator[Diagnosis]:
+    """Behind a transaction pooler, sessions have no memory."""
+    from psycopg import capabilities, pq  # noqa: PLC0415 - importing outbox must not pay for the driver
+
+    other = examination.connect()
+    try:
+        probe = _probe(examination, other)
+    finally:
+        with suppress(Exception):  # it has served
+            other.close()
+    if pooling_of(probe) is not Pooling.TRANSACTION:
+        return
+    threshold, own_engine = examination.prepare_threshold, examination.own_engine
+    tracked = _tracks(examination)
+    trouble = trouble_with_prepared(threshold, tracked=tracked, can_close=capabilities.has_send_close_prepared())
+    if trouble is not None:
+        details = {"pooling": Pooling.TRANSACTION, "prepare_threshold": threshold, "tracked": tracked}
+        yield examination.finding(
+            "pooler.prepared_statements",
+            details | {"libpq": pq.version()},
+            severity=Severity.PROBLEM if own_engine else Severity.NOTE,
+            unless="" if own_engine else " (unless your engine says prepare_threshold=None)",
+            trouble=trouble,
+        )
+    if examination.settings.listen:
+        yield examination.finding("pooler.listen", {"pooling": Pooling.TRANSACTION})
+
+
+def _probe(examination: Examination, other: Connection) -> PoolerProbe:
+    pids: tuple[list[int], list[int]] = ([], [])
+    for _ in range(_POOLER_ROUNDS):
+        for connection, served_by in zip((examination.connection, other), pids, strict=True):
+            with examination.reading(connection):
+                (((pid,),),) = execute(connection, sql.BACKEND_PID())
+                served_by.append(pid)
+    return PoolerProbe(driver_of(examination.connection).pgconn.backend_pid, tuple(pids[0]), tuple(pids[1]))
+
+
+def _tracks(examination: Examination) -> bool:
+    """Return whether the pooler manages prepared statements: then it gives them names of its own on the server.
+
+    One transaction stays on one server process, so nothing is left behind on it for others.
+    """
+    from psycopg import pq  # noqa: PLC0415
+
+    name = f"outbox_doctor_{uuid4().hex}"
+    with examination.reading() as connection:
+        result = driver_of(connection).pgconn.prepare(name.encode(), b"SELECT 1")
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            return False
+        (((passed_on,),),) = execute(connection, sql.PREPARED_STATEMENT(name=name))
+        if passed_on:
+            execute(connection, sql.deallocate(name))
+    return not passed_on

@@ -6,8 +6,7 @@ costs no more than the work that they describe.
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outbox.check.sql import KNOWN_TOPICS
 from outbox.consumer.sql import GROUP_QUEUES
@@ -15,10 +14,24 @@ from outbox.database.execute import Statement, in_schema
 from outbox.database.sql import ALIVE
 from outbox.dispatch.sql import Cursor
 
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement that only reads; ``{s}`` in its text is the schema of the tables. Called with its values."""
+
+    text: str
+
+    def __call__(self, schema: str = "", **values: object) -> Statement:
+        """Return the statement for a schema, where it reads our tables."""
+        return Statement(in_schema(self.text, schema), values)
+
+
 # --- halves and messages at the producer -------------------------------------------------------------------------
 
-# Oldest first: ids begin with the time.
-_UNDECIDED = """
+#: Counts of the oldest undecided halves, ``limit`` at most. Rows: ``(topic, halves, of them parked, of them due for a
+#: check, of these never checked, age of the oldest in s, seconds since the first was parked or NULL, its id or NULL)``.
+#: Oldest first: ids begin with the time.
+UNDECIDED = Query("""
 SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
        count(*) FILTER (WHERE due AND c.checked_at IS NULL),
        extract(epoch FROM clock_timestamp() - min(h.born_at))::float8,
@@ -28,11 +41,13 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
           FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) c
   LEFT JOIN LATERAL (SELECT born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true
  GROUP BY c.topic ORDER BY c.topic
-"""
+""")
 
-# Of each topic the halves whose check has been due the longest, and whether a checker was asked about those whose check
-# comes last.
-_CHECKS = (
+#: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones. Late is a
+#: check that was due ``grace`` seconds ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
+#: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a checker was asked
+#: about one of the topic's last ones)``.
+CHECKS = Query(
     KNOWN_TOPICS
     + """
 SELECT k.topic, f.*,
@@ -56,7 +71,9 @@ SELECT k.topic, f.*,
 """
 )
 
-_OLDEST_UNDECIDED = """
+#: The oldest undecided halves past their immunity that aren't parked, of the oldest ``limit``; 100 at most. Rows:
+#: ``(id, topic, fenced, checks, was checked, age in s, seconds since its check was due)``, the oldest first.
+OLDEST_UNDECIDED = Query("""
 SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8,
        extract(epoch FROM clock_timestamp() - c.next_check_at)::float8
@@ -65,9 +82,11 @@ SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
          ORDER BY half_id LIMIT 100) c
   JOIN {s}.half_message h ON h.id = c.half_id
  ORDER BY h.born_at
-"""
+""")
 
-_SCHEDULED = """
+#: Counts of scheduled messages, ``limit`` at most; overdue are those that were due ``grace`` seconds ago. Rows:
+#: ``(topic, messages, next deliver_at, of them overdue, seconds since the first was due)``.
+SCHEDULED = Query("""
 SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
        extract(epoch FROM clock_timestamp() - min(d.deliver_at) FILTER (WHERE late))::float8
   FROM (SELECT half_id, deliver_at, deliver_at < clock_timestamp() - make_interval(secs => %(grace)s) AS late
@@ -75,13 +94,14 @@ SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
          WHERE recalled_at IS NULL ORDER BY deliver_at, half_id LIMIT %(limit)s) d
   JOIN {s}.half_message h ON h.id = d.half_id
  GROUP BY h.topic ORDER BY h.topic
-"""
+""")
 
-_HEADS = """
+#: The end of each queue. Rows: ``(topic, queue, last position)``.
+HEADS = Query("""
 SELECT t.name, q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = t.name AND m.queue = q), 0)
   FROM {s}.topic t, generate_series(0, t.queues - 1) q
  ORDER BY 1, 2
-"""
+""")
 
 _OP = "SELECT half_id, resolution, decided_at FROM {s}.op_message"
 
@@ -95,10 +115,7 @@ _REST_OF_CUT = (
     f"{_OP} WHERE xid >= pg_snapshot_xmax(%(target)s::pg_snapshot) AND sequence > %(base)s",
     f"{_OP} WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot))) AND sequence > %(base)s",
 )
-_REST_OF_REBASE = (
-    f"{_OP} WHERE sequence > %(after)s AND sequence <= %(until)s ORDER BY sequence",
-    *_SINCE_SNAPSHOT,
-)
+_REST_OF_REBASE = (f"{_OP} WHERE sequence > %(after)s AND sequence <= %(until)s ORDER BY sequence", *_SINCE_SNAPSHOT)
 _NEWEST = (f"{_OP} ORDER BY sequence DESC",)
 
 _UNDISPATCHED = """
@@ -112,8 +129,9 @@ SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_a
  GROUP BY h.topic ORDER BY h.topic
 """
 
-# What prune would delete, of the oldest halves that are decided.
-_UNPRUNED = """
+#: What prune could have deleted ``age`` seconds after its decision, of the oldest ``limit`` decided halves.
+#: Rows: ``(halves, seconds since the decision of the first)``.
+UNPRUNED = Query("""
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
   FROM (SELECT h.id, o.resolution, o.decided_at
           FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
@@ -124,13 +142,15 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
          WHERE m.half_id = old.id AND m.visible_at < clock_timestamp() - make_interval(secs => %(age)s)
            AND EXISTS (SELECT FROM {s}.message n
                         WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
-"""
+""")
 
-_TOPICS = "SELECT name, queues FROM {s}.topic ORDER BY name"
+#: The topics. Rows: ``(name, number of queues)``.
+TOPICS = Query("SELECT name, queues FROM {s}.topic ORDER BY name")
 
 # --- groups at the consumer --------------------------------------------------------------------------------------
 
-_OFFSETS = (
+#: How far each group has come. Rows: ``(group, topic, queue, position)``.
+OFFSETS = Query(
     GROUP_QUEUES
     + """
 SELECT p.consumer_group, p.topic, p.queue,
@@ -141,7 +161,10 @@ SELECT p.consumer_group, p.topic, p.queue,
 """
 )
 
-_FAILURES = (
+#: Counts of failed messages, and parked ones that aren't discarded; ``limit`` of each at most. Rows: ``(group, topic,
+#: failed, seconds since the first retry was due or NULL, retries that were due ``grace`` seconds ago, parked, seconds
+#: since the first of these was parked or NULL, its id or NULL)``.
+FAILURES = Query(
     GROUP_QUEUES
     + """
 SELECT g.consumer_group, g.topic,
@@ -167,13 +190,17 @@ SELECT g.consumer_group, g.topic,
 """
 )
 
-# Positions are dense: where the next message isn't the next position, those in between were pruned. A queue that was
-# added after the group began has no offset, and is read from its first message.
-_UNREAD = (
+#: How far groups are behind, as far as their topics are in this database. Rows: ``(group, topic, queues in which
+#: messages were pruned before they were read, age of the oldest in s, SQL that forgets the group)``, one for each group
+#: that has something to read.
+#: Positions are dense: where the next message isn't the next position, those in between were pruned. A queue that was
+#: added after the group began has no offset, and is read from its first message.
+UNREAD = Query(
     GROUP_QUEUES
     + """
 SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position + 1),
-       max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8
+       max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8,
+       format('DELETE FROM {s}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', g.consumer_group, g.topic)
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
   JOIN {s}.topic t ON t.name = g.topic
  CROSS JOIN LATERAL generate_series(0, t.queues - 1) q (queue)
@@ -188,8 +215,11 @@ SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position
 """
 )
 
-# The newest run of each pair, and the newest that came to a result.
-_LAST_RUNS = """
+#: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,
+#: applied, age in s, age of the newest that came to a result in s)``.
+LAST_RUNS = Query(
+    GROUP_QUEUES
+    + """
 SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::text, r.applied,
        extract(epoch FROM clock_timestamp() - r.started_at)::float8,
        extract(epoch FROM clock_timestamp() - (
@@ -201,51 +231,62 @@ SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::
                       ORDER BY started_at DESC LIMIT 1) r
  ORDER BY 1, 2
 """
+)
 
 # --- workers, bulk jobs, samples, tables -------------------------------------------------------------------------
 
-_WORKERS = """
+#: The workers; alive is one that was seen within `ALIVE` seconds. Rows: ``(id, name, version, roles, started at,
+#: seen at, is alive, duties, handlers, seconds since it was seen)``.
+WORKERS = Query(
+    """
 SELECT id, name, version, roles::text, started_at, seen_at,
-       seen_at > clock_timestamp() - make_interval(secs => %(alive)s), duties::text, handlers::text,
+       seen_at > clock_timestamp() - make_interval(secs => {alive}), duties::text, handlers::text,
        extract(epoch FROM clock_timestamp() - seen_at)::float8
   FROM {s}.worker ORDER BY name, id LIMIT 1000
-"""
+""".replace("{alive}", str(ALIVE))
+)
 
-_OPEN_BULK_JOBS = """
+#: Counts of bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one.
+OPEN_BULK_JOBS = Query("""
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
   FROM (SELECT created_at FROM {s}.bulk_job WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
-"""
+""")
 
-_SAMPLES = """
+#: The first sample at or after each of these moments, ``within`` seconds. Rows: one for each moment, in order:
+#: ``(statistics as JSON or NULL,)``.
+SAMPLES = Query("""
 SELECT s.stats::text
   FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
   LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
                       WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
                       ORDER BY sampled_at LIMIT 1) s ON true
  ORDER BY e.number
-"""
+""")
 
-_TABLE_SIZES = """
+#: The tables, the biggest first. Rows: ``(name, estimated rows, bytes, dead rows, last vacuum)``.
+TABLE_SIZES = Query("""
 SELECT c.relname, greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid), coalesce(t.n_dead_tup, 0),
        greatest(t.last_vacuum, t.last_autovacuum)
   FROM pg_class c LEFT JOIN pg_stat_user_tables t ON t.relid = c.oid
- WHERE c.relnamespace = %(schema)s::regnamespace AND c.relkind = 'r'
+ WHERE c.relnamespace = '{s}'::regnamespace AND c.relkind = 'r'
  ORDER BY 3 DESC, 1
-"""
+""")
 
-# One that is being built is not valid yet either.
-_INVALID_INDEXES = """
+#: Indexes of these tables that can't be used. Rows: ``(index, table, index quoted with its schema)``.
+#: One that is being built is not valid yet either.
+INVALID_INDEXES = Query("""
 SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname)
   FROM pg_namespace n
   JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = ANY (%(tables)s::text[])
   JOIN pg_index x ON x.indrelid = t.oid
   JOIN pg_class i ON i.oid = x.indexrelid
- WHERE n.nspname = %(schema)s AND NOT (x.indisvalid AND x.indisready AND x.indislive)
+ WHERE n.oid = to_regnamespace('{s}') AND NOT (x.indisvalid AND x.indisready AND x.indislive)
    AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = x.indexrelid)
  ORDER BY 2, 1
-"""
+""")
 
-_AUTOVACUUM_OFF = """
+#: Which of these tables have autovacuum off. Rows: ``(table quoted with its schema, storage parameter)``.
+AUTOVACUUM_OFF = Query("""
 SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
   FROM pg_namespace n
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = ANY (%(tables)s::text[])
@@ -254,27 +295,28 @@ SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
        SELECT '' AS prefix, * FROM pg_options_to_table(c.reloptions)
         UNION ALL
        SELECT 'toast.', * FROM pg_options_to_table(toast.reloptions)) o
- WHERE n.nspname = %(schema)s
+ WHERE n.oid = to_regnamespace('{s}')
    AND CASE WHEN o.option_name = 'autovacuum_enabled' THEN NOT o.option_value::bool ELSE false END
  ORDER BY 1, 2
-"""
+""")
 
 # --- the server --------------------------------------------------------------------------------------------------
 
 #: One row: version as a number, version, is a standby, role, role quoted, database quoted, may make temporary tables,
 #: time.
-SERVER = Statement("""
+SERVER = Query("""
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
        session_user::text, quote_ident(session_user), quote_ident(current_database()),
        has_database_privilege(current_database(), 'TEMPORARY'), clock_timestamp()
 """)
 
-_PARAMETERS = "SELECT name, setting, source FROM pg_settings WHERE name = ANY (%s::text[])"
+#: Configuration parameters as they are for this session. Rows: ``(name, value, source)``.
+PARAMETERS = Query("SELECT name, setting, source FROM pg_settings WHERE name = ANY (%(names)s::text[])")
 
 #: How many connections there may be, and are besides this one. Superusers are held back by neither limit, and may take
 #: what is reserved; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
 #: database (NULL: none), in use by all, by the role, in the database.
-CONNECTIONS = Statement("""
+CONNECTIONS = Query("""
 SELECT current_setting('max_connections')::int,
        CASE WHEN r.rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::int
             + coalesce(current_setting('reserved_connections', true)::int, 0) END,
@@ -288,33 +330,41 @@ SELECT current_setting('max_connections')::int,
  WHERE r.rolname = session_user AND d.datname = current_database()
 """)
 
-_TRANSACTIONS = """
+#: The oldest transaction of this database that is open for longer, in seconds; and nothing of its queries.
+#: Transactions of other roles are hidden from a role without the privilege pg_monitor. Rows: ``(pid, age in s, state,
+#: application name, how many there are)`` or none.
+OPEN_TRANSACTIONS = Query("""
 SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, application_name, count(*) OVER ()
   FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
    AND xact_start < clock_timestamp() - make_interval(secs =>
        CASE WHEN state LIKE 'idle in transaction%%' THEN %(idle)s::float8 ELSE %(running)s END)
  ORDER BY xact_start LIMIT 1
-"""
+""")
 
 #: The sessions of this database that don't show their transactions. One row: without the privilege, not tracked.
-HIDDEN_SESSIONS = Statement("""
+HIDDEN_SESSIONS = Query("""
 SELECT count(*) FILTER (WHERE backend_type IS NULL), count(*) FILTER (WHERE state = 'disabled')
   FROM pg_stat_activity WHERE datname = current_database()
 """)
 
-_PREPARED_TRANSACTIONS = """
+#: The oldest two-phase transaction of this database that is prepared for longer than ``age`` seconds. Rows:
+#: ``(name, age in s, name as an SQL literal, how many there are)`` or none.
+PREPARED_TRANSACTIONS = Query("""
 SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8, quote_literal(gid), count(*) OVER ()
   FROM pg_prepared_xacts
  WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => %(age)s)
  ORDER BY prepared LIMIT 1
-"""
+""")
 
 #: The server process that runs this.
-BACKEND_PID = Statement("SELECT pg_backend_pid()")
+BACKEND_PID = Query("SELECT pg_backend_pid()")
+
+#: Whether the server process has a prepared statement of this name. Rows: ``(has it,)``.
+PREPARED_STATEMENT = Query("SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = %(name)s)")
 
 #: Replication slots: name, type, active, age of xmin in transactions, bytes of WAL kept, SQL that drops it.
-SLOTS = Statement("""
+SLOTS = Query("""
 SELECT slot_name::text, slot_type, active, age(xmin),
        pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
                        restart_lsn)::float8,
@@ -323,50 +373,10 @@ SELECT slot_name::text, slot_type, active, age(xmin),
 """)
 
 #: The standby without a slot that holds vacuum back most: name, age in transactions.
-STANDBYS = Statement("""
+STANDBYS = Query("""
 SELECT application_name, age(backend_xmin) FROM pg_stat_replication
  WHERE backend_xmin IS NOT NULL ORDER BY age(backend_xmin) DESC LIMIT 1
 """)
-
-
-def undecided(schema: str, limit: int) -> Statement:
-    """Count the oldest undecided halves, ``limit`` at most.
-
-    Rows: ``(topic, halves, of them parked, of them due for a check, of these never checked, age of the oldest in s,
-    seconds since the first was parked or NULL, its id or NULL)``.
-    """
-    return Statement(in_schema(_UNDECIDED, schema), {"limit": limit})
-
-
-def checks(schema: str, grace: float, limit: int) -> Statement:
-    """Count, for each topic, the ``limit`` undecided halves whose check comes first; parked ones are left out.
-
-    Late is a check that was due ``grace`` seconds ago. Rows: ``(topic, unfenced, of them due, of them late, of them
-    late and no checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a
-    checker was asked about one of the topic's last ones)``.
-    """
-    return Statement(in_schema(_CHECKS, schema), {"grace": grace, "limit": limit})
-
-
-def oldest_undecided(schema: str, limit: int) -> Statement:
-    """Read the oldest undecided halves past their immunity that aren't parked, of the oldest ``limit``; 100 at most.
-
-    Rows: ``(id, topic, fenced, checks, was checked, age in s, seconds since its check was due)``, the oldest first.
-    """
-    return Statement(in_schema(_OLDEST_UNDECIDED, schema), {"limit": limit})
-
-
-def scheduled(schema: str, grace: float, limit: int) -> Statement:
-    """Count scheduled messages, ``limit`` at most; overdue are those that were due ``grace`` seconds ago.
-
-    Rows: ``(topic, messages, next deliver_at, of them overdue, seconds since the first was due)``.
-    """
-    return Statement(in_schema(_SCHEDULED, schema), {"grace": grace, "limit": limit})
-
-
-def heads(schema: str) -> Statement:
-    """Read the end of each queue. Rows: ``(topic, queue, last position)``."""
-    return Statement(in_schema(_HEADS, schema))
 
 
 def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
@@ -393,113 +403,6 @@ def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
             "base": cursor.base_sequence,
         }
     return Statement(in_schema(_UNDISPATCHED.replace("{candidates}", candidates), schema), values)
-
-
-def unpruned(schema: str, age: float, limit: int) -> Statement:
-    """Count what could have been pruned ``age`` seconds after its decision, of the oldest ``limit`` decided halves.
-
-    Rows: ``(halves, seconds since the decision of the first)``.
-    """
-    return Statement(in_schema(_UNPRUNED, schema), {"age": age, "limit": limit})
-
-
-def topics(schema: str) -> Statement:
-    """Read the topics. Rows: ``(name, number of queues)``."""
-    return Statement(in_schema(_TOPICS, schema))
-
-
-def offsets(schema: str) -> Statement:
-    """Read how far each group has come. Rows: ``(group, topic, queue, position)``."""
-    return Statement(in_schema(_OFFSETS, schema))
-
-
-def failures(schema: str, grace: float, limit: int) -> Statement:
-    """Count failed messages, and parked ones that aren't discarded; ``limit`` of each at most.
-
-    Rows: ``(group, topic, failed, seconds since the first retry was due or NULL, retries that were due ``grace``
-    seconds ago, parked, seconds since the first of these was parked or NULL, its id or NULL)``.
-    """
-    return Statement(in_schema(_FAILURES, schema), {"grace": grace, "limit": limit})
-
-
-def unread(schema: str) -> Statement:
-    """Read how far groups are behind, as far as their topics are in this database.
-
-    Rows: ``(group, topic, queues in which messages were pruned before they were read, age of the oldest in s)``, one
-    for each group that has something to read.
-    """
-    return Statement(in_schema(_UNREAD, schema))
-
-
-def last_runs(schema: str) -> Statement:
-    """Read the newest reconciliation of each group and topic that has one.
-
-    Rows: ``(topic, group, ended, error, counts, applied, age in s, age of the newest that came to a result in s)``.
-    """
-    return Statement(in_schema(GROUP_QUEUES + _LAST_RUNS, schema))
-
-
-def workers(schema: str) -> Statement:
-    """Read the workers; alive is one that was seen within `ALIVE` seconds.
-
-    Rows: ``(id, name, version, roles, started at, seen at, is alive, duties, handlers, seconds since it was seen)``.
-    """
-    return Statement(in_schema(_WORKERS, schema), {"alive": ALIVE})
-
-
-def open_bulk_jobs(schema: str, limit: int) -> Statement:
-    """Count bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one."""
-    return Statement(in_schema(_OPEN_BULK_JOBS, schema), {"limit": limit})
-
-
-def samples(schema: str, edges: Sequence[dt.datetime], within: float) -> Statement:
-    """Read the first sample at or after each of these moments, ``within`` seconds.
-
-    Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
-    """
-    return Statement(in_schema(_SAMPLES, schema), {"edges": list(edges), "within": within})
-
-
-def table_sizes(schema: str) -> Statement:
-    """Read the tables, the biggest first. Rows: ``(name, estimated rows, bytes, dead rows, last vacuum)``."""
-    return Statement(_TABLE_SIZES, {"schema": f'"{schema}"'})
-
-
-def invalid_indexes(schema: str, tables: Sequence[str]) -> Statement:
-    """Read indexes of these tables that can't be used. Rows: ``(index, table, index quoted with its schema)``."""
-    return Statement(_INVALID_INDEXES, {"schema": schema, "tables": list(tables)})
-
-
-def autovacuum_off(schema: str, tables: Sequence[str]) -> Statement:
-    """Read which of these tables have autovacuum off. Rows: ``(table quoted with its schema, storage parameter)``."""
-    return Statement(_AUTOVACUUM_OFF, {"schema": schema, "tables": list(tables)})
-
-
-def parameters(names: Sequence[str]) -> Statement:
-    """Read configuration parameters as they are for this session. Rows: ``(name, value, source)``."""
-    return Statement(_PARAMETERS, (list(names),))
-
-
-def open_transactions(idle: float, running: float) -> Statement:
-    """Read the oldest transaction of this database that is open for longer, in seconds; and nothing of its queries.
-
-    Transactions of other roles are hidden from a role without the privilege pg_monitor.
-    Rows: ``(pid, age in s, state, application name, how many there are)`` or none.
-    """
-    return Statement(_TRANSACTIONS, {"idle": idle, "running": running})
-
-
-def prepared_transactions(age: float) -> Statement:
-    """Read the oldest two-phase transaction of this database that is prepared for longer than ``age`` seconds.
-
-    Rows: ``(name, age in s, name as an SQL literal, how many there are)`` or none.
-    """
-    return Statement(_PREPARED_TRANSACTIONS, {"age": age})
-
-
-def prepared_statement(name: str) -> Statement:
-    """Read whether the server process has a prepared statement of this name. Rows: ``(has it,)``."""
-    return Statement("SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = %s)", (name,))
 
 
 def deallocate(name: str) -> Statement:

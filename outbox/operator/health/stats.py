@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LIMIT = 10_000
 _SECONDS = 10.0
 
-#: The columns of `sql.undecided`, `sql.undispatched` and `sql.scheduled` after the topic, as fields of `TopicStats`.
+#: The columns of `sql.UNDECIDED`, `sql.undispatched` and `sql.SCHEDULED` after the topic, as fields of `TopicStats`.
 UNDECIDED = ("undecided", "parked", "orphans", "unasked", "oldest_undecided", "oldest_parked", "parked_id")
 UNDISPATCHED = ("undispatched", "oldest_undispatched")
 SCHEDULED = ("scheduled", "next_due", "overdue", "oldest_overdue")
@@ -147,7 +147,7 @@ def add_topics(topics: dict[str, TopicStats], columns: Collection[str], rows: It
 
 
 def failures(rows: Iterable[Row], limit: int) -> list[GroupStats]:
-    """Return the rows of `sql.failures`; a count that stopped at ``limit`` is in ``capped``."""
+    """Return the rows of `sql.FAILURES`; a count that stopped at ``limit`` is in ``capped``."""
     groups = [GroupStats(group, topic, **dict(zip(_FAILURES, values, strict=True))) for group, topic, *values in rows]
     for each in groups:
         each.capped = [name for name in ("failed", "parked") if getattr(each, name) >= limit]
@@ -165,9 +165,9 @@ def _topics(
     cursors, undecided, scheduled, positions = execute(
         connection,
         newest_cursor(schema),
-        sql.undecided(schema, LIMIT),
-        sql.scheduled(schema, limits.undispatched, LIMIT),
-        sql.heads(schema),
+        sql.UNDECIDED(schema, limit=LIMIT),
+        sql.SCHEDULED(schema, grace=limits.undispatched, limit=LIMIT),
+        sql.HEADS(schema),
     )
     cursor = to_cursor(cursors[0]) if cursors else None
     (undispatched,) = execute(connection, sql.undispatched(schema, cursor, LIMIT))
@@ -190,7 +190,7 @@ def _topics(
 def _groups(
     connection: Connection, schema: str, limits: Thresholds, heads: dict[str, dict[int, int]]
 ) -> list[GroupStats]:
-    offsets, rows = execute(connection, sql.offsets(schema), sql.failures(schema, limits.retry, LIMIT))
+    offsets, rows = execute(connection, sql.OFFSETS(schema), sql.FAILURES(schema, grace=limits.retry, limit=LIMIT))
     reached: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for group, topic, queue, position in offsets:
         reached[group, topic][queue] = position

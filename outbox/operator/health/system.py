@@ -106,7 +106,7 @@ def _read(database: Database, view: DatabaseView) -> DatabaseView:
 
     with database.looking() as connection:
         ((_, version, *_),), oldest, tables = execute(
-            connection, sql.SERVER, sql.open_transactions(0, 0), sql.table_sizes(database.schema)
+            connection, sql.SERVER(), sql.OPEN_TRANSACTIONS(idle=0.0, running=0.0), sql.TABLE_SIZES(database.schema)
         )
         revisions = migration.current(connection, database.schema)
     return dataclasses.replace(

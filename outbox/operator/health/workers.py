@@ -81,7 +81,7 @@ def handlers(databases: Databases) -> list[HandlerRow]:
 
 
 def reports(database: str, rows: Iterable[Row]) -> list[WorkerReport]:
-    """Return the rows of `sql.workers` as what the workers of a database have reported."""
+    """Return the rows of `sql.WORKERS` as what the workers of a database have reported."""
     return [
         WorkerReport(
             WorkerRow(database, id_, name, version, json.loads(roles), started_at, seen_at, alive_, json.loads(duties)),
@@ -153,5 +153,5 @@ def judge_bulk_jobs(subject: Subject, reports: Sequence[WorkerReport], jobs: int
 
 def _read(database: Database) -> list[WorkerReport]:
     with database.looking() as connection:
-        (rows,) = execute(connection, sql.workers(database.schema))
+        (rows,) = execute(connection, sql.WORKERS(database.schema))
     return reports(database.name, rows)
