@@ -44,4 +44,4 @@ def keep_open(banks: Banks, port: int, told: Console) -> None:
         told.print(
             "The banks stay open. Some transfers are parked: bank B has closed the accounts. Ctrl-C ends it all."
         )
-        serve(config, tell=told.print)
+        serve(config, announce=told.print)

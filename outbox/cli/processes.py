@@ -317,7 +317,6 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     settings, urls = find_settings(databases.schema), databases.urls
     config = ConsoleConfig.from_env(
         databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
-        settings=settings,
         host=server.host,
         port=server.port,
         read_only=server.read_only or None,
@@ -332,7 +331,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     signal.signal(signal.SIGTERM, _interrupt)
     say("Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
-        standalone.serve(config, tell=say)
+        standalone.serve(config, settings=settings, announce=say)
     say("the console has stopped")
 
 

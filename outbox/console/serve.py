@@ -1,7 +1,4 @@
-"""What the console is started with when it is an application of its own: `OUTBOX_CONSOLE_*` variables, or options.
-
-The console as a server of its own.
-"""
+"""The console as a server of its own, configured by `OUTBOX_CONSOLE_*` variables or options."""
 
 from __future__ import annotations
 
@@ -13,33 +10,62 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from outbox.console.app import app_of, build_console
+from outbox.console.app import Metrics, app_of, build_console
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader
 from outbox.console.context import Authorizer, Console
 from outbox.console.login import hash_token
 from outbox.console.permissions import Principal, Role
 from outbox.errors import InvalidSettings
 from outbox.operator.look.redact import Redactor
+from outbox.reader import Reader, environment, option
 from outbox.settings import Settings
 
-if TYPE_CHECKING:
-    from outbox.console.app import Metrics
-    from outbox.console.context import Console
-
 PREFIX = "OUTBOX_CONSOLE_"
-#: What is read from a file where the variable with ``_FILE`` at its end names one.
-_SECRET = frozenset({"DATABASES", "USERS", "TOKENS", "SESSION_KEY"})
-_NAMES = frozenset({
-    "DATABASES", "HOST", "PORT", "READ_ONLY", "ALLOWED_HOSTS", "TRUSTED_ORIGINS", "TRUSTED_PROXIES", "ENV", "USERS",
-    "TOKENS", "USER_HEADER", "USER_ROLES", "USER_DEFAULT_ROLE", "SESSION_KEY", "PAYLOAD", "METRICS", "ROOT_PATH",
-})  # fmt: skip
+_ENTRY = f"name:role:hash, separated by blanks or lines, where role is one of {', '.join(Role)}"
+
+
+def _entries(text: str) -> list[tuple[str, Role, str]]:
+    entries = []
+    for number, word in enumerate(text.replace(",", " ").split(), 1):
+        parts = word.rsplit(":", 2)
+        if len(parts) != 3 or parts[1] not in set(Role):
+            raise ValueError(f"{_ENTRY}; entry {number} isn't")
+        entries.append((parts[0], Role(parts[1]), parts[2]))
+    return entries
+
+
+def _users(text: str) -> dict[str, tuple[str, Role]]:
+    return {name: (hashed, role) for name, role, hashed in _entries(text)}
+
+
+def _tokens(text: str) -> dict[str, Principal]:
+    return {hashed: Principal.of(name, role) for name, role, hashed in _entries(text)}
+
+
+def named_databases(text: str) -> dict[str, str]:
+    """Return URLs by name: each is ``name=url``, or an URL, which then has the name of its database.
+
+    Raises:
+        ValueError: two have the same name, or a URL can't be read; it isn't quoted, for it may have a password.
+    """
+    databases: dict[str, str] = {}
+    for word in text.replace(",", " ").split():
+        head, separator, rest = word.partition("=")
+        named = bool(separator) and "://" not in head
+        try:
+            name = head if named else make_url(word).database or "outbox"
+        except ArgumentError:
+            raise ValueError("name=url, or a URL like postgresql+psycopg://host/name; one can't be read") from None
+        if name in databases:
+            raise ValueError(f"name=url with each name once; two databases are named {name!r}")
+        databases[name] = rest if named else word
+    return databases
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +73,39 @@ class ConsoleConfig:
     """All options of a console of its own; see `create_console_router` for those of the same name.
 
     ``databases`` are URLs by name. ``users`` maps names to ``(hash, role)``, ``tokens`` hashes to principals.
-    ``user_header`` is the header in which a trusted proxy names the user, ``user_roles`` their roles,
-    ``user_default_role`` that of all others. ``payload`` is hidden, masked or full. ``root_path`` is the prefix that a
-    proxy takes off.
 
     Raises:
         InvalidSettings: an option that isn't one.
     """
 
-    databases: Mapping[str, str] = field(repr=False)
-    host: str = "127.0.0.1"
-    port: int = 8900
-    read_only: bool = False
-    allowed_hosts: tuple[str, ...] | None = None
-    trusted_origins: tuple[str, ...] = ()
-    trusted_proxies: tuple[str, ...] = ()
-    env: str | None = None
-    users: Mapping[str, tuple[str, Role]] = field(default_factory=dict, repr=False)
-    tokens: Mapping[str, Principal] = field(default_factory=dict, repr=False)
-    user_header: str | None = None
-    user_roles: Mapping[str, Role] = field(default_factory=dict)
-    user_default_role: Role | None = None
-    session_key: str | None = field(default=None, repr=False)
-    payload: str = "masked"
-    metrics: str = "off"
-    root_path: str = ""
-    settings: Settings = field(default_factory=Settings)
+    databases: Mapping[str, str] = option(
+        help="NAME=URL, separated by blanks or lines; else OUTBOX_DATABASE_URL.", parse=named_databases, secret=True
+    )
+    host: str = option("127.0.0.1", "The address to listen on.")
+    port: int = option(8900, "The port to listen on; 0 takes a free one.", least=0, most=65535)
+    read_only: bool = option(False, "Refuse every act and reveal.")
+    allowed_hosts: tuple[str, ...] | None = option(None, "Names under which it is reached, beside localhost.")
+    trusted_origins: tuple[str, ...] = option((), "Other sites that may send.")
+    trusted_proxies: tuple[str, ...] = option((), "Addresses or networks whose X-Forwarded-* is believed.")
+    env: str | None = option(None, "The name of the environment, shown as a badge.")
+    users: Mapping[str, Any] = option(
+        help="NAME:ROLE:HASH, by `outbox console hash-password`.", factory=dict, parse=_users, secret=True
+    )
+    tokens: Mapping[str, Principal] = option(
+        help="NAME:ROLE:HASH, by `outbox console token`.", factory=dict, parse=_tokens, secret=True
+    )
+    user_header: str | None = option(None, "The header in which a trusted proxy names the user.")
+    user_roles: Mapping[str, Role] = option(help="NAME=ROLE of the users of that header.", factory=dict)
+    user_default_role: Role | None = option(None, "The role of all other users of that header.")
+    session_key: str | None = option(None, "Makes sessions outlive a restart.", secret=True)
+    payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
+    metrics: Metrics = option("off", "Who may read /metrics.")
+    root_path: str = option("", "The prefix that a proxy takes off the path.", parse=lambda text: text.rstrip("/"))
 
     def __post_init__(self) -> None:
+        Reader().check(self)
         if not self.databases:
             raise InvalidSettings("no database: set OUTBOX_DATABASE_URL, or OUTBOX_CONSOLE_DATABASES=name=url …")
-        if not 0 <= self.port <= 65535:
-            raise InvalidSettings(f"port {self.port} must be 0 to 65535")
-        _one_of("payload", self.payload, ("hidden", "masked", "full"))
-        _one_of("metrics", self.metrics, ("off", "authenticated", "open"))
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise InvalidSettings(f"root_path {self.root_path!r} must begin with a slash, and not end with one")
         if self.user_header and not self.trusted_proxies:
@@ -96,174 +121,70 @@ class ConsoleConfig:
 
     def authorizer(self) -> Authorizer | None:
         """Return who may come in; None where nothing is configured."""
-        ways: list[Any] = []
+        found: list[Any] = []
         if self.user_header:
-            ways.append(TrustedHeader(self.user_header, roles=self.user_roles, default=self.user_default_role))
+            found.append(TrustedHeader(self.user_header, roles=self.user_roles, default=self.user_default_role))
         if self.tokens:
-            ways.append(Bearer(self.tokens, session_key=self.session_key))
+            found.append(Bearer(self.tokens, session_key=self.session_key))
         if self.users:
-            ways.append(Basic(self.users))
-        return (ways[0] if len(ways) == 1 else AnyOf(*ways)) if ways else None
+            found.append(Basic(self.users))
+        return (found[0] if len(found) == 1 else AnyOf(*found)) if found else None
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> ConsoleConfig:
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> ConsoleConfig:
         """Return the configuration of the environment; ``overrides`` that aren't None go before it.
 
-        Lists are separated by commas or white space: ``DATABASES`` of ``name=url`` (default: ``OUTBOX_DATABASE_URL``),
-        ``USERS`` of ``name:role:hash`` (by `hash_password`), ``TOKENS`` of ``name:role:hash`` (by `hash_token`),
-        ``USER_ROLES`` of ``name=role``. ``OUTBOX_CONSOLE_USERS_FILE`` names a file with the value; so do
-        ``DATABASES_FILE``, ``TOKENS_FILE``, ``SESSION_KEY_FILE``.
+        Each field is a variable ``OUTBOX_CONSOLE_…``; a secret one can be in a file that ``OUTBOX_CONSOLE_…_FILE``
+        names. Lists are separated by commas or white space.
 
         Raises:
             InvalidSettings: a variable that can't be read, or isn't one; names it, and of a secret not its value.
         """
-        environ = os.environ if environ is None else environ
-        given = {name.removeprefix(PREFIX): text for name, text in environ.items() if name.startswith(PREFIX)}
-        unknown = {name for name in given if name not in _NAMES and name.removesuffix("_FILE") not in _SECRET}
-        if unknown:
-            raise InvalidSettings(f"{PREFIX}{min(unknown)} isn't a setting; there are: {', '.join(sorted(_NAMES))}")
-        values: dict[str, Any] = {}
-        for name, read in _READERS.items():
-            if (text := _text_of(name, given)) is not None:
-                values[name.lower()] = read(name, text)
-        values |= {name: value for name, value in overrides.items() if value is not None}
+        values = environment(cls, PREFIX, environ) | {
+            name: value for name, value in overrides.items() if value is not None
+        }
         if not values.get("databases") and (url := environ.get("OUTBOX_DATABASE_URL")):
-            values["databases"] = named_databases([url])
-        values.setdefault("databases", {})
-        values.setdefault("settings", Settings.from_env(environ))
-        return cls(**values)
+            try:
+                values["databases"] = named_databases(url)
+            except ValueError as error:
+                raise InvalidSettings(f"OUTBOX_DATABASE_URL must be {error}") from None
+        return cls(**({"databases": {}} | values))
 
 
-def named_databases(urls: list[str]) -> dict[str, str]:
-    """Return URLs by name: each is ``name=url``, or an URL, which then has the name of its database.
-
-    Raises:
-        InvalidSettings: two have the same name, or a URL can't be read; it isn't quoted, for it may have a password.
-    """
-    databases: dict[str, str] = {}
-    for text in urls:
-        head, separator, rest = text.partition("=")
-        named = bool(separator) and "://" not in head
-        url = rest if named else text
-        try:
-            name = head if named else make_url(url).database or "outbox"
-        except ArgumentError:
-            raise InvalidSettings(
-                "a database URL can't be read; it must be like postgresql+psycopg://host/name"
-            ) from None
-        if name in databases:
-            raise InvalidSettings(f"two databases are named {name!r}; give them as name=url")
-        databases[name] = url
-    return databases
-
-
-def _text_of(name: str, given: Mapping[str, str]) -> str | None:
-    path = given.get(f"{name}_FILE") if name in _SECRET else None
-    if path is None:
-        return given.get(name)
-    try:
-        return Path(path).read_text().strip()
-    except OSError as error:
-        raise InvalidSettings(f"{PREFIX}{name}_FILE={path!r} can't be read: {error.strerror}") from None
-
-
-def _words(_: str, text: str) -> tuple[str, ...]:
-    return tuple(text.replace(",", " ").split())
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in {"1", "0", "true", "false", "yes", "no", "on", "off"}:
-        raise InvalidSettings(f"{PREFIX}{name}={text!r} must be 1 or 0")
-    return text.lower() in {"1", "true", "yes", "on"}
-
-
-def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidSettings(f"{PREFIX}{name}={text!r} must be a number") from None
-
-
-def _users(name: str, text: str) -> dict[str, tuple[str, Role]]:
-    return {user: (hashed, role) for user, role, hashed in _triples(name, text)}
-
-
-def _tokens(name: str, text: str) -> dict[str, Principal]:
-    return {hashed: Principal.of(owner, role) for owner, role, hashed in _triples(name, text)}
-
-
-def _triples(name: str, text: str) -> list[tuple[str, Role, str]]:
-    triples = []
-    for number, word in enumerate(_words(name, text), 1):
-        parts = word.rsplit(":", 2)
-        if len(parts) != 3:
-            raise InvalidSettings(f"{PREFIX}{name}: entry {number} must be name:role:hash")
-        triples.append((parts[0], Role.named(parts[1]), parts[2]))
-    return triples
-
-
-def _roles(name: str, text: str) -> dict[str, Role]:
-    pairs = [word.rpartition("=") for word in _words(name, text)]
-    return {user: Role.named(role) for user, _, role in pairs}
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidSettings(f"{name} = {value!r} must be one of: {', '.join(allowed)}")
-
-
-_READERS: Mapping[str, Callable[[str, str], Any]] = {
-    "DATABASES": lambda name, text: named_databases(list(_words(name, text))),
-    "HOST": lambda _, text: text,
-    "PORT": _number,
-    "READ_ONLY": _flag,
-    "ALLOWED_HOSTS": _words,
-    "TRUSTED_ORIGINS": _words,
-    "TRUSTED_PROXIES": _words,
-    "ENV": lambda _, text: text,
-    "USERS": _users,
-    "TOKENS": _tokens,
-    "USER_HEADER": lambda _, text: text,
-    "USER_ROLES": _roles,
-    "USER_DEFAULT_ROLE": lambda _, text: Role.named(text),
-    "SESSION_KEY": lambda _, text: text,
-    "PAYLOAD": lambda _, text: text,
-    "METRICS": lambda _, text: text,
-    "ROOT_PATH": lambda _, text: text.rstrip("/"),
-}
-
-
-def serve(config: ConsoleConfig, *, tell: Callable[[str], None] | None = None) -> None:
+def serve(
+    config: ConsoleConfig, *, settings: Settings | None = None, announce: Callable[[str], None] | None = None
+) -> None:
     """Serve the console until the process is told to stop.
 
-    Without users, tokens or a user header it makes up a token for this run and tells it (``tell``; default: standard
-    error). The token is typed into the page: a link with it would end up in histories and logs.
+    ``settings`` default to those of the environment. Without users, tokens or a user header it makes up a token for
+    this run and announces it (``announce``; default: standard error). The token is typed into the page: a link with it
+    would end up in histories and logs.
 
     Raises:
-        InvalidSettings: nobody could be asked who they are, and others than this machine could reach it; or the
-            address can't be had.
+        InvalidSettings: there is no authentication, and other machines could reach the console; or the address is in
+            use.
         SchemaMissing, SchemaOutdated, sqlalchemy.exc.DBAPIError: no database can be used.
     """
     import uvicorn  # noqa: PLC0415 - only who serves needs it
 
-    tell = tell or _tell
+    announce = announce or _print
     authorizer, token = authorizer_of(config)
-    console = console_of(config, authorizer)
-    # What is wrong with the databases is told now, and not to the first visitor.
+    console = console_of(config, authorizer, settings)
+    # What is wrong with the databases is an error now, and not at the first request.
     _ = console.source()
     with _listening(config) as listener:
         host, port = listener.getsockname()[:2]
-        tell(f"outbox console: http://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}/")
+        announce(f"outbox console: http://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}/")
         for name in console.source.missing:
-            tell(f"database {name!r} can't be reached yet; it is tried again")
+            announce(f"database {name!r} can't be reached yet; it is tried again")
         if token:
-            tell(f"Log in with this token, which is good until the console stops:\n\n    {token}\n")
+            announce(f"Log in with this token, which is good until the console stops:\n\n    {token}\n")
         if not config.is_local:
-            tell("Anybody who can listen on the network sees what goes over it: put a proxy with TLS before it.")
+            announce("The connection isn't encrypted: put a proxy with TLS in front.")
             if config.allowed_hosts is None:
-                tell("It answers to localhost only: name the hosts under which it is reached (allowed_hosts).")
+                announce("It answers to localhost only: name the hosts under which it is reached (allowed_hosts).")
         # What proxies say is believed as trusted_proxies has it, not as uvicorn has it.
-        app = app_of(console, cast("Metrics", config.metrics), config.root_path)
+        app = app_of(console, config.metrics, config.root_path)
         options = uvicorn.Config(
             app, log_level="warning", access_log=False, proxy_headers=False, server_header=False, lifespan="on"
         )
@@ -280,14 +201,14 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
         return authorizer, None
     if not config.is_local:
         raise InvalidSettings(
-            f"host {config.host!r} can be reached from other machines, and nobody is asked who they are: set "
+            f"host {config.host!r} can be reached from other machines, and there is no authentication: set "
             "OUTBOX_CONSOLE_USERS or OUTBOX_CONSOLE_TOKENS (or their _FILE), or listen on 127.0.0.1"
         )
     token = secrets.token_urlsafe(24)
     return Bearer({hash_token(token): Principal.of(_user(), Role.ADMIN)}), token
 
 
-def console_of(config: ConsoleConfig, authorizer: Authorizer) -> Console:
+def console_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None) -> Console:
     """Return the console of a configuration; it hasn't connected yet.
 
     Raises:
@@ -296,13 +217,13 @@ def console_of(config: ConsoleConfig, authorizer: Authorizer) -> Console:
     return build_console(
         config.databases,
         authorizer=authorizer,
-        settings=config.settings,
+        settings=settings,
         read_only=config.read_only,
         allowed_hosts=config.allowed_hosts,
         trusted_origins=config.trusted_origins,
         trusted_proxies=config.trusted_proxies,
         environment=config.env,
-        redactor=Redactor(cast("Any", config.payload)),
+        redactor=Redactor(config.payload),
     )
 
 
@@ -320,5 +241,5 @@ def _user() -> str:
     return "console"
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - it is for who has started it
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it

@@ -128,7 +128,7 @@ def test_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "name:role:hash" in refused(cli, Code.CONFIG)
     monkeypatch.delenv("OUTBOX_CONSOLE_USERS")
     monkeypatch.setenv("OUTBOX_CONSOLE_ALLOW_HOSTS", "x")
-    assert "OUTBOX_CONSOLE_ALLOW_HOSTS isn't a setting" in refused(cli, Code.CONFIG)
+    assert "OUTBOX_CONSOLE_ALLOW_HOSTS is unknown" in refused(cli, Code.CONFIG)
 
 
 def test_unusable_databases(cli: Cli, empty_url: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
