@@ -313,7 +313,7 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [plain(each) for each in (value if isinstance(value, Sequence) else sorted(value))]
     if isinstance(value, enum.Enum):
         return _name(value)
     if isinstance(value, dt.datetime):

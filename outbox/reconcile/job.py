@@ -170,11 +170,13 @@ class Effect:
 
     @classmethod
     def parse(cls, text: object) -> Effect:
-        """Return the effect that ``table.column`` or ``schema.table.column`` names.
+        """Return the effect that ``table.column`` or ``schema.table.column`` names, or a table of both.
 
         Raises:
             ValueError: it names none; says how it is written.
         """
+        if isinstance(text, Mapping):
+            return Reader().read(cls, text, "effect")
         table, dot, column = text.rpartition(".") if isinstance(text, str) else ("", "", "")
         try:
             return cls(table, column) if dot else cls(column)

@@ -1,7 +1,4 @@
-"""The files of an archive: each is whole, or isn't there under its name.
-
-What an archive is made of, and how it is written down.
-"""
+"""The files of an archive, and what they say of themselves: each is whole, or isn't there under its name."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow as pa
@@ -21,7 +18,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from outbox.errors import SourceError
-from outbox.reconcile.job import Effect, Pair, Range
+from outbox.reader import Reader, plain
+from outbox.reconcile.job import Pair, Range
 from outbox.reconcile.rows import CONSUMER, PRODUCER
 
 Kind = Literal["producer", "consumer"]
@@ -44,31 +42,18 @@ class Content:
         return cls(kind, replace(pair, effect=None) if kind == "producer" else pair)
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Content:
-        """Return what `told` wrote.
+    def read(cls, values: Mapping[str, Any]) -> Content:
+        """Return what `header` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: nothing of that kind.
+            KeyError, ValueError: nothing of that kind.
         """
-        effect = told["effect"]
-        pair = Pair.of(told["topic"], told["group"], told["tags"], told["keys"], effect and Effect(**effect))
-        if told["kind"] not in {"producer", "consumer"}:
-            raise ValueError(told["kind"])
-        return cls(told["kind"], pair)
+        return Reader().read(cls, {name: values[name] for name in ("kind", "pair")})
 
-    def told(self) -> dict[str, Any]:
-        """Return it as JSON has it, after format and version."""
-        pair = self.pair
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": self.kind,
-            "topic": pair.topic,
-            "group": pair.group,
-            "tags": None if pair.tags is None else sorted(pair.tags),
-            "keys": None if pair.keys is None else sorted(pair.keys),
-            "effect": None if pair.effect is None else asdict(pair.effect),
-        }
+    @property
+    def header(self) -> dict[str, Any]:
+        """The content as JSON has it, after format and version."""
+        return {"format": FORMAT, "version": VERSION, **plain(self)}
 
     @property
     def schema(self) -> pa.Schema:
@@ -76,57 +61,35 @@ class Content:
         return PRODUCER if self.kind == "producer" else CONSUMER
 
     def __str__(self) -> str:
-        pair = self.told()
-        rest = ", ".join(f"{name} {pair[name]}" for name in ("tags", "keys", "effect") if pair[name] is not None)
+        values = plain(self.pair)
+        rest = ", ".join(f"{name} {values[name]}" for name in ("tags", "keys", "effect") if values[name] is not None)
         return f"the {self.kind} of {self.pair}" + (f" ({rest})" if rest else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All rows of a range of ids, as they were at ``taken_at`` by the database's clock.
+    """All rows of the ids from ``first`` up to ``end``, as they were at ``taken_at`` by the database's clock.
 
     Ids below ``horizon`` may have been pruned by then. ``unsettled`` of the rows could still change.
     """
 
     file: str
-    range: Range
+    first: UUID
+    end: UUID
     rows: int
     unsettled: int
     taken_at: dt.datetime
     horizon: UUID
 
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self:
-        """Return what `told` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: nothing of that kind.
-        """
-        return cls(
-            file=told["file"],
-            range=Range(UUID(told["first"]), UUID(told["end"])),
-            rows=told["rows"],
-            unsettled=told["unsettled"],
-            taken_at=dt.datetime.fromisoformat(told["taken_at"]),
-            horizon=UUID(told["horizon"]),
-        )
-
-    def told(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {
-            "file": self.file,
-            "first": str(self.range.first),
-            "end": str(self.range.end),
-            "rows": self.rows,
-            "unsettled": self.unsettled,
-            "taken_at": self.taken_at.isoformat(),
-            "horizon": str(self.horizon),
-        }
+    @property
+    def range(self) -> Range:
+        """The ids of its rows."""
+        return Range(self.first, self.end)
 
     @property
     def complete(self) -> bool:
         """Is every message of the range in it that ever was?"""
-        return self.range.first >= self.horizon
+        return self.first >= self.horizon
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +133,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        told = json.loads(path.read_bytes())
-        _check_version(told, path)
-        return Manifest(folder, Content.read(told), tuple(map(Part.read, told["parts"])))
+        values = json.loads(path.read_bytes())
+        _check_version(values, path)
+        parts = tuple(Reader().read(Part, each) for each in values["parts"])
+        return Manifest(folder, Content.read(values), parts)
     except OSError as error:
         raise SourceError(f"{folder} is no archive: {MANIFEST} can't be read: {error.strerror}") from None
     except _NOT_AS_WRITTEN as error:
@@ -181,9 +145,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(manifest: Manifest) -> None:
     """Write the list of an archive's parts in place of the last one."""
-    told = {**manifest.content.told(), "parts": [part.told() for part in manifest.parts]}
+    values = {**manifest.content.header, "parts": plain(manifest.parts)}
     with _whole(manifest.folder / MANIFEST) as file:
-        file.write(json.dumps(told, indent=1).encode())
+        file.write(json.dumps(values, indent=1).encode())
 
 
 def describe_part(path: Path) -> tuple[Content, Part]:
@@ -195,9 +159,9 @@ def describe_part(path: Path) -> tuple[Content, Part]:
     with _reading(path):
         metadata = pq.read_schema(path).metadata or {}
     try:
-        told = json.loads(metadata[_KEY])
-        _check_version(told, path)
-        return Content.read(told), Part.read(told)
+        values = json.loads(metadata[_KEY])
+        _check_version(values, path)
+        return Content.read(values), Reader().read(Part, values["part"])
     except _NOT_AS_WRITTEN as error:
         raise SourceError(f"{path} is no part of an archive: its metadata isn't as it was written: {error!r}") from None
 
@@ -221,10 +185,10 @@ def read_part(path: Path, content: Content, ranges: Sequence[Range]) -> pa.Table
 
 def write_part(path: Path, content: Content, part: Part, rows: pa.Table) -> None:
     """Write a part."""
-    told = json.dumps({**content.told(), **part.told()})
+    values = json.dumps({**content.header, "part": plain(part)})
     with _whole(path) as file:
         pq.write_table(
-            rows.replace_schema_metadata({_KEY: told}),
+            rows.replace_schema_metadata({_KEY: values}),
             file,
             row_group_size=_ROWS_OF_GROUP,
             compression="zstd",
@@ -260,10 +224,10 @@ def _reading(path: Path) -> Iterator[None]:
         raise SourceError(f"{path} can't be read, and may be damaged: {error}") from None
 
 
-def _check_version(told: Mapping[str, Any], path: Path) -> None:
-    if told["format"] != FORMAT or told["version"] != VERSION:
+def _check_version(values: Mapping[str, Any], path: Path) -> None:
+    if values["format"] != FORMAT or values["version"] != VERSION:
         raise SourceError(
-            f"{path} is of version {told['version']!r} of archives, and this code reads {VERSION}; "
+            f"{path} is of version {values['version']!r} of archives, and this code reads {VERSION}; "
             "read it with the version of outbox that wrote it, or archive its window again"
         )
 

@@ -37,7 +37,7 @@ from outbox.reconcile.rows import InboxState, ProducerState
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, snapshots_of
 
 _LOCK = ".lock"
-#: What becomes something else without anybody's doing.
+#: What becomes something else by itself.
 _UNSETTLED: dict[Kind, tuple[str, tuple[int, ...]]] = {
     "producer": ("state", (ProducerState.UNDECIDED, ProducerState.COMMITTED, ProducerState.SCHEDULED)),
     "consumer": ("status", (InboxState.FAILED, InboxState.PARKED)),
@@ -59,7 +59,7 @@ def write_archive(
 
     Each range is read at once, and becomes a file. What the archive has already isn't read again, unless it wasn't
     settled. ``taken_at`` is the time by the clock of the database, below ``horizon`` it may have pruned. ``done`` is
-    told how many ranges are finished.
+    called with how many ranges are finished.
 
     Raises:
         InvalidSettings: a range without an end, in which there will be more ids later.
@@ -78,7 +78,16 @@ def write_archive(
             if (old := parts.get(each)) is not None:
                 # What was pruned meanwhile was settled in the end, and is in the archive only.
                 rows, since = merged(rows, read_part(folder / old.file, content, [each])), old.horizon
-            part = Part(_name(each), each, rows.num_rows, _unsettled(rows, kind), taken_at, since)
+            assert each.end is not None  # noqa: S101 - refused above
+            part = Part(
+                f"{each.first.hex}-{each.end.hex}.parquet",
+                each.first,
+                each.end,
+                rows.num_rows,
+                _unsettled(rows, kind),
+                taken_at,
+                since,
+            )
             write_part(folder / part.file, content, part, rows)
             parts[each] = part
             done(number)
@@ -112,10 +121,6 @@ def _unsettled(rows: pa.Table, kind: Kind) -> int:
     return pc.sum(pc.is_in(rows[column], value_set=pa.array(states, pa.int8()))).as_py() or 0
 
 
-def _name(each: Range) -> str:
-    return f"{each.first.hex}-{'' if each.end is None else each.end.hex}.parquet"
-
-
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder against other writers; the system lets go of it when this process ends, however it does."""
@@ -130,7 +135,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def take_archive(
-    producer: Access, consumer: Access, pair: Pair, window: Window, folder: Path, told: Progress | None = None
+    producer: Access, consumer: Access, pair: Pair, window: Window, folder: Path, progress: Progress | None = None
 ) -> tuple[Manifest, Manifest]:
     """Archive both sides of a pair into folders of its own within ``folder``; return what they have then.
 
@@ -142,16 +147,16 @@ def take_archive(
         SourceError: a database can't be read; a folder has an archive of something else, or is being written to.
         SchemaMissing, SchemaOutdated: a database isn't migrated.
     """
-    progress = told or NoProgress()
+    progress = progress or NoProgress()
     own = folder / f"{quote(pair.topic, safe='')}.{quote(pair.group, safe='')}"
     with snapshots_of(producer, consumer) as snapshots:
         ranges = _ranges(window, snapshots)
-        sides: tuple[tuple[Snapshot, Kind, float], ...] = (
+        databases: tuple[tuple[Snapshot, Kind, float], ...] = (
             (snapshots.producer, "producer", producer.settings.retention),
             (snapshots.consumer, "consumer", consumer.settings.inbox_retention),
         )
         manifests = []
-        for snapshot, kind, retention in sides:
+        for snapshot, kind, retention in databases:
             progress.stage(f"{pair}: archive of the {kind}", len(ranges))
             manifests.append(
                 write_archive(
