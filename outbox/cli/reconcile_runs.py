@@ -210,7 +210,7 @@ def archive(  # noqa: PLR0917 - options of the command line
     """
     asked = Asked(producer, consumer, schema, config, outbox, topic, group, pair, tag, key, effect, since, until, grace)
     with needing("outbox reconcile archive", "reconcile"):
-        from outbox.reconcile.archive.write import take_archive  # noqa: PLC0415 - an extra
+        from outbox.reconcile.archive import take_archive  # noqa: PLC0415 - an extra
 
         job = asked.job()
         taken: list[Manifest] = []

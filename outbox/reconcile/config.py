@@ -1,47 +1,8 @@
 """Where a job comes from: a TOML file, options of a command, a mapping in code, the subscriptions of an `Outbox`.
 
 Each gives `Values`: what it says of the fields of `Job`, and nothing of the others. `merged` puts one over another, and
-`job_of` makes the job. A file::
-
-    tier = "auto"                       # auto, digest, full
-    engine = "auto"                     # auto, local, spark
-    archives = ["/var/lib/outbox/archive"]
-    max_resends = 3
-
-    [producer]
-    url = "postgresql+psycopg://auditor@a.example/bank_a"    # without a password: it is in PGPASSFILE,
-    # url_env = "BANK_A_URL"                                 # or in this environment variable
-    schema = "outbox"
-
-    [consumer]
-    url_env = "BANK_B_URL"
-
-    [[pair]]
-    topic = "transfer"
-    group = "bank-b"
-    tags = ["large"]                    # the filter of the group's subscription, if it has one
-    effect = "ledger_entry.message_id"  # the business table that has one row for each message, and its column
-
-    [window]
-    last = "24h"                        # or since and until, as 2026-03-01T00:00:00+01:00
-    grace = "5m"
-
-    [policy]
-    missing = "resend"
-    parked = "alert"
-
-    [[measure]]
-    name = "debited"
-    by = ["receiver"]
-    values = ["transfers", "amount"]
-    producer = "SELECT …"
-    consumer = "SELECT …"
-    in_flight = { receiver = "receiver", transfers = "*", amount = "amount" }
-
-    [spark]
-    master = "spark://master.example:7077"
-
-Paths begin in the file's folder. Also: ``apply``, ``record``, ``keep_for``, ``workers``, ``actor``.
+`job_of` makes the job. Each field's help says what it is for; ``docs/reconciling.md`` has a whole file. A file names a
+database by ``url`` or ``url_env`` in a table ``[producer]`` or ``[consumer]``, and its paths begin in its folder.
 """
 
 from __future__ import annotations

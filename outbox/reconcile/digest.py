@@ -48,11 +48,7 @@ class Digested:
 def digested(
     snapshots: Snapshots, pair: Pair, gaps: Sequence[Range], buckets: Sequence[Range], horizon: UUID
 ) -> Digested:
-    """Digest ``buckets``, which together are the ``gaps``; both are in order. What is below ``horizon`` may be pruned.
-
-    Raises:
-        SourceError: a database failed.
-    """
+    """Digest ``buckets``, which are ``gaps`` cut up, inside both databases; tell clean ranges from differing."""
     mixing = mixing_of(snapshots)
     bounds = [bucket.first for bucket in buckets]
     what = between(pair)

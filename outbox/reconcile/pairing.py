@@ -31,11 +31,7 @@ def sources(
     """Return the sources of producer and consumer: their databases, and the archives for what they may have pruned.
 
     ``producer_now`` and ``consumer_now`` are the databases' clocks in microseconds; without ``snapshots`` the sources
-    read what is there at the time.
-
-    Raises:
-        SourceError: a folder has no archive in it.
-    """
+    read what is there at the time."""
     producer = PostgresSide(job.producer, "producer", pair, snapshots.producer.name if snapshots else None)
     consumer = PostgresSide(job.consumer, "consumer", pair, snapshots.consumer.name if snapshots else None)
     if not job.archives:
@@ -123,11 +119,7 @@ class Pairing:
     why: list[str] = field(default_factory=list)
 
     def compare(self) -> FirstPass:
-        """Compare, and return what was found.
-
-        Raises:
-            SourceError: a source can't be read.
-        """
+        """Compare, and return what was found."""
         rules = rules_of(self.job, self.pair, self.snapshots)
         producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
         comparison = Comparison(producer, consumer, rules)

@@ -51,11 +51,7 @@ class Confirmation:
 
 
 def recheck(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]) -> Confirmation:
-    """Look again at differences (`rows.FINDING`).
-
-    Raises:
-        SourceError: a database can't be read.
-    """
+    """Look again at differences (`rows.FINDING`)."""
     confirmed: list[pa.Table] = [FINDING.empty_table()]
     opened: list[pa.Table] = [FINDING.empty_table()]
     change: Counter[Outcome] = Counter()

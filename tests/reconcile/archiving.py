@@ -18,9 +18,8 @@ from uuid import UUID
 
 from outbox import Settings
 from outbox.message.model import uuid7_at
-from outbox.reconcile.archive import ParquetSide
+from outbox.reconcile.archive import ParquetSide, write_archive
 from outbox.reconcile.archive.files import TEMPORARY, Manifest
-from outbox.reconcile.archive.write import write_archive
 from outbox.reconcile.compare import Side
 from outbox.reconcile.job import FIRST_ID, Access, Effect, Pair, Range
 from outbox.reconcile.source import PostgresSide

@@ -12,8 +12,7 @@ import pytest
 from outbox.errors import InvalidSettings, SourceError
 from outbox.message.model import uuid7_at
 from outbox.prune.once import prune_producer_once
-from outbox.reconcile.archive import ParquetSide, UnionSide, clipped, complete_from, merged, with_archives
-from outbox.reconcile.archive.write import take_archive
+from outbox.reconcile.archive import ParquetSide, UnionSide, clipped, complete_from, merged, take_archive, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Side, Task
 from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Window
 from outbox.reconcile.judge import Rules

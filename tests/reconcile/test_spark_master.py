@@ -10,8 +10,7 @@ import pytest
 from outbox.errors import InvalidSettings, ReconcileError, SourceError
 from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import translated
-from outbox.reconcile.spark.master import Master, master_of, refuse_loopback, spark_defaults
-from outbox.reconcile.spark.session import package_zip
+from outbox.reconcile.spark.session import Master, master_of, package_zip, refuse_loopback, spark_defaults
 from outbox.reconcile.spark.tasks import jdbc_options
 
 

@@ -126,11 +126,7 @@ _NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what is in an archive.
-
-    Raises:
-        SourceError: the folder is no archive, or one of another version.
-    """
+    """Return what is in an archive."""
     path = folder / MANIFEST
     try:
         values = json.loads(path.read_bytes())
@@ -151,11 +147,7 @@ def write_manifest(manifest: Manifest) -> None:
 
 
 def describe_part(path: Path) -> tuple[Content, Part]:
-    """Return what a part says of itself.
-
-    Raises:
-        SourceError: it is damaged, no part of an archive, or of another version.
-    """
+    """Return what a part says of itself."""
     with _reading(path):
         metadata = pq.read_schema(path).metadata or {}
     try:
@@ -167,11 +159,7 @@ def describe_part(path: Path) -> tuple[Content, Part]:
 
 
 def read_part(path: Path, content: Content, ranges: Sequence[Range]) -> pa.Table:
-    """Return the rows of a part that lie in ranges; of the file, only what is needed for them is read.
-
-    Raises:
-        SourceError: it is damaged or gone, or has other columns.
-    """
+    """Return the rows of a part that lie in ranges; of the file, only what is needed for them is read."""
     with _reading(path):
         source = ds.dataset(path, format=_CHECKED)
         columns = source.schema.remove_metadata()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -75,16 +74,6 @@ RUN = ("id", "job_id", "topic", "group", "window_start", "window_end", "started_
 FINDING = ("id", "message_id", "kind", "detail", "action", "result", "acted_at")
 
 
-@dataclass(frozen=True, slots=True)
-class FindingRow:
-    """One finding as it is written down; ``detail`` is JSON."""
-
-    message_id: UUID
-    kind: str
-    detail: Mapping[str, Any]
-    action: str
-
-
 def begin_run(schema: str, values: Mapping[str, object]) -> Statement:
     """Write that a run begins, if it isn't there; ``values``: id, job, topic, group, since, until, schedule."""
     return Statement(in_schema(_BEGIN, schema), values)
@@ -105,28 +94,17 @@ def fail_run(schema: str, run_id: UUID, error: str) -> Statement:
     return Statement(in_schema(_FAIL, schema), (error, run_id))
 
 
-def write_findings(schema: str, run_id: UUID, rows: Sequence[FindingRow]) -> Statement:
-    """Write findings of a run."""
-    return Statement(
-        in_schema(_FINDINGS, schema),
-        {
-            "run": run_id,
-            "ids": [row.message_id for row in rows],
-            "kinds": [row.kind for row in rows],
-            "details": [json.dumps(row.detail, default=str) for row in rows],
-            "actions": [row.action for row in rows],
-        },
-    )
+def write_findings(schema: str, run_id: UUID, rows: Sequence[tuple[UUID, str, str, str]]) -> Statement:
+    """Write findings of a run: id, kind, detail (JSON) and action of each."""
+    ids, kinds, details, actions = (list(column) for column in zip(*rows, strict=True))
+    values = {"run": run_id, "ids": ids, "kinds": kinds, "details": details, "actions": actions}
+    return Statement(in_schema(_FINDINGS, schema), values)
 
 
-def mark_acted(
-    schema: str, run_id: UUID, ids: Sequence[UUID], actions: Sequence[str], results: Sequence[str]
-) -> Statement:
-    """Write what was done about findings of a run."""
-    return Statement(
-        in_schema(_ACTED, schema),
-        {"run": run_id, "ids": list(ids), "actions": list(actions), "results": list(results)},
-    )
+def mark_acted(schema: str, run_id: UUID, rows: Sequence[tuple[UUID, str, str]]) -> Statement:
+    """Write what was done about findings of a run: id, action and result of each."""
+    ids, actions, results = (list(column) for column in zip(*rows, strict=True))
+    return Statement(in_schema(_ACTED, schema), {"run": run_id, "ids": ids, "actions": actions, "results": results})
 
 
 def last_scheduled(schema: str, schedule: str, pairs: Sequence[tuple[str, str]]) -> Statement:
@@ -134,7 +112,7 @@ def last_scheduled(schema: str, schedule: str, pairs: Sequence[tuple[str, str]])
 
     Rows: ``(the time now, begun, last end, still running, failed)``, all but the first None if there was none.
     """
-    topics, groups = ([pair[side] for pair in pairs] for side in (0, 1))
+    topics, groups = ([pair[at] for pair in pairs] for at in (0, 1))
     return Statement(in_schema(_LAST_SCHEDULED, schema), {"topics": topics, "groups": groups, "schedule": schedule})
 
 

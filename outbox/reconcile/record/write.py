@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -79,28 +80,16 @@ class Record:
         """Write the differences of a pair, before anything is done about them."""
         for some in _batches(to_findings(result.findings), _BATCH):
             rows = [
-                sql.FindingRow(
-                    finding.id,
-                    finding.outcome.label,
-                    detail_of(finding),
-                    self._job.repair_of(finding.outcome).value,
-                )
-                for finding in some
+                (each.id, each.outcome.label, json.dumps(detail_of(each)), self._job.repair_of(each.outcome).value)
+                for each in some
             ]
             self._write(sql.write_findings(self._schema, result.run_id, rows))
 
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
         """Write what was done about differences."""
         for some in _batches(repairs, _BATCH):
-            self._write(
-                sql.mark_acted(
-                    self._schema,
-                    run_id,
-                    [each.id for each in some],
-                    [each.action.value for each in some],
-                    [each.result for each in some],
-                )
-            )
+            rows = [(each.id, each.action.value, each.result) for each in some]
+            self._write(sql.mark_acted(self._schema, run_id, rows))
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""

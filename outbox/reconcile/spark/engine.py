@@ -16,8 +16,7 @@ from outbox.reconcile.compare import Comparison, Side, Task
 from outbox.reconcile.job import Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.java import translated
-from outbox.reconcile.spark.master import refuse_loopback
-from outbox.reconcile.spark.session import Session, session
+from outbox.reconcile.spark.session import Session, refuse_loopback, session
 from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, reads_by_jdbc, results
 
 if TYPE_CHECKING:

@@ -95,11 +95,7 @@ def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], 
 
 
 def results(answers: pa.Table) -> pa.Table:
-    """Return the results (`RESULT`) of answers as they came from Spark.
-
-    Raises:
-        SourceError: one of them is that a source can't be read.
-    """
+    """Return the results (`RESULT`) of answers as they came from Spark."""
     for failure in answers["failure"].drop_null().to_pylist():
         raise SourceError(failure)
     return from_wire(answers, RESULT)
