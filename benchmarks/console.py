@@ -22,7 +22,7 @@ from benchmarks.measure import Figure
 from benchmarks.reconcile_fill import Books
 from outbox import Settings
 from outbox.database import execute
-from outbox.database.roundtrip import BEGIN, COMMIT
+from outbox.database.execute import BEGIN, COMMIT
 from outbox.operator.service import Admin
 from outbox.worker.report import Facts, report_once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from uuid import UUID
 
 from outbox.check.checker import Checker
@@ -14,7 +14,7 @@ from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.session import factories
 from outbox.errors import InvalidHandler
 from outbox.message.limits import check_seconds, check_topic
-from outbox.message.model import Decision, Resolution
+from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.operator.outbox_acts import BulkJobs
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
@@ -64,45 +64,21 @@ class Outbox(BulkJobs):
 
     # --- producer ----------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        carrier: Carrier,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        deliver_at: dt.datetime | None = None,
-        delay: dt.timedelta | float | int | None = None,
-        delay_level: int | None = None,
-        id: UUID | None = None,  # noqa: A002
-    ) -> UUID:
+    def send(self, carrier: Carrier, topic: str, body: Any, **options: Unpack[SendOptions]) -> UUID:
         """Send a message with the transaction of ``carrier``; return its id.
 
         Does no I/O: half message and op(commit) are written in the round trip of the COMMIT, or vanish with the
         transaction or savepoint. ``carrier`` is a Session, AsyncSession, Connection or AsyncConnection. ``body`` is
-        a dict, dataclass, pydantic model, str or bytes. Messages of one ``key`` (at most 255 bytes) stay in order.
-        Deliver later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level``
-        (RocketMQ's 1-18). A given ``id`` makes a repeated send fail instead of doubling.
+        a dict, dataclass, pydantic model, str or bytes. The options are those of `SendOptions`: ``key``, ``tag``,
+        ``headers``, ``deliver_at``, ``delay``, ``delay_level``, ``id``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
             OutboxBusy: (at commit at the latest) the topic has reached ``max_undispatched`` of the settings.
             SchemaMissing: (at commit) the database has no outbox tables.
+            TypeError: an option that a message doesn't have.
         """
-        return self._producer.send(
-            carrier,
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            headers=headers,
-            deliver_at=deliver_at,
-            delay=delay,
-            delay_level=delay_level,
-            id=id,
-        )
+        return self._producer.send(carrier, topic, Outgoing(body, **options))
 
     def prepare(
         self,
@@ -110,14 +86,8 @@ class Outbox(BulkJobs):
         topic: str,
         body: Any,
         *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        deliver_at: dt.datetime | None = None,
-        delay: dt.timedelta | float | int | None = None,
-        delay_level: int | None = None,
         immunity: dt.timedelta | float | None = None,
-        id: UUID | None = None,  # noqa: A002
+        **options: Unpack[SendOptions],
     ) -> UUID:
         """Write a half message with the transaction of ``carrier``, to be decided later; return its id.
 
@@ -125,19 +95,7 @@ class Outbox(BulkJobs):
         alone for ``immunity`` (timedelta or seconds) before its first check. ``delay`` counts from the writing of
         the half. Arguments and errors otherwise as of `send`; `OutboxBusy` also at ``max_undecided``.
         """
-        return self._producer.prepare(
-            carrier,
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            headers=headers,
-            deliver_at=deliver_at,
-            delay=delay,
-            delay_level=delay_level,
-            immunity=immunity,
-            id=id,
-        )
+        return self._producer.prepare(carrier, topic, Outgoing(body, **options), immunity=immunity)
 
     def commit(self, half_id: UUID, within: Carrier | None = None) -> Decision | None:
         """Commit a prepared half: its message goes out. The first decision wins.

@@ -21,7 +21,7 @@ from outbox.check import sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.checker import Checker
 from outbox.database.execute import execute
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
 

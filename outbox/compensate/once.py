@@ -28,7 +28,7 @@ from outbox.compensate.quarantine import Order
 from outbox.compensate.request import refused
 from outbox.database.execute import Row, execute
 from outbox.database.runner import NewRunner, Runner
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.message.model import Counts
 from outbox.operator.bulk.sql import finish
 from outbox.settings import Settings

@@ -17,8 +17,7 @@ from outbox.compensate.declaration import Compensation
 from outbox.compensate.quarantine import Order
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
-from outbox.database.sql import audit, wait_at_most
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import audit, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import codec
 from outbox.message.model import Counts, Message, Park, Retry, Skip

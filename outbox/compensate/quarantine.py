@@ -37,10 +37,8 @@ from uuid import UUID
 from outbox.compensate import sql
 from outbox.consumer.queue import read_source
 from outbox.consumer.sql import Place
-from outbox.database.decision import take_lock
 from outbox.database.execute import Row, Statement, execute
-from outbox.database.sql import wait_at_most
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
 
 if TYPE_CHECKING:

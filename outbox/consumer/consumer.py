@@ -11,8 +11,8 @@ from outbox.consumer import sql
 from outbox.consumer.queue import QueueConsumer, State, read_source
 from outbox.consumer.retry import Retrier
 from outbox.consumer.subscription import Subscription
-from outbox.database.decision import take_lock
 from outbox.database.execute import Row, execute, lock_key
+from outbox.database.sql import take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts
 from outbox.settings import Settings

@@ -27,9 +27,9 @@ from outbox.consumer import sql
 from outbox.consumer.handler import CRASH_KIND, Failure, HandlerSession, counts_of, failure_from, settle
 from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import at_commit
-from outbox.database.decision import try_lock
 from outbox.database.execute import Row, Statement, execute, is_autocommit, is_lost
 from outbox.database.session import commit
+from outbox.database.sql import try_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Message, Status
 from outbox.settings import Settings

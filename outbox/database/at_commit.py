@@ -1,101 +1,73 @@
 """What a transaction has yet to write: collected without I/O, written in the round trip of its COMMIT.
 
-`add` only remembers. When the caller's root transaction commits, everything it sent goes to the server in one
-statement, together with the COMMIT itself; the caller's own ``commit()`` then finds the work done. So a send
-costs no round trip, and what was sent inside a savepoint that rolled back was never written at all.
+`add` only remembers. When the caller's root transaction commits, everything that was added goes to the server in one
+statement, together with the COMMIT itself; the caller's own ``commit()`` then finds the work done. So adding costs no
+round trip, and what was added inside a savepoint that rolled back was never written at all.
 
-Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
-that transactions which a lock serialised are dispatched in that order.
-
-Here are the connections, by SQLAlchemy's ``ConnectionEvents``; what is sent with a session comes from
-`outbox.producer.carriers`.
+An item is a statement, or a value of a `Writer`, which makes statements of all its values when the transaction commits.
+This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items added to a session come from
+`outbox.producer.carriers`, as a source.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
 
-from outbox.database import sql
-from outbox.database.decision import decide_first, write_halves
 from outbox.database.execute import Statement, execute, is_autocommit, is_lost
 from outbox.errors import TransactionRequired
-from outbox.message.model import HalfMessage, Preparation, Resolution
-from outbox.producer.flow_control import FlowControl
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+class Writer(Protocol):
+    """Makes statements of the values of a transaction that commits; it may also execute some before."""
 
-    ``flow`` may refuse it: None where no limit is set.
-    """
+    def __call__(
+        self, connection: Connection, values: Sequence[Any], *, then_commit: bool
+    ) -> tuple[list[Statement], Statement | None]:
+        """Return the statements for the round trip of the COMMIT, and one to run after it.
 
-    schema: str
-    half: HalfMessage
-    preparation: Preparation | None = None
-    nudge: bool = False
-    flow: FlowControl | None = None
-
-    def refuse_now(self, engine: Engine) -> None:
-        """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
-
-        Raises:
-            OutboxBusy: its topic is known to be full.
+        ``values`` are in the order in which they were added. ``then_commit`` is False in a two-phase transaction, which
+        only prepares now.
         """
-        if self.flow is not None:
-            self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
-    """A decision to write; the transaction fails unless it is the first."""
+class Item:
+    """A value for ``writer``, or a statement if there is none; ``number`` orders all that this process adds."""
 
-    schema: str
-    half_id: UUID
-    resolution: Resolution
-
-
-Item = Write | Intent | Statement
+    number: int
+    value: Any
+    writer: Writer | None
 
 
-#: An item with its place in the order of everything sent by this process.
-Numbered = tuple[int, Item]
 #: Gives up what is to be written at the commit of the connection.
-Source = Callable[[Connection], list[Numbered]]
+Source = Callable[[Connection], list[Item]]
 
 
 @dataclass(slots=True)
 class Pending:
-    """The items of one connection's transaction, each with the open savepoints it was sent in, and their sources."""
+    """The items of one connection's transaction, each with the open savepoints it was added in, and their sources."""
 
-    items: list[tuple[Numbered, tuple[str, ...]]] = field(default_factory=list)
+    items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 
-
-#: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
-#: a pause is worth a nudge (seconds).
-_NUDGE_AFTER = 0.1
-_last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
 _numbers = itertools.count()
 
 
-def numbered(item: Item) -> Numbered:
-    """Return the item with the next number."""
-    return next(_numbers), item
+def new_item(value: Any, writer: Writer | None = None) -> Item:
+    """Return an item with the next number."""
+    return Item(next(_numbers), value, writer)
 
 
-def add(connection: Connection, *items: Numbered) -> None:
+def add(connection: Connection, *items: Item) -> None:
     """Remember items until this connection's transaction commits; begins one, as executing a statement would.
 
     Raises:
@@ -107,23 +79,22 @@ def add(connection: Connection, *items: Numbered) -> None:
     if getattr(connection.get_transaction(), "_is_prepared", False):
         raise TransactionRequired("the transaction is prepared (two-phase) and takes no more messages; send before")
     inside = savepoints(connection)
-    of_connection(connection).items.extend((item, inside) for item in items)
+    _pending_of(connection).items.extend((item, inside) for item in items)
 
 
 def at_commit(connection: Connection, *statements: Statement) -> None:
-    """Have statements written in the round trip of this connection's COMMIT, after what was sent on it."""
+    """Have statements written in the round trip of this connection's COMMIT, after what writers make."""
     inside = savepoints(connection)
-    of_connection(connection).items.extend((numbered(statement), inside) for statement in statements)
+    _pending_of(connection).items.extend((new_item(statement), inside) for statement in statements)
 
 
 def attach(connection: Connection, source: Source) -> None:
-    """Ask ``source`` for more items when this connection commits."""
-    if source not in (sources := of_connection(connection).sources):
+    """Take more items from ``source`` when this connection commits."""
+    if source not in (sources := _pending_of(connection).sources):
         sources.append(source)
 
 
-def of_connection(connection: Connection) -> Pending:
-    """Return what the connection's transaction has yet to write; its engine is listened to from now on."""
+def _pending_of(connection: Connection) -> Pending:
     pending = _by_connection.get(connection)
     if pending is None:
         hook(connection.engine)
@@ -212,41 +183,16 @@ def refuse_autocommit(connection: Connection) -> None:
 
 
 def _write(connection: Connection, pending: Pending, *, then_commit: bool) -> None:
-    ordered = [item for item, _ in pending.items]
+    items = [item for item, _ in pending.items]
     for source in pending.sources:
-        ordered += source(connection)
-    if not ordered:
-        return
-    items = [item for _, item in sorted(ordered, key=lambda entry: entry[0])]
-    writes = [item for item in items if isinstance(item, Write)]
-    intents = [item for item in items if isinstance(item, Intent)]
-    if writes or intents:
-        refuse_autocommit(connection)
-    for flow in {write.flow for write in writes}:
-        if flow is not None:
-            flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
-    by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
-    for write in writes:
-        by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
-    statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
-    if intents:
-        # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
-        if statements:
-            execute(connection, *statements)
-            statements = []
-        for intent in intents:
-            decide_first(connection, intent.schema, intent.half_id, intent.resolution)
-    statements += [item for item in items if isinstance(item, Statement)]
+        items += source(connection)
+    items.sort(key=lambda item: item.number)
+    statements: list[Statement] = []
+    afterwards: Statement | None = None
+    for writer in {item.writer: None for item in items if item.writer is not None}:
+        values = [item.value for item in items if item.writer is writer]
+        made, afterwards = writer(connection, values, then_commit=then_commit)
+        statements += made
+    statements += [item.value for item in items if item.writer is None]
     if statements:
-        nudge = sql.nudge(writes[0].schema) if then_commit and _is_worth_a_nudge(connection, writes) else None
-        execute(connection, *statements, then_commit=then_commit, afterwards=nudge)
-
-
-def _is_worth_a_nudge(connection: Connection, writes: list[Write]) -> bool:
-    """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
-    if not any(write.nudge for write in writes):
-        return False
-    now = time.monotonic()
-    earlier = _last_sent.get(connection.engine, 0.0)
-    _last_sent[connection.engine] = now
-    return now - earlier > _NUDGE_AFTER
+        execute(connection, *statements, then_commit=then_commit, afterwards=afterwards)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+COMMIT = "COMMIT"
+#: What psycopg isn't to prepare.
+UNPREPARED = frozenset({BEGIN, COMMIT})
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -75,8 +80,8 @@ def execute(
 
     ``then_commit`` adds COMMIT to the round trip and is for the moment in which the caller commits anyway.
     In the pipeline an error skips all that follows, COMMIT included (PostgreSQL, "Pipeline Mode"). Rows come
-    in binary format. ``afterwards`` follows the COMMIT in a transaction of its own; it may fail, which is nobody's
-    business.
+    in binary format. ``afterwards`` follows the COMMIT in a transaction of its own; it may fail or be left out, and
+    nothing must depend on it.
 
     Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
     first round trip; the driver would take one of its own for it.
@@ -93,8 +98,6 @@ def execute(
             f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
             "use a URL that begins with postgresql+psycopg://"
         )
-    from outbox.database.roundtrip import BEGIN, COMMIT, RoundTrip  # noqa: PLC0415 - imports the driver
-
     pairs = [(statement.sql, statement.values) for statement in statements]
     idle = not _in_transaction(driver)
     begins = idle and driver.autocommit and connection.in_transaction()
@@ -104,11 +107,12 @@ def execute(
         pairs.append((COMMIT, ()))
     last = [(afterwards.sql, afterwards.values)] if afterwards else []
     try:
-        trip = RoundTrip(driver, pairs + last)
-        # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it.
-        drivers_way = not trip.ready or (idle and not driver.autocommit)
-        if drivers_way:
-            trip = RoundTrip(driver, last)
+        trip = _round_trip(driver, pairs + last)
+        # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it. With
+        # a driver whose private parts are unknown it always does.
+        drivers_way = trip is None or not trip.ready or (idle and not driver.autocommit)
+        if drivers_way and trip is not None:
+            trip = _round_trip(driver, last)
         before = pairs if drivers_way else []
         if isinstance(driver, psycopg.AsyncConnection):
             adapted = cast("Any", connection.connection.dbapi_connection)
@@ -120,25 +124,34 @@ def execute(
     return cast("list[list[Row]]", rows[int(begins) : int(begins) + len(statements)])
 
 
-def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip) -> list[list[Row]]:
+def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | None:
+    """Return the statements as one round trip; None where the driver is one that can't be driven so."""
+    try:
+        from outbox.database.roundtrip import RoundTrip, is_known  # noqa: PLC0415 - imports the driver
+    except ImportError:  # a private part of the driver has another name
+        return None
+    return RoundTrip(driver, pairs) if is_known() else None
+
+
+def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
     rows: list[list[Row]] = []
     for sql, values in before:
         cursor = raw.cursor(binary=True)
-        cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+        cursor.execute(sql, values, prepare=sql not in UNPREPARED)
         rows.append(cursor.fetchall() if cursor.description else [])
-    if trip.statements:
+    if trip is not None and trip.statements:
         with raw.lock:
             rows += raw.wait(trip.run(committed=bool(before)))
     return rows
 
 
-async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip) -> list[list[Row]]:
+async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
     rows: list[list[Row]] = []
     for sql, values in before:
         cursor = raw.cursor(binary=True)
-        await cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+        await cursor.execute(sql, values, prepare=sql not in UNPREPARED)
         rows.append(await cursor.fetchall() if cursor.description else [])
-    if trip.statements:
+    if trip is not None and trip.statements:
         async with raw.lock:
             rows += await raw.wait(trip.run(committed=bool(before)))
     return rows

@@ -8,6 +8,9 @@ only has to drive a generator, sync and async alike.
 Statements are prepared by psycopg, which also knows when to forget them (it deallocates all after a rollback to a
 savepoint); those which it hasn't prepared yet are its to run.
 
+This needs private parts of psycopg, known for the versions in `KNOWN`. Where the version is another one, or a part is
+missing or of another shape, statements go the driver's own way (`outbox.database.execute`): slower, and as right.
+
 Sources: libpq documentation, "Pipeline Mode"; psycopg documentation, "Prepared statements" and ``Connection.wait``.
 """
 
@@ -17,12 +20,15 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.generators import fetch_many, send
+
+from outbox.database.execute import COMMIT, UNPREPARED, Row
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -30,11 +36,10 @@ if TYPE_CHECKING:
     from psycopg.abc import Transformer as TransformerType
     from psycopg.pq.abc import PGresult
 
-Row = tuple[Any, ...]
 Values = Sequence[Any] | Mapping[str, Any]
 
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-COMMIT = "COMMIT"
+#: The first version of psycopg whose private parts are known, and the first that isn't known yet; as in pyproject.toml.
+KNOWN = ((3, 2), (3, 4))
 
 logger = logging.getLogger("outbox.database")
 
@@ -69,10 +74,9 @@ class _Sending:
 class RoundTrip:
     """Statements for one round trip on a driver's connection; `run` is a generator for ``connection.wait``.
 
-    Each is ``(sql, values)`` with psycopg's placeholders. ``ready`` is False while psycopg has yet to prepare one.
+    Each is ``(sql, values)`` with psycopg's placeholders. ``ready`` is False while psycopg has yet to prepare one, and
+    where it doesn't say what it has prepared.
     """
-
-    UNPREPARED = frozenset({BEGIN, COMMIT})
 
     def __init__(
         self, connection: Connection[Any] | AsyncConnection[Any], statements: Sequence[tuple[str, Values]]
@@ -82,12 +86,14 @@ class RoundTrip:
         self._sent = [self._dump(sql, values) for sql, values in statements]
         self.ready = True
         if connection.prepare_threshold is not None:
-            names = connection._prepared._names
+            names = _prepared(connection)
+            self.ready = names is not None
             committed = False
             for (sql, _), sending in zip(statements, self._sent, strict=True):
                 committed = committed or sql == COMMIT
-                if sql not in self.UNPREPARED:
+                if names and sql not in UNPREPARED:
                     sending.name = names.get((sending.query.sql, tuple(sending.transformer.types or ())))
+                if sql not in UNPREPARED:
                     # What follows the COMMIT is rare and goes unprepared.
                     self.ready = self.ready and (committed or sending.name is not None)
 
@@ -149,6 +155,21 @@ class RoundTrip:
                 error = error or errors.error_from_result(result, self._connection.info.encoding)
         yield from fetch_many(libpq)  # the sync
         return error
+
+
+@cache
+def is_known() -> bool:
+    """Tell whether the private parts of this psycopg are known."""
+    version = tuple(int(number) for number in re.findall(r"\d+", psycopg.__version__)[:2])
+    return KNOWN[0] <= version < KNOWN[1]
+
+
+def _prepared(connection: Connection[Any] | AsyncConnection[Any]) -> Mapping[Any, bytes] | None:
+    """Return the names of the statements that psycopg has prepared on a connection; None if it doesn't tell."""
+    names = getattr(getattr(connection, "_prepared", None), "_names", None)
+    if not isinstance(names, Mapping) or not isinstance(next(iter(names.values()), b""), bytes):
+        return None
+    return names
 
 
 @lru_cache(maxsize=1000)

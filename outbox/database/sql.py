@@ -10,6 +10,13 @@ from collections.abc import Mapping
 
 from outbox.database.execute import Statement, in_schema
 
+# Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
+# all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
+_PLAN_BY_INDEX = """
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('jit', 'off', true)
+"""
+
 _AUDIT = """
 INSERT INTO {s}.audit (actor, action, target, reason, result, origin)
 VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
@@ -28,6 +35,21 @@ NOW = Statement("SELECT clock_timestamp()")
 REPORT_INTERVAL = 10.0
 #: A worker that has not reported for so many seconds is taken for dead.
 ALIVE = 3 * REPORT_INTERVAL
+
+
+def take_lock(key: int) -> Statement:
+    """Take a transaction-level advisory lock, waiting for it."""
+    return Statement("SELECT pg_advisory_xact_lock(%s)", (key,))
+
+
+def try_lock(key: int) -> Statement:
+    """Try a transaction-level advisory lock without waiting. Rows: ``(taken,)``."""
+    return Statement("SELECT pg_try_advisory_xact_lock(%s)", (key,))
+
+
+def plan_by_index() -> Statement:
+    """For this transaction, have the planner use indexes whatever the statistics say."""
+    return Statement(_PLAN_BY_INDEX)
 
 
 def wait_at_most(seconds: float) -> Statement:

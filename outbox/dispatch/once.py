@@ -21,9 +21,9 @@ from uuid import UUID
 from sqlalchemy.exc import OperationalError
 
 from outbox.database import sql as database_sql
-from outbox.database.decision import take_lock, try_lock
 from outbox.database.execute import execute, lock_key
 from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
+from outbox.database.sql import plan_by_index, take_lock, try_lock
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, RecallRefused
 from outbox.message.model import Counts
@@ -52,7 +52,7 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
     with connection.begin() as transaction:
         _, taken, cursors = execute(
             connection,
-            sql.plan_by_index(),
+            plan_by_index(),
             try_lock(dispatch_lock(settings.schema)),
             sql.newest_cursor(settings.schema),
         )
@@ -92,7 +92,7 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
         ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
         if not taken[0]:
             return NOTHING
-        _, ((due, messages, _, _),) = execute(connection, sql.plan_by_index(), sql.release_due(place))
+        _, ((due, messages, _, _),) = execute(connection, plan_by_index(), sql.release_due(place))
         if not due:
             return NOTHING
     return Counts(taken=due, done=messages, more=due == place.limit)
@@ -117,7 +117,7 @@ def resend(
     for (half_id,) in execute(connection, sql.compensated(settings.schema, list(sends)))[0]:
         del sends[half_id]
     place = _placement(settings, len(sends))
-    _, ((_, messages, _, _),) = execute(connection, sql.plan_by_index(), sql.resend(place, list(sends)))
+    _, ((_, messages, _, _),) = execute(connection, plan_by_index(), sql.resend(place, list(sends)))
     execute(
         connection,
         *(
@@ -162,7 +162,7 @@ def dispatch_passed(
     if passed:
         place = _placement(settings, len(passed))
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
-        execute(connection, sql.plan_by_index(), sql.place_these(place, passed), *audits)
+        execute(connection, plan_by_index(), sql.place_these(place, passed), *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 

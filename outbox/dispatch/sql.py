@@ -18,13 +18,6 @@ SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, 
   FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
 """
 
-# Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
-# all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
-_PLAN_BY_INDEX = """
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('jit', 'off', true)
-"""
-
 _FRESH = """
 fresh AS MATERIALIZED (
     SELECT half_id, sequence, resolution FROM {s}.op_message
@@ -271,11 +264,6 @@ def newest_cursor(schema: str) -> Statement:
 def to_cursor(row: Row) -> Cursor:
     """Return the row of `newest_cursor` as a `Cursor`."""
     return Cursor(*row)
-
-
-def plan_by_index() -> Statement:
-    """For this transaction, have the planner use indexes whatever the statistics say."""
-    return Statement(_PLAN_BY_INDEX)
 
 
 @dataclass(frozen=True, slots=True)

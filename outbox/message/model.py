@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from outbox.message import codec
@@ -156,21 +156,41 @@ class Message(_Decoded):
     model: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+class SendOptions(TypedDict, total=False):
+    """What can be said of a message beside its topic and body; None is the same as leaving an option out.
+
+    Messages of one ``key`` (at most 255 bytes) stay in order. Consumers can filter by ``tag``. The message is delivered
+    later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (RocketMQ's 1-18). A
+    given ``id`` makes a repeated send fail instead of doubling.
+    """
+
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str] | None
+    deliver_at: dt.datetime | None
+    delay: dt.timedelta | float | int | None
+    delay_level: int | None
+    id: UUID | None
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Outgoing:
-    """What a ``@transactional`` function may return to say more than the body; the fields are those of `send`.
+    """What a ``@transactional`` function may return to say more than the body; ``options`` are those of `Outbox.send`.
 
     A given ``id`` lets the function write it into its own tables.
+
+    Raises:
+        TypeError: an option that `SendOptions` doesn't have.
     """
 
     body: Any
-    key: str | None = None
-    tag: str | None = None
-    headers: Mapping[str, str] | None = None
-    deliver_at: dt.datetime | None = None
-    delay: dt.timedelta | float | int | None = None
-    delay_level: int | None = None
-    id: UUID | None = None
+    options: SendOptions
+
+    def __init__(self, body: Any, **options: Unpack[SendOptions]) -> None:
+        if unknown := options.keys() - SendOptions.__annotations__.keys():
+            raise TypeError(f"a message has no option {', '.join(sorted(unknown))}")
+        object.__setattr__(self, "body", body)
+        object.__setattr__(self, "options", options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.decision import already
 from outbox.database.execute import execute
 from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
+from outbox.database.sql import plan_by_index
 from outbox.dispatch import once
-from outbox.dispatch.sql import plan_by_index
 from outbox.errors import (
     ActRefused,
     AlreadyDecided,

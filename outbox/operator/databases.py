@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
-from outbox.database.sql import read_only, wait_at_most
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index, read_only, wait_at_most
 from outbox.errors import InvalidSettings, SchemaMissing, UnknownDatabase
 from outbox.settings import Settings
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.database.sql import read_only
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index, read_only
 from outbox.operator import old_halves_sql
 from outbox.operator.look import messages_sql
 from outbox.operator.look.messages_sql import BROWSE_WINDOW, Filter, first, named

@@ -1,27 +1,116 @@
-"""Where a message travels: from the session or connection that the caller passes to the connection that commits it.
+"""What is sent with a transaction: from the session or connection that the caller passes to the COMMIT.
 
-A session may have no connection yet when something is sent with it, so its items wait beside it until the COMMIT
-of the connection which carries the business change, and follow its savepoints by ``SessionEvents``.
+A send only remembers. All that a transaction has sent is written in one statement, in the round trip of its COMMIT
+(`outbox.database.at_commit`). A session may have no connection yet when something is sent with it, so its items wait
+beside it until the COMMIT of the connection which carries the business change, and follow its savepoints by
+``SessionEvents``.
+
+Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
+that transactions which a lock serialised are dispatched in that order.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Item, Numbered, Write
+from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
+from outbox.database.decision import decide_first
+from outbox.database.execute import Statement, execute
+from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
+from outbox.message.model import HalfMessage, Preparation, Resolution
+from outbox.producer.sql import write_halves
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-if TYPE_CHECKING:
+    from outbox.producer.flow_control import FlowControl
+
     Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+
+    ``flow`` may refuse it: None where no limit is set.
+    """
+
+    schema: str
+    half: HalfMessage
+    preparation: Preparation | None = None
+    nudge: bool = False
+    flow: FlowControl | None = None
+
+    def refuse_now(self, engine: Engine) -> None:
+        """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
+
+        Raises:
+            OutboxBusy: its topic is known to be full.
+        """
+        if self.flow is not None:
+            self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A decision to write; the transaction fails unless it is the first."""
+
+    schema: str
+    half_id: UUID
+    resolution: Resolution
+
+
+#: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
+#: a pause is worth a nudge (seconds).
+_NUDGE_AFTER = 0.1
+_last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
+
+
+def _write(
+    connection: Connection, values: Sequence[Write | Intent], *, then_commit: bool
+) -> tuple[list[Statement], Statement | None]:
+    """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
+    refuse_autocommit(connection)
+    writes = [value for value in values if isinstance(value, Write)]
+    intents = [value for value in values if isinstance(value, Intent)]
+    for flow in {write.flow for write in writes}:
+        if flow is not None:
+            flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
+    by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
+    for write in writes:
+        by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
+    statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
+    if intents:
+        # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
+        if statements:
+            execute(connection, *statements)
+        for intent in intents:
+            decide_first(connection, intent.schema, intent.half_id, intent.resolution)
+        return [], None
+    worth_it = then_commit and _is_worth_a_nudge(connection, writes)
+    return statements, nudge(writes[0].schema) if worth_it else None
+
+
+def _is_worth_a_nudge(connection: Connection, writes: list[Write]) -> bool:
+    """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
+    if not any(write.nudge for write in writes):
+        return False
+    now = time.monotonic()
+    earlier = _last_sent.get(connection.engine, 0.0)
+    _last_sent[connection.engine] = now
+    return now - earlier > _NUDGE_AFTER
+
 
 _SENT = "outbox.sent"
 _sessions_hooked = False
@@ -29,7 +118,7 @@ _sessions_hooked = False
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    item: Numbered
+    item: Item
     engine: Engine
     level: SessionTransaction | None
 
@@ -54,7 +143,7 @@ class _Sent:
             return self.connections[engine][0]
         return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
 
-    def take(self, connection: Connection) -> list[Numbered]:
+    def take(self, connection: Connection) -> list[Item]:
         """Give up what is to be written at the commit of ``connection``."""
         taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
         if taken:
@@ -62,8 +151,8 @@ class _Sent:
         return taken
 
 
-def add(carrier: Carrier, item: Item, engine: Engine) -> None:
-    """Remember an item until the transaction of ``carrier`` commits.
+def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
+    """Remember a message or a decision until the transaction of ``carrier`` commits.
 
     ``engine`` is that of the Outbox: a session that uses several writes on its connection to this one.
 
@@ -77,9 +166,9 @@ def add(carrier: Carrier, item: Item, engine: Engine) -> None:
         given = given()
     target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
     if isinstance(target, Connection):
-        if isinstance(item, Write):
-            item.refuse_now(target.engine)
-        at_commit.add(target, at_commit.numbered(item))
+        if isinstance(value, Write):
+            value.refuse_now(target.engine)
+        at_commit.add(target, new_item(value, _write))
         return
     if target is None and given is not None:
         raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
@@ -89,10 +178,10 @@ def add(carrier: Carrier, item: Item, engine: Engine) -> None:
         raise InvalidMessage(
             f"a message is sent with a Session, AsyncSession, Connection or AsyncConnection, not {target!r}"
         )
-    _add_to_session(target, item, engine)
+    _add_to_session(target, value, engine)
 
 
-def _add_to_session(session: Session, item: Item, engine: Engine) -> None:
+def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> None:
     if not session.in_transaction():
         if not session.autobegin:
             raise TransactionRequired("the session has autobegin=False and is in no transaction; call session.begin()")
@@ -103,13 +192,13 @@ def _add_to_session(session: Session, item: Item, engine: Engine) -> None:
             "send before, or roll it back first"
         )
     sent = _sent_of(session)
-    if isinstance(item, Write) and item.flow is not None:
+    if isinstance(value, Write) and value.flow is not None:
         used = sent.target(engine) or session.bind
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
         if used is not None and used.engine.pool is engine.pool:
-            item.refuse_now(engine)
+            value.refuse_now(engine)
     level = session.get_nested_transaction() or session.get_transaction()
-    sent.entries.append(_Entry(at_commit.numbered(item), engine, level))
+    sent.entries.append(_Entry(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
         at_commit.attach(connection, sent.take)
     if sent.committing and not sent.connections:
@@ -141,7 +230,7 @@ def _sent_of(session: Session) -> _Sent:
 def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
     sent = _sent_of(session)
     if connection.engine not in sent.connections:
-        sent.connections[connection.engine] = connection, at_commit.savepoints(connection)
+        sent.connections[connection.engine] = connection, savepoints(connection)
         if sent.entries:
             at_commit.attach(connection, sent.take)
 
@@ -156,13 +245,13 @@ def _place(session: Session, sent: _Sent) -> None:
     """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
     for engine in {entry.engine for entry in sent.entries}:
         if engine in sent.connections:
-            at_commit.refuse_autocommit(sent.connections[engine][0])
+            refuse_autocommit(sent.connections[engine][0])
             continue
         try:
             connection = session.connection()
         except UnboundExecutionError:
             connection = session.connection(bind_arguments={"bind": engine})
-        at_commit.refuse_autocommit(connection)
+        refuse_autocommit(connection)
         sent.chosen[engine] = connection
         at_commit.attach(connection, sent.take)
 
@@ -195,7 +284,7 @@ def _on_end(session: Session, transaction: SessionTransaction) -> None:
         del session.info[_SENT]
         # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
         for connection, begun_in in sent.connections.values() if sent.entries else ():
-            if connection.in_transaction() and set(begun_in) <= set(at_commit.savepoints(connection)):
+            if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
                 at_commit.add(connection, *sent.take(connection))
         sent.entries.clear()
 

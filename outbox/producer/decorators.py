@@ -10,20 +10,21 @@ import datetime as dt
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from outbox.database.decision import already, fence_key, op, take_lock
+from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
+from outbox.database.session import wait_for
+from outbox.database.sql import take_lock
 from outbox.errors import InvalidHandler
-from outbox.message.model import Decision, Outgoing, Resolution
+from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.orm import Session
 
     from outbox.producer.producer import Producer
 
@@ -60,7 +61,7 @@ class _SessionParameter:
             )
         self.name = names[0]
 
-    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the session that the caller passed, or None."""
         session = self.signature.bind_partial(*args, **kwargs).arguments.get(self.name)
         return None if session is INJECTED else session
@@ -74,6 +75,32 @@ class _SessionParameter:
         return bound.args, bound.kwargs
 
 
+def _decorated(function: Function[P, R], run: Callable[..., Any]) -> Function[P, R]:
+    """Return ``run(call, *args, **kwargs)`` in the shape of the function; ``call`` calls the function itself.
+
+    ``run`` is plain code. For an async function it runs inside a greenlet, as all of SQLAlchemy's own asyncio does:
+    there ``call`` waits for the coroutine, which runs in the caller's task.
+    """
+    if not inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            return run(function, *args, **kwargs)
+
+        return plain
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wait_for(function(*args, **kwargs))
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs what only async callers have installed
+
+        return await greenlet_spawn(functools.partial(run, call, *args, **kwargs))
+
+    return cast("Function[P, R]", coroutine)
+
+
 def transactional(
     producer: Producer, *, topic: str, key: KeyOf | None, tag: str | None
 ) -> Callable[[Function[P, R]], Function[P, R]]:
@@ -82,50 +109,30 @@ def transactional(
     def send(session: Any, result: Any) -> None:
         if result is None:
             return
-        out = result if isinstance(result, Outgoing) else Outgoing(result)
-        producer.send(
-            session,
-            topic,
-            out.body,
-            key=out.key if out.key is not None else (key(out.body) if key else None),
-            tag=out.tag if out.tag is not None else tag,
-            headers=out.headers,
-            deliver_at=out.deliver_at,
-            delay=out.delay,
-            delay_level=out.delay_level,
-            id=out.id,
-        )
+        message = result if isinstance(result, Outgoing) else Outgoing(result)
+        options = SendOptions(**message.options)
+        if options.get("key") is None and key:
+            options["key"] = key(message.body)
+        if options.get("tag") is None:
+            options["tag"] = tag
+        producer.send(session, topic, Outgoing(message.body, **options))
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
         parameter = _SessionParameter(function, "transactional")
+        is_async = inspect.iscoroutinefunction(function)
 
-        @functools.wraps(function)
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
-            call = cast("Callable[..., Coroutine[Any, Any, Any]]", function)
-            if (session := parameter.given(args, kwargs)) is not None:
-                result = await call(*args, **kwargs)
-                send(session, result)
-                return result
-            async with producer.async_sessions().begin() as session:
-                args, kwargs = parameter.fill(args, kwargs, session)
-                result = await call(*args, **kwargs)
-                send(session, result)
-            return result
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            call = cast("Callable[..., Any]", function)
-            if (session := parameter.given(args, kwargs)) is not None:
+        def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            if (session := parameter.passed(args, kwargs)) is not None:
                 result = call(*args, **kwargs)
                 send(session, result)
                 return result
-            with producer.sessions().begin() as session:
+            with producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
                 result = call(*args, **kwargs)
                 send(session, result)
             return result
 
-        return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
+        return _decorated(function, run)
 
     return decorate
 
@@ -139,8 +146,9 @@ class _MessageOf:
     parameter: _SessionParameter | None
     body: Callable[..., Any] | None
     key: KeyOf | None
+    tag: str | None
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing:
         if self.parameter:
             self._refuse_session(self.parameter, args, kwargs)
             args, kwargs = self.parameter.fill(args, kwargs, None)
@@ -149,10 +157,10 @@ class _MessageOf:
         if self.parameter:
             del bound.arguments[self.parameter.name]
         body = dict(bound.arguments) if self.body is None else self.body(**bound.arguments)
-        return {"body": body, "key": self.key(body) if self.key else None}
+        return Outgoing(body, key=self.key(body) if self.key else None, tag=self.tag)
 
     def _refuse_session(self, parameter: _SessionParameter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if parameter.given(args, kwargs) is not None:
+        if parameter.passed(args, kwargs) is not None:
             raise InvalidHandler(
                 f"@two_phase: {self.name} was given a session; it must own its transaction, since the "
                 "half message has to be committed before it begins. Use outbox.prepare() to join a transaction"
@@ -174,71 +182,44 @@ def two_phase(
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
         parameter = _SessionParameter(function, "two_phase") if fenced else None
-        message = _MessageOf(function.__qualname__, inspect.signature(function), parameter, body, key)
-        options: dict[str, Any] = {"topic": topic, "tag": tag, "immunity": immunity, "fenced": fenced}
+        message_of = _MessageOf(function.__qualname__, inspect.signature(function), parameter, body, key, tag)
+        transaction = functools.partial(producer.transaction, is_async=inspect.iscoroutinefunction(function))
 
-        @functools.wraps(function)
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
-            call = cast("Callable[..., Coroutine[Any, Any, Any]]", function)
-            content = message(args, kwargs)
-            async with producer.async_sessions().begin() as session:
-                half_id = producer.prepare(session, **content, **options)
+        def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            message = message_of(args, kwargs)
+            with transaction() as session:
+                half_id = producer.prepare(session, topic, message, immunity=immunity, fenced=fenced)
             try:
                 if parameter:
                     own = _OwnError()
-                    with own.restored():
-                        async with producer.async_sessions().begin() as session:
-                            await session.run_sync(_take_fence, producer.schema, half_id)
-                            args, kwargs = parameter.fill(args, kwargs, session)
-                            with own.kept():
-                                result = await call(*args, **kwargs)
-                            producer.commit_within(session, half_id)
-                    return result
-                result = await call(*args, **kwargs)
-            except rollback_on as error:
-                with _noting(error, half_id):
-                    async with producer.async_sessions().begin() as session:
-                        await session.run_sync(producer.rollback_now, half_id)
-                raise
-            # The effect is out there: a decision that fails from here on must never become a rollback.
-            async with producer.async_sessions().begin() as session:
-                await session.run_sync(producer.commit_now, half_id)
-            return result
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            call = cast("Callable[..., Any]", function)
-            content = message(args, kwargs)
-            with producer.sessions().begin() as session:
-                half_id = producer.prepare(session, **content, **options)
-            try:
-                if parameter:
-                    own = _OwnError()
-                    with own.restored(), producer.sessions().begin() as session:
+                    with own.restored(), transaction() as session:
                         _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        with own.kept():
+                        with own.recorded():
                             result = call(*args, **kwargs)
                         producer.commit_within(session, half_id)
                     return result
                 result = call(*args, **kwargs)
             except rollback_on as error:
-                with _noting(error, half_id), producer.sessions().begin() as session:
-                    producer.rollback_now(session, half_id)
+                with _noting(error, half_id), transaction() as session:
+                    _decide(session, half_id, Resolution.ROLLBACK)
                 raise
             # The effect is out there: a decision that fails from here on must never become a rollback.
-            with producer.sessions().begin() as session:
-                producer.commit_now(session, half_id)
+            with transaction() as session:
+                _decide(session, half_id, Resolution.COMMIT)
             return result
 
-        return cast("Function[P, R]", run_async if inspect.iscoroutinefunction(function) else run)
+        def _decide(session: Any, half_id: UUID, resolution: Resolution) -> None:
+            producer.decide_now(getattr(session, "sync_session", session), half_id, resolution)
+
+        return _decorated(function, run)
 
     return decorate
 
 
-def _take_fence(session: Session, schema: str, half_id: UUID) -> None:
+def _take_fence(session: Any, schema: str, half_id: UUID) -> None:
     """Take the fence as the transaction's first statement, and stop early if the half was decided meanwhile."""
-    connection: Connection = session.connection()
+    connection: Connection = getattr(session, "sync_session", session).connection()
     _, decided = execute(connection, take_lock(fence_key(schema, half_id)), op(schema, half_id))
     if decided:
         resolution, by, at = decided[0]
@@ -254,7 +235,7 @@ class _OwnError:
     _error: BaseException | None = None
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Keep the exception with which the function ends."""
         try:
             yield

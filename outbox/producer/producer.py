@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database import at_commit
 from outbox.database.decision import already, decide
 from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
 from outbox.message import codec, limits
-from outbox.message.model import Decision, HalfMessage, Preparation, Resolution, uuid7
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
 from outbox.producer import carriers
+from outbox.producer.carriers import Intent, Write
 from outbox.producer.flow_control import FlowControl
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
     from outbox.producer.carriers import Carrier
     from outbox.settings import Settings
-
-
-class Options(TypedDict, total=False):
-    """What may be said of a message beside its topic and body; see `Outbox.send`."""
-
-    key: str | None
-    tag: str | None
-    headers: Mapping[str, str] | None
-    deliver_at: dt.datetime | None
-    delay: dt.timedelta | float | int | None
-    delay_level: int | None
-    id: UUID | None
 
 
 class Producer:
@@ -65,100 +56,91 @@ class Producer:
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
 
-    def sessions(self) -> sessionmaker[Session]:
-        """Return the factory of sessions for sync functions."""
-        if self._sessions is None:
-            raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
-        return self._sessions
+    @contextmanager
+    def transaction(self, *, is_async: bool) -> Iterator[Any]:
+        """Open a session in a transaction, which commits when the block ends without an exception.
 
-    def async_sessions(self) -> async_sessionmaker[AsyncSession]:
-        """Return the factory of sessions for async functions."""
-        if self._async_sessions is None:
+        ``is_async``: an AsyncSession; the block runs inside ``greenlet_spawn``.
+
+        Raises:
+            TransactionRequired: the Outbox is bound to an engine of the other kind.
+        """
+        if is_async and self._async_sessions is None:
             raise TransactionRequired("this Outbox is bound to a sync Engine; decorate a plain 'def' function")
-        return self._async_sessions
+        if not is_async and self._sessions is None:
+            raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
+        session: Any = self._async_sessions() if is_async else self._sessions()  # type: ignore[misc]
+        with getattr(session, "sync_session", session) as opened, opened.begin():
+            yield session
 
-    def send(self, carrier: Carrier, topic: str, body: Any, **options: Unpack[Options]) -> UUID:
+    def send(self, carrier: Carrier, topic: str, message: Outgoing) -> UUID:
         """See `Outbox.send`."""
-        half = self._half(topic, body, **options)
-        write = at_commit.Write(self.schema, half, nudge=self._settings.listen, flow=self._flow)
-        carriers.add(carrier, write, self._engine)
+        half = self._half(topic, message)
+        carriers.add(carrier, Write(self.schema, half, nudge=self._settings.listen, flow=self._flow), self._engine)
         return half.id
 
     def prepare(
         self,
         carrier: Carrier,
         topic: str,
-        body: Any,
+        message: Outgoing,
         *,
         immunity: dt.timedelta | float | None = None,
         fenced: bool = False,
-        **options: Unpack[Options],
     ) -> UUID:
         """See `Outbox.prepare`."""
-        half = self._half(topic, body, **options)
+        half = self._half(topic, message)
         preparation = Preparation(fenced, self._immunity(half.topic, immunity))
-        carriers.add(carrier, at_commit.Write(self.schema, half, preparation, flow=self._flow), self._engine)
+        carriers.add(carrier, Write(self.schema, half, preparation, flow=self._flow), self._engine)
         return half.id
 
     def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
         if within is not None:
-            carriers.add(within, at_commit.Intent(self.schema, half_id, resolution), self._engine)
+            carriers.add(within, Intent(self.schema, half_id, resolution), self._engine)
             return None
         if self._sessions is None:
             raise TransactionRequired(
                 f"this Outbox is bound to an AsyncEngine; decide half message {half_id} within an AsyncSession"
             )
         with self._sessions.begin() as session:
-            return self._decide_now(session, half_id, resolution)
+            return self.decide_now(session, half_id, resolution)
 
     def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
         """Commit a half at the commit of the caller's transaction, which fails if a decision came first."""
-        carriers.add(carrier, at_commit.Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
+        carriers.add(carrier, Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
 
-    def commit_now(self, session: Session, half_id: UUID) -> Decision:
-        """Commit a half at once, in the session's transaction."""
-        return self._decide_now(session, half_id, Resolution.COMMIT)
+    def decide_now(self, session: Session, half_id: UUID, resolution: Resolution) -> Decision:
+        """Decide a half at once, in the session's transaction.
 
-    def rollback_now(self, session: Session, half_id: UUID) -> Decision:
-        """Roll a half back at once, in the session's transaction."""
-        return self._decide_now(session, half_id, Resolution.ROLLBACK)
-
-    def _decide_now(self, session: Session, half_id: UUID, resolution: Resolution) -> Decision:
+        Raises:
+            AlreadyCommitted, AlreadyRolledBack: it was decided otherwise before.
+            HalfNotFound: no half message has this id.
+        """
         decision = decide(session.connection(), self.schema, half_id, resolution)
         if decision.resolution is not resolution:
             raise already(decision)
         return decision
 
-    def _half(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        deliver_at: dt.datetime | None = None,
-        delay: dt.timedelta | float | int | None = None,
-        delay_level: int | None = None,
-        id: UUID | None = None,  # noqa: A002
-    ) -> HalfMessage:
-        delivery = limits.check_delivery(deliver_at, delay, delay_level)
-        if id is not None and not isinstance(id, UUID):
-            raise InvalidMessage(f"id must be a UUID, not {type(id).__name__}: {id!r}")
-        raw, content_type = codec.encode(body)
+    def _half(self, topic: str, message: Outgoing) -> HalfMessage:
+        options = message.options
+        delivery = limits.check_delivery(options.get("deliver_at"), options.get("delay"), options.get("delay_level"))
+        half_id = options.get("id")
+        if half_id is not None and not isinstance(half_id, UUID):
+            raise InvalidMessage(f"id must be a UUID, not {type(half_id).__name__}: {half_id!r}")
+        raw, content_type = codec.encode(message.body)
         if len(raw) > self._settings.max_body_bytes:
             raise InvalidMessage(
                 f"the body has {len(raw)} bytes; at most {self._settings.max_body_bytes} are allowed "
                 "(setting max_body_bytes): store it elsewhere and send a reference"
             )
         return HalfMessage(
-            id or uuid7(),
+            half_id or uuid7(),
             self._group,
             limits.check_topic(topic),
-            limits.check_text("key", key, limits.MAX_KEY_BYTES),
-            limits.check_text("tag", tag, limits.MAX_TAG_BYTES),
-            limits.check_headers(headers),
+            limits.check_text("key", options.get("key"), limits.MAX_KEY_BYTES),
+            limits.check_text("tag", options.get("tag"), limits.MAX_TAG_BYTES),
+            limits.check_headers(options.get("headers")),
             content_type,
             raw,
             *delivery,

@@ -1,15 +1,53 @@
-"""Statements of flow control: which topics have reached a limit, at a cost that doesn't grow with what is waiting."""
+"""Statements of the producer: half messages with their checks and ops, and the counts of flow control.
+
+Flow control finds the topics that have reached a limit, at a cost that doesn't grow with what is waiting.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+
 from outbox.database.execute import Statement, in_schema
+from outbox.message.model import HalfMessage, Preparation
+
+_HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
+
+# One message a transaction is the common case, and scalars cost the client much less than arrays of one.
+_SEND_ONE = f"""
+WITH half AS (
+    INSERT INTO {{s}}.half_message ({_HALF})
+    VALUES (%s, %s, %s, %s, %s, %s::jsonb, %s, %s,
+            coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
+)
+INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'commit', 'producer')
+"""
+
+_SEND = f"""
+WITH given AS (
+    SELECT * FROM unnest(%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
+    WITH ORDINALITY AS g (id, producer_group, topic, key, tag, headers, content_type,
+                          body, deliver_at, delay, fenced, immunity, number)
+), half AS (
+    INSERT INTO {{s}}.half_message ({_HALF})
+    SELECT id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
+           coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
+      FROM given ORDER BY number
+), unchecked AS (
+    INSERT INTO {{s}}.half_check (half_id, topic, fenced, next_check_at)
+    SELECT id, topic, fenced, clock_timestamp() + make_interval(secs => immunity) FROM given WHERE fenced IS NOT NULL
+)
+INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
+SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
+"""
 
 #: At most so many ops are looked at. While more are undispatched, counts are estimates from so many of them.
 LOOKED_AT = 2_000
 #: An estimate stands on at least so many ops of the topic that were found.
 FOUND = 10
 
-# As `plan_by_index` of the passes, and why: outbox/store/dispatch.py. But here the transaction is the caller's, whose
+# As `plan_by_index` of the passes, and why: outbox/database/sql.py. But here the transaction is the caller's, whose
 # deferred triggers have yet to run: what was set before is kept under names of ours, and set again.
 _PLANNER = ["enable_seqscan", "enable_bitmapscan", "jit"]
 
@@ -44,8 +82,8 @@ SELECT topic, waiting FROM counted WHERE waiting >= %(limit)s
 # one is drawn at random from each of at most LOOKED_AT stretches of equal length; each one found stands for a stretch.
 # Up to that many, a stretch is one op, and the count exact.
 #
-# What the cursor means: outbox/dispatch.py. Ops of before its snapshot have a lower sequence than those after, and of
-# those before, the ones with the highest xids are about the newest. Where they tell nothing (in flight then, pruned
+# What the cursor means: outbox/dispatch/once.py. Ops of before its snapshot have a lower sequence than those after, and
+# of those before, the ones with the highest xids are about the newest. Where they tell nothing (in flight then, pruned
 # since, of another cluster), the stretches begin earlier: dispatched ops among them are looked at, and not counted.
 #
 # Subqueries in the select list are looked up row by row, by index, whatever the planner believes.
@@ -87,6 +125,36 @@ SELECT topic, count(*) * length
  GROUP BY topic, length
 HAVING count(*) * length >= %(limit)s AND (length = 1 OR count(*) >= %(found)s)
 """
+
+
+def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | None]]) -> Statement:
+    """Write all half messages of a transaction: sent ones with their op(commit), prepared ones with their check."""
+    if len(halves) == 1 and halves[0][1] is None:
+        half = halves[0][0]
+        return Statement(in_schema(_SEND_ONE, schema), (*_columns(half), half.id))
+    rows = [
+        (*_columns(half), *((None, None) if prep is None else (prep.fenced, prep.immunity))) for half, prep in halves
+    ]
+    return Statement(in_schema(_SEND, schema), [list(column) for column in zip(*rows, strict=True)])
+
+
+def _columns(half: HalfMessage) -> tuple[object, ...]:
+    return (
+        half.id,
+        half.producer_group,
+        half.topic,
+        half.key,
+        half.tag,
+        _json(half.headers),
+        half.content_type,
+        half.body,
+        half.deliver_at,
+        half.delay,
+    )
+
+
+def _json(headers: Mapping[str, str]) -> str | None:
+    return json.dumps(headers, ensure_ascii=False) if headers else None
 
 
 def plan_aside(seconds: float) -> Statement:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.message.model import Counts
 from outbox.prune import sql
 

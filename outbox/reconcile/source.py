@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.consumer.queue import like
 from outbox.database import migration
 from outbox.database.execute import Statement, execute
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
 from outbox.reconcile import sql
 from outbox.reconcile.job import Access, Pair, Range, described, hidden

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from apscheduler.triggers.cron import CronTrigger
 
-from outbox.database.decision import try_lock
 from outbox.database.execute import execute, lock_key
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index, try_lock
 from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed

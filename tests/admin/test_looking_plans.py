@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from outbox.database.execute import Statement, execute
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.embedded import ServerLike
 from outbox.message.model import uuid7
 from outbox.operator.bulk import sql as bulk_sql

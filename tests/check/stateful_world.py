@@ -147,7 +147,8 @@ class World:
         self.ask: Callable[[Orphan, Session | None], Any] = lambda orphan, session: None
         self.handle: Callable[[int, Session], Any] = lambda number, session: None
         self.pass_pid = self.room_pid = 0
-        self.outbox = Outbox(Sessions(self.engine, expire_on_commit=False), settings=SETTINGS)
+        self.sessions = Sessions(self.engine, expire_on_commit=False)
+        self.outbox = Outbox(self.sessions, settings=SETTINGS)
         self.outbox.checker(PAID)(self._ask_with_session)
         self.outbox.checker(EXT)(self._ask)
         self.calls = {topic: self._function(topic) for topic in TOPICS}

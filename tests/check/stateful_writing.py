@@ -67,7 +67,7 @@ class Writing(RuleBasedStateMachine):
         """
         while dispatched and self.world.dispatch():
             pass
-        transaction = Transaction(self.outbox._producer.sessions()())
+        transaction = Transaction(self.world.sessions())
         for topic, kind in seeds:
             if kind == "dead":
                 self.call(topic, begins=False)
@@ -91,7 +91,7 @@ class Writing(RuleBasedStateMachine):
     @rule(writes=writes)
     def begin(self, writes: list[tuple[str, bool, bool]]) -> None:
         """Begin a transaction, perhaps with some writes."""
-        self.open.append(Transaction(self.outbox._producer.sessions()()))
+        self.open.append(Transaction(self.world.sessions()))
         for write in writes:
             self._write(self.open[-1], *write)
 
@@ -182,7 +182,7 @@ class Writing(RuleBasedStateMachine):
     )
     def write_alone(self, topic: str, prepared: bool, delayed: bool, how: str) -> None:
         """Send or prepare one message in a transaction."""
-        transaction = Transaction(self.outbox._producer.sessions()())
+        transaction = Transaction(self.world.sessions())
         self._write(transaction, topic, prepared, delayed)
         self._end(transaction, how)
 

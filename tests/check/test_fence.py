@@ -18,11 +18,12 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from outbox import INJECTED, Counts, Outbox, Resolution
+from outbox import INJECTED, Counts, Outbox, Outgoing, Resolution
 from outbox.check import sql as check_sql
 from outbox.check.once import check_fences
-from outbox.database.decision import decide, fence_key, take_lock
+from outbox.database.decision import decide, fence_key
 from outbox.database.execute import execute
+from outbox.database.sql import take_lock
 from outbox.errors import AlreadyRolledBack
 from outbox.producer import decorators
 from tests.check.support import Bench
@@ -92,7 +93,7 @@ def fenced(bench: Bench, count: int = 1) -> list[UUID]:
     """Prepare fenced halves whose functions never begin, as processes leave them that die before."""
     with bench.engine.begin() as connection:
         ids = [
-            bench.outbox._producer.prepare(connection, "paid", {"n": number}, fenced=True, immunity=0)
+            bench.outbox._producer.prepare(connection, "paid", Outgoing({"n": number}), fenced=True, immunity=0)
             for number in range(count)
         ]
     bench.age()
@@ -563,7 +564,7 @@ def test_immunity_keeps_the_check_away(new_bench: NewBench) -> None:
     half_id = the_half(bench)
     assert bench.check() == Counts()
     with bench.engine.begin() as connection:
-        other = bench.outbox._producer.prepare(connection, "paid", {}, fenced=True, immunity=0)
+        other = bench.outbox._producer.prepare(connection, "paid", Outgoing({}), fenced=True, immunity=0)
     assert bench.check() == Counts(taken=1, done=1)
     assert (bench.op(half_id), bench.history(half_id)) == (None, [])
     assert bench.op(other) == ("rollback", "check")

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import Orphan, Outbox, Resolution
+from outbox import Orphan, Outbox, Outgoing, Resolution
 from outbox.embedded import ServerLike
 from tests.check import killed
 from tests.check.killed import NOTE, SETTINGS
@@ -198,7 +198,7 @@ def prepare(town: Town, number: int, *, fenced: bool) -> None:
     """Write an orphan that is due at once."""
     producer, topic = Outbox(town.engine, settings=SETTINGS)._producer, "fenced" if fenced else "paid"
     with town.engine.begin() as connection:
-        producer.prepare(connection, topic, {"number": number}, fenced=fenced, immunity=0)
+        producer.prepare(connection, topic, Outgoing({"number": number}), fenced=fenced, immunity=0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from outbox import Outbox, Settings
 from outbox.database import at_commit
 from outbox.database.execute import Statement, execute
+from outbox.database.sql import plan_by_index
 from outbox.dispatch import sql as dispatch_sql
 from outbox.dispatch.once import dispatch_once
 from outbox.message import codec
@@ -109,7 +110,7 @@ def run(connection: Connection, sql: str, **values: Any) -> None:
 def scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
     """Run a statement of a dispatch pass, undo it, and return the plan's nodes that read a table."""
     with connection.begin() as transaction:
-        execute(connection, dispatch_sql.plan_by_index())
+        execute(connection, plan_by_index())
         found = table_scans(connection, statement)
         transaction.rollback()
     return found

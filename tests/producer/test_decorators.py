@@ -605,10 +605,14 @@ def test_unfenced_success_is_never_rolled_back(caller: Caller, engine: Engine, m
     """`rollback_on` is about the function: when only the decision fails after it returned, the half stays undecided."""
     from outbox.producer.producer import Producer
 
-    def lost(*_: Any) -> None:
-        raise ConnectionError("the database went away")
+    decide_now = Producer.decide_now
 
-    monkeypatch.setattr(Producer, "commit_now", lost)
+    def lost(producer: Producer, session: Session, half_id: UUID, resolution: Resolution) -> Any:
+        if resolution is Resolution.COMMIT:
+            raise ConnectionError("the database went away")
+        return decide_now(producer, session, half_id, resolution)
+
+    monkeypatch.setattr(Producer, "decide_now", lost)
     with pytest.raises(ConnectionError):
         unfenced(caller, lambda card: card, rollback_on=(Exception,))("visa")
     half = the_half(engine)

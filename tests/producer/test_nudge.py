@@ -22,7 +22,7 @@ def test_a_nudge_that_fails_leaves_the_commit_alone(
         return Statement("SELECT 1 / 0")
 
     monkeypatch.setattr(database_sql, "nudge", failing)
-    monkeypatch.setattr("outbox.database.at_commit._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.producer.carriers._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(3):
@@ -44,7 +44,7 @@ def test_a_nudge_travels_with_the_commit(engine: Engine, settings: Settings, mon
         return run(self, committed=committed)
 
     monkeypatch.setattr(RoundTrip, "run", spied)
-    monkeypatch.setattr("outbox.database.at_commit._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.producer.carriers._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(2):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.database.sql import audit
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import audit, plan_by_index
 from outbox.errors import ActRefused, CompensationRefused, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.acts import STATES, Deed, check_said, deed_of, refusal, states_for

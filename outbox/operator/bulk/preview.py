@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.errors import InvalidRequest, MessageNotFound
 from outbox.operator.acts import check_options, refusal, states_for
 from outbox.operator.bulk import choose_sql

@@ -30,8 +30,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database import failure
 from outbox.database.execute import Row, Statement, driver_of, execute, is_lost
-from outbox.database.sql import read_only
-from outbox.dispatch.sql import plan_by_index
+from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.operator.health import backlog, server, sql
 from outbox.operator.health.rules import Diagnosis, NotInspected, Severity, Subject, Thresholds

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.database.sql import NOW, read_only
-from outbox.dispatch.sql import newest_cursor, plan_by_index, to_cursor
+from outbox.database.sql import NOW, plan_by_index, read_only
+from outbox.dispatch.sql import newest_cursor, to_cursor
 from outbox.operator.health import sql
 from outbox.operator.health.rules import Thresholds
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import Statement, execute
 from outbox.database.failure import CONTENDED, sqlstate
-from outbox.database.sql import audit, wait_at_most
-from outbox.dispatch.sql import compensated, plan_by_index
+from outbox.database.sql import audit, plan_by_index, wait_at_most
+from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
 from outbox.reconcile.job import Job, Outcome, Pair, Repair
 from outbox.reconcile.repair import sql as repair_sql
