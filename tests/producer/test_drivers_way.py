@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg import _preparing
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
@@ -16,32 +20,29 @@ from outbox.dispatch.once import dispatch_once
 from tests.producer.bank import halves
 
 
-class Unnamed:
-    """What psycopg has prepared, where it doesn't tell the names."""
-
-    def __init__(self, real: object) -> None:
-        self._real = real
-
-    def __getattr__(self, name: str) -> object:
-        if name == "_names":
-            raise AttributeError(name)
-        return getattr(self._real, name)
-
-
 def rename_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take ``connection._prepared._names`` away."""
-    real = psycopg.Connection.__init__
-
-    def init(self: psycopg.Connection, *args: object, **options: object) -> None:
-        real(self, *args, **options)  # type: ignore[arg-type]
-        self._prepared = Unnamed(self._prepared)  # type: ignore[assignment]
-
-    monkeypatch.setattr(psycopg.Connection, "__init__", init)
+    """Give psycopg's own manager of prepared statements another name for what it has prepared."""
+    source = inspect.getsource(_preparing)
+    assert "self._names" in source
+    renamed: dict[str, Any] = {"__name__": _preparing.__name__, "__package__": "psycopg"}
+    exec(source.replace("self._names", "self._statements"), renamed)  # noqa: S102
+    renamed["Prepare"] = _preparing.Prepare  # compared by identity
+    monkeypatch.setattr("psycopg._connection_base.PrepareManager", renamed["PrepareManager"])
 
 
 def reshape_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have it map to what isn't a name."""
-    monkeypatch.setattr(roundtrip, "Mapping", type("None", (), {}))
+    """Have it keep something else than names."""
+
+    class Names(OrderedDict[Any, Any]):
+        def values(self) -> Any:
+            return [object()]
+
+    class Manager(_preparing.PrepareManager):
+        def __init__(self) -> None:
+            super().__init__()
+            self._names = Names()
+
+    monkeypatch.setattr("psycopg._connection_base.PrepareManager", Manager)
 
 
 def rename_generator(monkeypatch: pytest.MonkeyPatch) -> None:

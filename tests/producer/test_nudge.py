@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, Settings
-from outbox.database import sql as database_sql
 from outbox.database.execute import Statement
 from outbox.database.roundtrip import RoundTrip
 
@@ -21,7 +20,7 @@ def test_a_nudge_that_fails_leaves_the_commit_alone(
         nudged.append(schema)
         return Statement("SELECT 1 / 0")
 
-    monkeypatch.setattr(database_sql, "nudge", failing)
+    monkeypatch.setattr("outbox.producer.carriers.nudge", failing)
     monkeypatch.setattr("outbox.producer.carriers._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
