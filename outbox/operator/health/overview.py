@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,21 +91,16 @@ class DatabaseHealth:
     checks: list[Row] = field(default_factory=list)
     runs: list[Row] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        """The name by which the database is registered."""
-        return self.database.name
-
 
 class TopicSources:
     """From which producer's database each group reads its topic, as far as the registered databases show it."""
 
     def __init__(self, databases: Sequence[DatabaseHealth]) -> None:
-        self._databases = {each.name: each for each in databases}
+        self._databases = {each.subject.name: each for each in databases}
         self._producers: dict[str, list[str]] = defaultdict(list)
         for each in databases:
             for topic in each.stats.topics:
-                self._producers[topic.topic].append(each.name)
+                self._producers[topic.topic].append(each.subject.name)
 
     def of(self, database: str, topic: str, group: str) -> str | None:
         """Return the name of the producer's database of a topic that is consumed in ``database``; None if unknown."""
@@ -119,9 +114,7 @@ class TopicSources:
             for handler in self._databases[database].handlers
             if handler.kind == "consumer" and (handler.topic, handler.group) == (topic, group)
         }
-        fitting = [
-            name for name in producers if database_address(self._databases[name].database.engine.url) in reported
-        ]
+        fitting = [name for name in producers if database_address(self._databases[name].subject.url) in reported]
         return fitting[0] if len(fitting) == 1 else None
 
     def lag(self, database: str, topic: str, group: str, consumed: int) -> int | None:
@@ -155,22 +148,23 @@ def overview(databases: Databases, window: str) -> Overview:
             reached.append(_read(database, subject, window, times))
         except UNREACHABLE as error:
             findings.append(subject.finding("database.unreachable", {"error": why_unreachable(error)}))
+    by_name = {each.subject.name: each for each in reached}
     sources = TopicSources(reached)
     topics = _topics(reached, sources)
     tiles, capped = _tiles(reached, topics)
     for each in reached:
         findings += _judge(each)
     for topic in topics:
-        findings += _judge_lags(topic, {each.name: each for each in reached}, sources)
+        findings += _judge_lags(topic, by_name, sources)
     return Overview(
         at=reached[0].stats.at if reached else dt.datetime.now(dt.UTC),
         tiles=tiles,
         capped=capped,
         findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
         topics=topics,
-        series=series(times, {each.name: each.samples for each in reached}, sources.of) if times else [],
+        series=series(times, {name: each.samples for name, each in by_name.items()}, sources.of) if times else [],
         workers=[worker.row for each in reached for worker in each.workers],
-        unreachable=[name for name in databases if name not in {each.name for each in reached}],
+        unreachable=[name for name in databases if name not in by_name],
     )
 
 
@@ -217,16 +211,16 @@ def _topics(reached: Sequence[DatabaseHealth], sources: TopicSources) -> list[To
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
     for each in reached:
         for group in each.stats.groups:
-            row = GroupLag(**_fields(group), database=each.name)
+            row = GroupLag(**_fields(group), database=each.subject.name)
             if row.lag is None:
-                row.lag = sources.lag(each.name, group.topic, group.group, group.consumed)
-            groups[sources.of(each.name, group.topic, group.group), group.topic].append(row)
+                row.lag = sources.lag(each.subject.name, group.topic, group.group, group.consumed)
+            groups[sources.of(each.subject.name, group.topic, group.group), group.topic].append(row)
     topics = [
         TopicLag(
             **_fields(topic),
-            database=each.name,
+            database=each.subject.name,
             queues=each.queues.get(topic.topic, 0),
-            groups=groups.pop((each.name, topic.topic), []),
+            groups=groups.pop((each.subject.name, topic.topic), []),
         )
         for each in reached
         for topic in each.stats.topics
@@ -277,41 +271,30 @@ def _judge_lags(topic: TopicLag, databases: dict[str, DatabaseHealth], sources: 
 
 # --- tiles -------------------------------------------------------------------------------------------------------
 
-#: The tiles that are sums of a number: over topics, and over groups.
-_OF_TOPICS = {
-    "pending": "undispatched", "undecided": "undecided", "orphans": "orphans", "parked_halves": "parked",
-    "scheduled": "scheduled",
-}  # fmt: skip
-_OF_GROUPS = {"dead": "parked", "failed": "failed"}
-#: The count that stops where a number of a topic does.
-_CAPPED_BY = {"orphans": "undecided", "parked": "undecided"}
+#: The tiles that are sums: over which rows, of which of their numbers, and by which count that number is capped.
+_SUMS = {
+    "pending": ("topics", "undispatched", "undispatched"),
+    "undecided": ("topics", "undecided", "undecided"),
+    "orphans": ("topics", "orphans", "undecided"),
+    "parked_halves": ("topics", "parked", "undecided"),
+    "scheduled": ("topics", "scheduled", "scheduled"),
+    "dead": ("groups", "parked", "parked"),
+    "failed": ("groups", "failed", "failed"),
+}
 
 
 def _tiles(reached: Sequence[DatabaseHealth], topics: Sequence[TopicLag]) -> tuple[dict[str, float | None], list[str]]:
-    of_topics = [topic for each in reached for topic in each.stats.topics]
-    of_groups = [group for each in reached for group in each.stats.groups]
-    names = (
-        "pending", "oldest_pending", "undecided", "orphans", "parked_halves", "dead", "failed", "scheduled",
-        "throughput", "lag",
-    )  # fmt: skip
-    tiles: dict[str, float | None] = dict.fromkeys(names)
-    if not reached:
-        return tiles, []
-    tiles |= {tile: sum(getattr(topic, name) for topic in of_topics) for tile, name in _OF_TOPICS.items()}
-    tiles |= {tile: sum(getattr(group, name) for group in of_groups) for tile, name in _OF_GROUPS.items()}
-    tiles["oldest_pending"] = _highest(topic.oldest_undispatched for topic in of_topics)
+    tiles: dict[str, float | None] = dict.fromkeys((*_SUMS, "oldest_pending", "throughput", "lag"))
+    capped = []
+    for tile, (kind, number, count) in _SUMS.items() if reached else ():
+        rows = [row for each in reached for row in getattr(each.stats, kind)]
+        tiles[tile] = sum(getattr(row, number) for row in rows)
+        capped += [tile] if any(count in row.capped for row in rows) else []
+    waiting = [topic.oldest_undispatched for topic in topics if topic.oldest_undispatched is not None]
+    lags = [group.lag for topic in topics for group in topic.groups if group.lag is not None]
+    tiles |= {"oldest_pending": max(waiting, default=None), "lag": max(lags, default=None)}
     tiles["throughput"] = _throughput(reached)
-    tiles["lag"] = _highest(group.lag for topic in topics for group in topic.groups)
-    capped = [
-        tile
-        for tile, name in _OF_TOPICS.items()
-        if any(_CAPPED_BY.get(name, name) in topic.capped for topic in of_topics)
-    ]
-    return tiles, capped + [t for t, name in _OF_GROUPS.items() if any(name in group.capped for group in of_groups)]
-
-
-def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    return tiles, capped
 
 
 def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:

@@ -83,32 +83,23 @@ def address(url: URL) -> str:
 
 
 def _view(database: Database) -> DatabaseView:
-    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database.migration import chain  # noqa: PLC0415
 
-    view = DatabaseView(
-        database.name,
-        address(database.engine.url),
-        sorted(database.parts),
-        None,
-        {},
-        {branch: chain.head(branch) for branch in ("common", *sorted(database.parts))},
-        None,
-        [],
-    )
+    parts = sorted(database.parts)
+    heads = {branch: chain.head(branch) for branch in ("common", *parts)}
+    view = DatabaseView(database.name, address(database.engine.url), parts, None, {}, heads, None, [])
     try:
-        return _read(database, view)
+        with database.looking() as connection:
+            ((_, version, *_),), oldest, tables = execute(
+                connection,
+                sql.SERVER(),
+                sql.OPEN_TRANSACTIONS(idle=0.0, running=0.0),
+                sql.TABLE_SIZES(database.schema),
+            )
+            revisions = migration.current(connection, database.schema)
     except UNREACHABLE as error:
         return dataclasses.replace(view, error=why_unreachable(error))
-
-
-def _read(database: Database, view: DatabaseView) -> DatabaseView:
-    from outbox.database import migration  # noqa: PLC0415
-
-    with database.looking() as connection:
-        ((_, version, *_),), oldest, tables = execute(
-            connection, sql.SERVER(), sql.OPEN_TRANSACTIONS(idle=0.0, running=0.0), sql.TABLE_SIZES(database.schema)
-        )
-        revisions = migration.current(connection, database.schema)
     return dataclasses.replace(
         view,
         server_version=version,

@@ -97,18 +97,10 @@ def merged(reports: Iterable[WorkerReport]) -> list[HandlerRow]:
     found: dict[str, HandlerRow] = {}
     for worker in reports:
         for handler in worker.handlers if worker.row.alive else ():
-            row = found.setdefault(
-                json.dumps(handler, sort_keys=True),
-                HandlerRow(
-                    worker.row.database,
-                    handler["kind"],
-                    handler["topic"],
-                    handler["name"],
-                    handler.get("group"),
-                    handler.get("options", {}),
-                    [],
-                ),
-            )
+            kind, topic, name, group = (handler.get(key) for key in ("kind", "topic", "name", "group"))
+            options = handler.get("options", {})
+            row = HandlerRow(worker.row.database, str(kind), str(topic), str(name), group, options, [])
+            row = found.setdefault(json.dumps(handler, sort_keys=True), row)
             row.workers.append(worker.row.name)
     return sorted(found.values(), key=lambda row: (row.kind, row.topic, row.group or "", row.name))
 
