@@ -25,6 +25,7 @@ from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, auth, create_console_app, create_console_router
 from outbox.console.problems import as_problem
+from outbox.operator.health.rules import RULES, Thresholds
 from outbox.reader import shape_of
 from outbox.settings import Settings
 
@@ -300,6 +301,30 @@ def acts() -> Iterator[str]:
     yield from _table(("Act", "On the page", "What it does", "From the states"), rows)
 
 
+def findings() -> Iterator[str]:
+    """The rules of health, by which the doctor and the console's overview judge."""
+    yield "What `outbox doctor` and the console's overview can find, by its code. Each finding comes with its numbers,"
+    yield "and with the command, SQL or change that mends it.\n"
+    rows = ((f"`{code.partition('/')[0]}`", rule.severity, _in_words(rule.sentence)) for code, rule in RULES.items())
+    yield from _table(("Code", "Severity", "Sentence"), rows)
+    yield "\n## Thresholds\n"
+    yield from _doc(Thresholds.__doc__)
+    yield from _table(
+        ("Threshold", "Value"), ((f"`{each.name}`", each.default) for each in dataclasses.fields(Thresholds))
+    )
+
+
+def _in_words(template: str) -> str:
+    """Return the template of a sentence with the names of its values, or the plural of its words."""
+
+    def word(match: re.Match[str]) -> str:
+        name, spec = match["name"], match["spec"] or ""
+        several = spec.partition("|")[2]
+        return (several if spec.startswith("=") else f"*n* {several}") if several else f"*{name}*"
+
+    return re.sub(r"\{(?P<name>\w+)(?:!r)?(?::(?P<spec>[^{}]*))?\}", word, template)
+
+
 def _first_line(text: str | None) -> str:
     return inspect.cleandoc(text or "").partition("\n\n")[0]
 
@@ -311,6 +336,7 @@ REFERENCE: Mapping[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "cli": ("Commands", commands),
     "http": ("HTTP", http),
     "errors": ("Errors", all_errors),
+    "findings": ("Findings of the doctor", findings),
 }
 
 

@@ -26,14 +26,14 @@ def prepare(engine: Engine, topic: str = "paid") -> UUID:
 
 def run(engine: Engine, age: str = "1 hour", **values: object) -> None:
     """Write that group mail was reconciled with topic paid."""
-    given = {"counts": None, "error": None, "applied": False} | values
+    columns = {"counts": None, "error": None, "applied": False} | values
     sql(
         engine,
         "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, finished_at, counts, "
         "error, applied) VALUES (gen_random_uuid(), gen_random_uuid(), 'paid', 'mail', now() - CAST(:age AS interval), "
         "now(), CAST(:counts AS jsonb), :error, :applied)",
         age=age,
-        **given,
+        **columns,
     )
 
 
@@ -46,8 +46,8 @@ def test_all_is_well(engine: Engine) -> None:
     assert overview_of(bank=engine).findings == []
 
 
-def test_nobody_works(engine: Engine) -> None:
-    """A database without a living worker; one that died is told of for a while, also beside others."""
+def test_no_worker_is_alive(engine: Engine) -> None:
+    """A database without a living worker; one that died is reported for a while, also beside others."""
     (problem,) = overview_of(bank=engine).findings
     assert (problem.severity, problem.page, problem.query) == ("problem", "handlers", {"database": "bank"})
     assert problem.sentence == (
@@ -87,7 +87,7 @@ def test_what_no_worker_does(engine: Engine) -> None:
 
 
 def test_dead_letters(engine: Engine) -> None:
-    """Parked messages are told by topic and group."""
+    """Parked messages are found by topic and group."""
     report(engine, handlers=[handler("consumer", "paid", "mail")])
     send(engine, 3)
     dispatch(engine)
@@ -110,7 +110,7 @@ def test_overdue_retries(engine: Engine) -> None:
 
 
 def test_halves(engine: Engine) -> None:
-    """Parked ones, and orphans that no living worker could ask about; fenced ones need nobody to be asked."""
+    """Parked ones, and orphans that no living worker could ask about; fenced ones need no checker."""
     report(engine)
     prepare(engine)
     half, fenced = prepare(engine, "order"), prepare(engine, "fenced")
@@ -144,7 +144,7 @@ def test_what_comes_late(engine: Engine) -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_group_that_falls_behind(engine: Engine, new_engine: NewEngine, apart: bool) -> None:
-    """A lag that nobody works off, or that only grew in the last minutes, also over the border of a database."""
+    """A lag that no worker works off, or that only grew in the last minutes, also over the border of a database."""
     shop = new_engine() if apart else engine
     engines: dict[str, Any] = {"bank": engine} | ({"shop": shop} if apart else {})
     send(engine, 1200)

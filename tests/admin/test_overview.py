@@ -50,7 +50,7 @@ def test_tiles(engine: Engine) -> None:
 
 
 def test_discarded_messages_are_no_dead_letters(engine: Engine) -> None:
-    """What somebody has decided about needs nobody any more."""
+    """What an operator has discarded needs no operator any more."""
     send(engine, 2)
     dispatch(engine)
     consume(engine, engine, [Park("no"), Park("no")])
@@ -103,7 +103,7 @@ def test_a_lag_over_the_border_of_a_database(engine: Engine, new_engine: NewEngi
 
 
 def test_two_databases_with_one_topic(engine: Engine, new_engine: NewEngine) -> None:
-    """Which of two producers a group consumes from is told by its worker; without that its lag isn't known."""
+    """Which of two producers a group consumes from is what its worker reports; without that its lag isn't known."""
     other, shop = new_engine(), new_engine()
     for producer, count in ((engine, 10), (other, 3)):
         send(producer, count)

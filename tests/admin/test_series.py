@@ -48,7 +48,7 @@ def test_a_rate_is_the_difference_of_two_samples() -> None:
 
 
 def test_a_gap_is_unknown_and_makes_no_peak() -> None:
-    """What was sent while nobody sampled belongs to no minute; neither does that of the first sample after."""
+    """What was sent while no worker took samples belongs to no minute; neither does that of the first sample after."""
     values = made({"a": taken(100, 160, None, 5000, 5060)})
     assert values["throughput"] == values["throughput/paid"] == [60, None, None, 60]
 
@@ -59,7 +59,7 @@ def test_a_counter_that_goes_back_tells_nothing() -> None:
 
 
 def test_a_new_topic_begins_at_nothing_and_a_new_group_anywhere() -> None:
-    """The first messages of a topic are its throughput; a group may have been told to begin at the end."""
+    """The first messages of a topic are its throughput; a group may begin at the end."""
     topic = [Sample(NOON, {}, {}), *taken(None, 30)[1:]]
     assert made({"a": topic})["throughput/paid"] == [30]
     group = [Sample(NOON, {}, {}), *taken(None, 1_000_000, 1_000_010, group="mail")[1:]]
@@ -68,12 +68,12 @@ def test_a_new_topic_begins_at_nothing_and_a_new_group_anywhere() -> None:
 
 def test_databases_are_added_up() -> None:
     """A topic of two databases is one; where one of them has a gap, the sum isn't known."""
-    values = made({"a": taken(0, 10, 20), "b": taken(0, 1, None), "nobody is there": [None, None, None]})
+    values = made({"a": taken(0, 10, 20), "b": taken(0, 1, None), "no sample": [None, None, None]})
     assert values["throughput/paid"] == values["throughput"] == [11, None]
 
 
 def test_a_lag_over_the_border_of_a_database() -> None:
-    """Heads come from the producer's samples and offsets from the consumer's; a lag told at home counts as it is."""
+    """Heads come from the producer's samples and offsets from the consumer's; a lag that the consumer's sample has counts as it is."""
     samples = {"a": taken(10, 20, None, 30), "b": taken(5, 20, 25, 31, group="mail")}
     assert made(samples, source="a")["lag/paid/mail"] == [0, None, 0]
     assert made(samples)["lag/paid/mail"] == [None, None, None]

@@ -1,4 +1,4 @@
-"""Transactions that stay open, and replication that nobody reads: what holds vacuum back."""
+"""Transactions that stay open, and replication that nothing reads: what holds vacuum back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_young_transaction(engine: Engine) -> None:
 
 
 def test_aborted_transaction(engine: Engine) -> None:
-    """One that failed, and that nobody rolled back, holds nothing any more."""
+    """One that failed, and that was not rolled back, holds nothing any more."""
     with closing(raw(engine.url)) as failed:
         with pytest.raises(psycopg.errors.DivisionByZero):
             failed.execute("SELECT 1 / 0")
@@ -170,7 +170,7 @@ def streaming() -> Iterator[str]:
 
 
 def test_replication(streaming: str) -> None:
-    """Slots that keep WAL or rows, and standbys that keep rows, are found; a slot nobody reads is dropped."""
+    """Slots that keep WAL or rows, and standbys that keep rows, are found; a slot that nothing reads is dropped."""
     engine = create_engine(streaming)
     strict = Thresholds(held_transactions=0, held_wal=0)
     none = "SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL"
@@ -189,7 +189,7 @@ def test_replication(streaming: str) -> None:
     with standby(streaming, now, "lost"):
         wait_until(lambda: sql(engine, "SELECT count(xmin) FROM pg_replication_slots"), "the slot keeps rows")
         assert the(examine(engine, thresholds=strict), "slot.horizon").details["active"] is True
-    wait_until(lambda: not sql(engine, "SELECT bool_or(active) FROM pg_replication_slots"), "nobody reads any more")
+    wait_until(lambda: not sql(engine, "SELECT bool_or(active) FROM pg_replication_slots"), "the slot is not in use any more")
     sql(engine, "CREATE TABLE more AS SELECT generate_series(1, 10000)")
     report = examine(engine, thresholds=strict)
     assert {"slot.horizon", "slot.wal"} <= set(codes(report))

@@ -78,7 +78,7 @@ def test_findings_as_table(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_findings_as_json(engine: Engine, outbox: Outbox) -> None:
-    """One JSON object on stdout: all findings with their details, and all that was looked at."""
+    """One JSON object on stdout: all findings with their details, and all inspections."""
     with engine.begin() as connection:
         half_id = outbox.prepare(connection, "payments", {})
     sql(engine, "UPDATE outbox.half_check SET parked_at = now(), reason = 'over'")
@@ -102,7 +102,7 @@ def test_findings_as_json(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_application(engine: Engine, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --app its own database, settings and checkers are looked at; what it prints is no part of the data."""
+    """With --app its own database, settings and checkers are inspected; what it prints is no part of the data."""
     with engine.begin() as connection:
         outbox.prepare(connection, "payments", {}, immunity=3600)
         outbox.prepare(connection, "stock", {}, immunity=3600)
@@ -153,7 +153,7 @@ def test_unreachable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "error"),
     [
         (("--url", "mysql://me@host/shop"), Code.CONFIG, "needs PostgreSQL"),
         (("--schema", "no; schema"), Code.CONFIG, "must match"),
@@ -162,11 +162,11 @@ def test_unreachable() -> None:
         (("-o", "yaml"), Code.USAGE, "Usage: outbox doctor"),
     ],
 )
-def test_wrong_arguments(arguments: tuple[str, ...], code: Code, said: str) -> None:
-    """What can't be looked at has the exit codes of everywhere else."""
+def test_wrong_arguments(arguments: tuple[str, ...], code: Code, error: str) -> None:
+    """What can't be inspected has the exit codes of everywhere else."""
     result = run_cli("doctor", *arguments)
     assert (result.code, result.out) == (code, "")
-    assert said in result.err
+    assert error in result.err
 
 
 def test_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_process(engine: Engine) -> None:
 
 
 def test_help() -> None:
-    """The help says what is looked at, and when the exit code is 6."""
+    """The help says what is inspected, and when the exit code is 6."""
     result = run_cli("doctor", "--help")
     assert (result.code, result.err) == (0, "")
     for word in ("pooler", "autovacuum", "replication slots", "The exit code is 6", "OUTBOX_APP"):

@@ -1,4 +1,4 @@
-"""Halves that nobody is asked about, that were asked about in vain, or that are just old."""
+"""Halves about which no checker is asked, or asked in vain, or that are just old."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def check(outbox: Outbox) -> None:
 
 
 def unknown(orphan: Orphan) -> Resolution:
-    """Say that nobody knows."""
+    """Answer that the outcome isn't known."""
     return Resolution.UNKNOWN
 
 
-# --- nobody is asked -------------------------------------------------------------------------------------
+# --- no checker is asked ---------------------------------------------------------------------------------
 
 
 def test_never_asked(engine: Engine, outbox: Outbox) -> None:
-    """From the data alone: halves due for more than two intervals, and nobody was ever asked about their topic."""
+    """From the data alone: halves due for more than two intervals, and no checker was ever asked about their topic."""
     ids = prepare(outbox, "payments", 3)
     prepare(outbox, "payments", immunity=3600)
     age(engine, ids, due=61)
@@ -81,7 +81,7 @@ def test_decision_by_hand_mends_it(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_topic_that_was_asked_about(engine: Engine, outbox: Outbox) -> None:
-    """Where somebody was asked about the topic there is a checker; then checks that wait mean that nobody comes."""
+    """Where a checker was asked about the topic there is one; then checks that wait mean that no worker checks."""
     ids = prepare(outbox, "payments", 4, immunity=0)
     outbox.checker("payments")(unknown)
     check(outbox)
@@ -102,7 +102,7 @@ def test_topic_of_which_others_were_asked_about(engine: Engine, outbox: Outbox) 
 
 
 def test_half_that_was_reset(engine: Engine, outbox: Outbox) -> None:
-    """A counter that an operator set back hides nothing: the history tells that somebody was asked."""
+    """A counter that an operator set back hides nothing: the history shows that a checker was asked."""
     (half_id,) = prepare(outbox, "payments", immunity=0)
     outbox.checker("payments")(unknown)
     check(outbox)
@@ -145,7 +145,7 @@ def test_fenced_halves_need_no_checker(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_several_topics(engine: Engine, outbox: Outbox) -> None:
-    """Each topic without a checker is told by itself, whatever the others have."""
+    """Each topic without a checker is a finding of its own, whatever the others have."""
     for topic in ("a", "b", "c"):
         age(engine, prepare(outbox, topic, 2), due=500)
     age(engine, prepare(outbox, "b", fenced=True), due=500)
@@ -157,7 +157,7 @@ def test_several_topics(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_counting_stops(engine: Engine, outbox: Outbox) -> None:
-    """Of very many it is said that there are at least so many."""
+    """A count that stopped at its limit is "at least" so many."""
     age(engine, prepare(outbox, "payments", 1001), due=500)
     assert "at least 1000 undecided halves" in the(examine(engine), "checker.missing").sentence
 
@@ -166,7 +166,7 @@ def test_counting_stops(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_parked(engine: Engine) -> None:
-    """Parked halves are told by topic; those that are asked again by the command given are no finding any more."""
+    """Parked halves are found by topic; those that are checked again by the mend's command are no finding any more."""
     outbox = Outbox(engine, settings=Settings(max_checks=1))
     outbox.checker("payments")(unknown)
     outbox.checker("stock")(unknown)
@@ -188,7 +188,7 @@ def test_parked(engine: Engine) -> None:
 
 
 def test_parked_halves_are_not_late(engine: Engine, outbox: Outbox) -> None:
-    """What is parked waits for a human: that nobody is asked, and that it is old, is no further finding."""
+    """What is parked waits for an operator: that no checker is asked, and that it is old, is no further finding."""
     ids = prepare(outbox, "payments")
     age(engine, ids, due=90_000)
     sql(engine, "UPDATE outbox.half_check SET parked_at = now(), reason = 'hunter2'")
@@ -198,8 +198,8 @@ def test_parked_halves_are_not_late(engine: Engine, outbox: Outbox) -> None:
     assert codes(examine(engine, outbox.settings, {})) == ["half.parked"]
 
 
-def test_more_than_are_looked_at(engine: Engine, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only the oldest were looked at, that is said."""
+def test_more_than_are_inspected(engine: Engine, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the oldest were inspected, the report says so."""
 
     monkeypatch.setattr(backlog, "PARKED_HALVES", 2)
     prepare(outbox, "payments", 3, immunity=3600)
@@ -237,7 +237,7 @@ def test_old_and_asked_about(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_old_and_still_running(engine: Engine, outbox: Outbox) -> None:
-    """A fenced half whose transaction runs for a day is undecided for a day; that it still runs is said."""
+    """A fenced half whose transaction runs for a day is undecided for a day; the finding says that it still runs."""
     from outbox.check.sql import RUNNING
 
     (half_id,) = prepare(outbox, "stock", fenced=True)
@@ -250,7 +250,7 @@ def test_old_and_still_running(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_long_immunity_is_not_old(engine: Engine, outbox: Outbox) -> None:
-    """A half that is left alone for a day, as it was told to be, is fine."""
+    """A half that is left alone for a day, as its immunity says, is fine."""
     ids = prepare(outbox, "payments", immunity=86_400)
     age(engine, ids, due=-60, born=86_000)
     assert codes(examine(engine)) == []
@@ -267,7 +267,7 @@ def test_patience_is_that_of_the_checker(engine: Engine, outbox: Outbox) -> None
 
 
 def test_oldest_of_many(engine: Engine, outbox: Outbox) -> None:
-    """Only the oldest is told, by its age and not by its id."""
+    """Only the oldest is found, by its age and not by its id."""
     ids = prepare(outbox, "payments", 5)
     age(engine, ids, due=5000)
     age(engine, [ids[3]], due=90_000)

@@ -19,7 +19,7 @@ from tests.doctor.support import examine, inspected, sql
 
 
 def test_empty_database(durable_url: str) -> None:
-    """Nothing is found where nothing is yet; what needs an application is said not to be known."""
+    """Nothing is found where nothing is yet; what needs an application is skipped with the reason."""
     report = examine(durable_url)
     assert report.findings == ()
     assert report.healthy
@@ -69,7 +69,7 @@ def test_at_work(durable_url: str) -> None:
 
 @pytest.mark.parametrize("part", migration.PARTS)
 def test_one_side_alone(durable: ServerLike, part: str) -> None:
-    """Where only one side's tables are, that side is looked at, and the other isn't missed."""
+    """Where only one side's tables are, that side is inspected, and the other isn't missed."""
     durable.create_database("alone")
     url = durable.url("alone")
     try:
@@ -86,7 +86,7 @@ def test_one_side_alone(durable: ServerLike, part: str) -> None:
 
 
 def test_by_command(durable_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command leaves with 0, says what it looked at, and writes nothing to stderr."""
+    """The command leaves with 0, says what it inspected, and writes nothing to stderr."""
     monkeypatch.setenv("OUTBOX_DATABASE_URL", durable_url)
     monkeypatch.delenv("OUTBOX_APP", raising=False)
     result = run_cli("doctor")

@@ -29,8 +29,8 @@ def with_inspection(monkeypatch: pytest.MonkeyPatch, inspection: Inspection) -> 
     monkeypatch.setattr(module, "INSPECTIONS", (inspection, *module.INSPECTIONS))
 
 
-def test_look_that_is_broken(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defect in one look is told as one, what it had found before stays, and the others go on."""
+def test_inspection_that_is_broken(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect in one inspection is named as one, what it had found before stays, and the others go on."""
 
     def broken(_: Examination) -> Iterator[Diagnosis]:
         yield Diagnosis("found.before", Severity.NOTE, "It was found.", "mend it")
@@ -45,7 +45,7 @@ def test_look_that_is_broken(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_connection_that_is_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where somebody ends the doctor's session, it goes on with another one."""
+    """Where the server ends the doctor's session, it goes on with another one."""
 
     def cut(examination: Examination) -> Iterator[Diagnosis]:
         from outbox.database.execute import Statement
@@ -87,8 +87,8 @@ def test_table_that_is_locked(engine: Engine) -> None:
     assert inspected(report, "dispatch").outcome is Inspected.OK
 
 
-def test_doctor_stands_in_nobodys_way(engine: Engine) -> None:
-    """While it looks, the doctor holds no lock that a producer, a worker or a migration would wait for long."""
+def test_doctor_blocks_nothing(engine: Engine) -> None:
+    """While it inspects, the doctor holds no lock that a producer, a worker or a migration would wait for long."""
     modes: set[str] = set()
     done = threading.Event()
 
@@ -111,7 +111,7 @@ def test_doctor_stands_in_nobodys_way(engine: Engine) -> None:
 
 
 def test_refused_settings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of the environment that contradict each other are a finding; the rest is looked at with the defaults."""
+    """Settings of the environment that contradict each other are a finding; the rest is inspected with the defaults."""
     monkeypatch.setenv("OUTBOX_INBOX_RETENTION", "10")
     report = examine_database(engine)
     assert codes(report) == ["settings.refused"]
@@ -122,7 +122,7 @@ def test_refused_settings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_schema_that_is_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the schema's name is what is refused, there is nothing to look at."""
+    """Where the schema's name is what is refused, there is nothing to inspect."""
     monkeypatch.setenv("OUTBOX_SCHEMA", "no; schema")
     with pytest.raises(InvalidSettings, match="must match"):
         examine_database(engine)
@@ -136,14 +136,14 @@ def test_retries_that_outlast_the_inbox(engine: Engine) -> None:
     def fine(message: Message, session: object) -> None:
         pass
 
-    @outbox.consumer("orders", group="patient", retry_delays=[86_400] * 10)
-    def patient(message: Message, session: object) -> None:
+    @outbox.consumer("orders", group="slow", retry_delays=[86_400] * 10)
+    def slow(message: Message, session: object) -> None:
         pass
 
     report = examine(engine, outbox.settings, outbox.checkers, subscriptions=outbox.subscriptions.values())
     assert codes(report) == ["settings.retries"]
     finding = the(report, "settings.retries")
-    assert finding.details["group"] == "patient"
+    assert finding.details["group"] == "slow"
     mended = Settings(inbox_retention=finding.details["needed"])
     assert codes(examine(engine, mended, subscriptions=outbox.subscriptions.values())) == []
 

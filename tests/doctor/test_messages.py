@@ -72,7 +72,7 @@ def test_undispatched(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_undispatched_after_the_first_dispatch(engine: Engine, outbox: Outbox) -> None:
-    """What dispatch has done before is nobody's business, however old; rolled back is not undispatched."""
+    """What dispatch has done before is no finding, however old; rolled back is not undispatched."""
     send(outbox, 2)
     dispatch_all(engine, outbox)
     with engine.begin() as connection:
@@ -83,7 +83,7 @@ def test_undispatched_after_the_first_dispatch(engine: Engine, outbox: Outbox) -
 
 
 def test_without_the_control_file(engine: Engine, outbox: Outbox) -> None:
-    """A role that may not read what cluster this is can't tell what is dispatched; that is said."""
+    """A role that may not read what cluster this is can't tell what is dispatched; the report says so."""
     from tests.doctor.support import READ_ALL, role
 
     sql(engine, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
@@ -143,7 +143,7 @@ def test_unpruned(engine: Engine, outbox: Outbox) -> None:
 
 
 def test_parked(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
-    """Parked messages are told by group and topic, with the command that has one tried again."""
+    """Parked messages are found by group and topic, with the command that has one tried again."""
     ids = send(outbox, 3)
     dispatch_all(engine, outbox)
     till += [Park("hunter2"), Park("hunter2")]
@@ -164,7 +164,7 @@ def test_parked(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
 
 
 def test_overdue_retry(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
-    """A retry that nobody makes lacks a worker of its group; one that is due just now doesn't."""
+    """A retry that no worker makes lacks a worker of its group; one that is due just now doesn't."""
     send(outbox)
     dispatch_all(engine, outbox)
     till.append(Retry())

@@ -58,8 +58,8 @@ def test_when_prepared_statements_are_trouble(
     threshold: int | None, tracked: bool, can_close: bool, trouble: str | None
 ) -> None:
     """They need a pooler that knows them, and a libpq that tells it which are dropped; or aren't used at all."""
-    said = trouble_with_prepared(threshold, tracked=tracked, can_close=can_close)
-    assert (said is None) if trouble is None else (trouble in str(said))
+    found = trouble_with_prepared(threshold, tracked=tracked, can_close=can_close)
+    assert (found is None) if trouble is None else (trouble in str(found))
 
 
 def test_no_pooler(engine: Engine) -> None:
@@ -76,7 +76,7 @@ def test_session_pooler(engine: Engine) -> None:
 
 
 def test_transaction_pooler(engine: Engine) -> None:
-    """One that knows nothing of prepared statements: both are told, and all else is seen through it."""
+    """One that knows nothing of prepared statements: both are findings, and all else is inspected through it."""
     with relay(engine.url) as url, application(url) as through:
         report = examine(through, subscriptions=())
         assert codes(report) == ["pooler.listen", "pooler.prepared_statements"]
@@ -157,7 +157,7 @@ def test_pool_of_the_application_that_is_small(engine: Engine) -> None:
 
 
 def test_pool_of_the_application_that_is_empty(engine: Engine) -> None:
-    """One that has none to spare is told so by SQLAlchemy's error."""
+    """One that has none to spare shows SQLAlchemy's error."""
     from sqlalchemy.exc import TimeoutError as PoolTimeout
 
     small = create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=0.1)

@@ -36,7 +36,7 @@ def test_version(number: int, version: str, found: bool) -> None:
 
 
 def test_standby(tmp_path: Path) -> None:
-    """A server in recovery is told from one that can be written to, and everything else is still looked at."""
+    """A server in recovery is recognised, and everything else is still inspected."""
     with Server(folder=tmp_path / "kept", durable=False) as server:
         server.create_database("bank")
         migration.upgrade(server.url("bank"))
@@ -165,7 +165,7 @@ def test_connections_that_are_needed(engine: Engine) -> None:
 
 
 def test_last_connection(engine: Engine) -> None:
-    """Where there isn't even a second connection, what needs one says so, and the rest is looked at."""
+    """Where there isn't even a second connection, what needs one says so, and the rest is inspected."""
     with role(engine, *READ_ALL) as url:
         sql(engine, f"ALTER ROLE {url.username} CONNECTION LIMIT 1")
         report = examine(url)
@@ -180,7 +180,7 @@ def test_last_connection(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("ahead", "word"), [(42.0, "ahead of"), (-4200.0, "behind")])
 def test_clock(engine: Engine, ahead: float, word: str) -> None:
-    """A host whose clock is wrong is told which way, and how much."""
+    """The finding says which way the host's clock is wrong, and how much."""
     report = examine(engine, clock=lambda: time.time() + ahead)
     assert codes(report) == ["clock.skew"]
     finding = the(report, "clock.skew")

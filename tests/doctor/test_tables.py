@@ -35,7 +35,7 @@ def empty_url(server: ServerLike) -> Iterator[str]:
 
 
 def test_not_migrated(empty_url: str) -> None:
-    """No tables: the command that installs them is given, and works; nothing that needs them is looked at."""
+    """No tables: the command that installs them is given, and works; nothing that needs them is inspected."""
     report = examine(empty_url)
     assert codes(report) == ["tables.missing"]
     for name in ("tables", "checks", "dispatch", "parked messages", "reading groups"):
@@ -106,7 +106,7 @@ def test_partly(engine: Engine) -> None:
 
 
 def test_differences(engine: Engine) -> None:
-    """What is missing or other than expected is named; a table that is gone stops no look at the others."""
+    """What is missing or other than expected is named; a table that is gone keeps no other from being inspected."""
     sql(engine, "DROP TABLE outbox.scheduled_message")
     sql(engine, "DROP INDEX outbox.ix_consumer_message_parked")
     sql(engine, "ALTER TABLE outbox.topic ALTER COLUMN queues SET DEFAULT 8")
@@ -114,9 +114,9 @@ def test_differences(engine: Engine) -> None:
     report = examine(engine)
     assert codes(report) == ["tables.differ"]
     finding = the(report, "tables.differ")
-    told = "\n".join(finding.details["differences"])
+    differences = "\n".join(finding.details["differences"])
     for what in ("scheduled_message", "ix_consumer_message_parked", "column queues of topic", "column colour"):
-        assert what in told
+        assert what in differences
     assert "and 1 more" in finding.sentence
     assert "scheduled_message" in str(inspected(report, "scheduled messages").why)
     assert inspected(report, "parked messages").outcome is Inspected.OK
@@ -143,7 +143,7 @@ def test_temporary_tables_not_permitted(engine: Engine) -> None:
 
 
 def test_schema_not_permitted(engine: Engine) -> None:
-    """A role that can't even see the version is told what to be granted."""
+    """A role that can't even see the version gets the GRANT that it needs."""
     with role(engine) as url:
         report = examine(url)
         assert codes(report) == ["tables.unreadable"]
@@ -154,7 +154,7 @@ def test_schema_not_permitted(engine: Engine) -> None:
 
 
 def test_table_not_permitted(engine: Engine) -> None:
-    """A table that the role may not read is named, and the others are looked at."""
+    """A table that the role may not read is named, and the others are inspected."""
     with role(engine, *READ_ALL, "REVOKE SELECT ON outbox.half_check FROM {role}") as url:
         report = examine(url)
         assert codes(report) == []
@@ -177,7 +177,7 @@ def test_invalid_index_of_ours(engine: Engine) -> None:
     assert codes(examine(engine)) == []
 
 
-def test_invalid_index_of_somebody_else(engine: Engine, outbox: Outbox) -> None:
+def test_invalid_index_of_the_application(engine: Engine, outbox: Outbox) -> None:
     """One that CREATE INDEX CONCURRENTLY left behind when it failed is dropped."""
     with engine.begin() as connection:
         for _ in range(2):
@@ -227,7 +227,7 @@ def test_autovacuum_off_for_a_table(engine: Engine, option: str, value: str) -> 
 
 
 def test_autovacuum_off_for_other_tables(engine: Engine) -> None:
-    """Tables that aren't ours are nobody's business here."""
+    """Tables of the application are not inspected."""
     sql(engine, "CREATE TABLE half_message () WITH (autovacuum_enabled = off)")
     sql(engine, "CREATE TABLE outbox.mine () WITH (autovacuum_enabled = off)")
     assert codes(examine(engine)) == []
