@@ -73,7 +73,7 @@ def test_databases_are_added_up() -> None:
 
 
 def test_a_lag_over_the_border_of_a_database() -> None:
-    """Heads come from the producer's samples and offsets from the consumer's; a lag that the consumer's sample has counts as it is."""
+    """Heads come from the producer's samples and offsets from the consumer's; a sampled lag stays."""
     samples = {"a": taken(10, 20, None, 30), "b": taken(5, 20, 25, 31, group="mail")}
     assert made(samples, source="a")["lag/paid/mail"] == [0, None, 0]
     assert made(samples)["lag/paid/mail"] == [None, None, None]

@@ -189,7 +189,7 @@ def test_replication(streaming: str) -> None:
     with standby(streaming, now, "lost"):
         wait_until(lambda: sql(engine, "SELECT count(xmin) FROM pg_replication_slots"), "the slot keeps rows")
         assert the(examine(engine, thresholds=strict), "slot.horizon").details["active"] is True
-    wait_until(lambda: not sql(engine, "SELECT bool_or(active) FROM pg_replication_slots"), "the slot is not in use any more")
+    wait_until(lambda: not sql(engine, "SELECT bool_or(active) FROM pg_replication_slots"), "the slot is free")
     sql(engine, "CREATE TABLE more AS SELECT generate_series(1, 10000)")
     report = examine(engine, thresholds=strict)
     assert {"slot.horizon", "slot.wal"} <= set(codes(report))

@@ -180,7 +180,7 @@ def test_parked(engine: Engine) -> None:
     assert "2d00h at the longest" in oldest.sentence
     look_at, again, _ = oldest.mend.splitlines()
     listed = mend_by_command(engine, look_at, "-o", "json")
-    assert [row["id"] for row in listed.json["halves"]] == sorted(map(str, ids[:2]))
+    assert [row["id"] for row in listed.json["items"]] == sorted(map(str, ids[:2]))
     assert mend_by_command(engine, again.replace("…", "test"), "--yes").code == 0
     report = examine(engine)
     assert codes(report) == ["half.parked"]
