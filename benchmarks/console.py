@@ -23,7 +23,7 @@ from benchmarks.reconcile_fill import Books
 from outbox import Settings
 from outbox.database import execute
 from outbox.database.execute import BEGIN, COMMIT
-from outbox.operator.service import Admin
+from outbox.operator.operator import Operator
 from outbox.worker.report import Facts, report_once
 
 #: The most that a statement behind a page may take (ms).
@@ -44,7 +44,7 @@ def run(lab: Lab) -> Iterator[Figure]:
     engines = {"bank_a": lab.engine("producer"), "bank_b": lab.engine("consumer")}
     for engine in engines.values():
         _report(engine)
-    admin = Admin.open(engines, Settings())
+    admin = Operator.open(engines, Settings())
     yield Figure(f"over {rows / 1e6:g} million messages, the slowest statement (median) behind each call:", "")
     for case in cases(admin):
         lab.say(f"console: {case.page}: {case.what}")

@@ -9,18 +9,22 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from outbox.message.model import Status
 from outbox.operator.model import (
-    Action,
     AuditFilter,
+    BulkJobFilter,
+    BulkJobState,
     HalfFilter,
+    HalfStatus,
     InboxFilter,
     MessageFilter,
+    MessageStatus,
     PageRequest,
     ScheduledFilter,
     Selector,
     Target,
 )
-from outbox.operator.service import Admin
+from outbox.operator.operator import Operator
 
 _STATUSES = ("undecided", "rolled_back", "committed", "dispatched", "scheduled", "recalled")
 
@@ -35,7 +39,7 @@ class Case:
     bar: bool = True
 
 
-def cases(admin: Admin) -> Iterator[Case]:
+def cases(admin: Operator) -> Iterator[Case]:
     """Return all calls, with conditions that find much, little, and nothing."""
     now = dt.datetime.now(dt.UTC)
     for window in ("1h", "6h", "24h", "7d"):
@@ -46,8 +50,8 @@ def cases(admin: Admin) -> Iterator[Case]:
     yield from _inbox(admin, now)
     yield from _paged("halves", "all", admin.halves, HalfFilter())
     for name, wanted in (
-        ("parked", HalfFilter(status="parked")),
-        ("orphans of a topic", HalfFilter(topic="refund", status="orphan")),
+        ("parked", HalfFilter(status=HalfStatus.PARKED)),
+        ("orphans of a topic", HalfFilter(topic="refund", status=HalfStatus.ORPHAN)),
         ("older than an hour", HalfFilter(min_age=3600.0)),
     ):
         yield from _paged("halves", name, admin.halves, wanted)
@@ -72,12 +76,12 @@ def _paged(page: str, name: str, look: Callable[[Any, PageRequest], Any], wanted
     yield Case(page, f"{name}, behind nine pages of 500", partial(look, wanted, PageRequest(token=token)))
 
 
-def _messages(admin: Admin, now: dt.datetime) -> Iterator[Case]:
+def _messages(admin: Operator, now: dt.datetime) -> Iterator[Case]:
     day_ago, yesterday = now - dt.timedelta(hours=13), now - dt.timedelta(hours=12)
     for name, wanted in (
         ("all", MessageFilter()),
-        *((f"status {status}", MessageFilter(statuses=(status,))) for status in _STATUSES),
-        ("status committed or scheduled", MessageFilter(statuses=("committed", "scheduled"))),
+        *((f"status {status}", MessageFilter(status=(MessageStatus(status),))) for status in _STATUSES),
+        ("status committed or scheduled", MessageFilter(status=(MessageStatus.COMMITTED, MessageStatus.SCHEDULED))),
         ("a topic with many", MessageFilter(topic="transfer")),
         ("a topic with few", MessageFilter(topic="refund")),
         ("a topic with none", MessageFilter(topic="nothing")),
@@ -91,59 +95,59 @@ def _messages(admin: Admin, now: dt.datetime) -> Iterator[Case]:
         ("a topic with few in an hour of yesterday", MessageFilter(topic="refund", since=day_ago, until=yesterday)),
         (
             "rolled back in an hour of yesterday",
-            MessageFilter(statuses=("rolled_back",), since=day_ago, until=yesterday),
+            MessageFilter(status=(MessageStatus.ROLLED_BACK,), since=day_ago, until=yesterday),
         ),
     ):
         yield from _paged("messages", name, admin.messages, wanted)
 
 
-def _ways(admin: Admin) -> Iterator[Case]:
+def _ways(admin: Operator) -> Iterator[Case]:
     for status in _STATUSES:
-        found = admin.messages(MessageFilter(statuses=(status,)), PageRequest(size=1)).items
+        found = admin.messages(MessageFilter(status=(MessageStatus(status),)), PageRequest(size=1)).items
         if found:
             yield Case("message", status, partial(admin.message, found[0].id))
     for status in ("parked", "failed", "consumed"):
-        (row,) = admin.inbox(InboxFilter(statuses=(status,)), PageRequest(size=1)).items
+        (row,) = admin.inbox(InboxFilter(status=(Status(status),)), PageRequest(size=1)).items
         yield Case("message", f"{status} in an inbox", partial(admin.message, row.message_id))
         yield Case("message", f"body of one {status}", partial(admin.body, row.message_id))
 
 
-def _dead(admin: Admin) -> Iterator[Case]:
+def _dead(admin: Operator) -> Iterator[Case]:
     yield Case("dead letters", "groups", admin.dead_groups)
     yield Case("dead letters", "groups of a topic", partial(admin.dead_groups, group="bank_b", topic="transfer"))
     yield Case("dead letters", "groups of none", partial(admin.dead_groups, topic="nothing"))
     kinds = admin.dead_groups()
     for name, kind in (("the biggest kind", kinds[0]), ("the smallest kind", kinds[-1])):
         yield from _paged("dead letters", name, admin.inbox, InboxFilter(fingerprint=kind.fingerprint))
-    discarded = InboxFilter(statuses=("parked",), discarded=True)
+    discarded = InboxFilter(status=(Status.PARKED,), discarded=True)
     yield from _paged("dead letters", "discarded", admin.inbox, discarded)
 
 
-def _inbox(admin: Admin, now: dt.datetime) -> Iterator[Case]:
+def _inbox(admin: Operator, now: dt.datetime) -> Iterator[Case]:
     day_ago, yesterday = now - dt.timedelta(hours=13), now - dt.timedelta(hours=12)
-    (row,) = admin.inbox(InboxFilter(statuses=("parked",)), PageRequest(size=1)).items
+    (row,) = admin.inbox(InboxFilter(status=(Status.PARKED,)), PageRequest(size=1)).items
     for name, wanted in (
         ("all", InboxFilter()),
         *(
-            (f"status {each}", InboxFilter(statuses=(each,)))
+            (f"status {each}", InboxFilter(status=(Status(each),)))
             for each in ("consumed", "failed", "parked", "quarantined")
         ),
         ("a group", InboxFilter(group="bank_b")),
         ("a group with none", InboxFilter(group="nobody")),
         ("a topic with none", InboxFilter(topic="refund")),
         ("one message", InboxFilter(message_id=row.message_id)),
-        ("parked with an error", InboxFilter(statuses=("parked",), error="does not exist")),
-        ("parked with an error that none has", InboxFilter(statuses=("parked",), error="nobody")),
+        ("parked with an error", InboxFilter(status=(Status.PARKED,), error="does not exist")),
+        ("parked with an error that none has", InboxFilter(status=(Status.PARKED,), error="nobody")),
         ("an error that none has", InboxFilter(error="nobody")),
         ("many attempts", InboxFilter(attempts_gte=10)),
-        ("parked after many attempts", InboxFilter(statuses=("parked",), attempts_gte=18)),
+        ("parked after many attempts", InboxFilter(status=(Status.PARKED,), attempts_gte=18)),
         ("an hour of yesterday", InboxFilter(since=day_ago, until=yesterday)),
-        ("parked in an hour of yesterday", InboxFilter(statuses=("parked",), since=day_ago, until=yesterday)),
+        ("parked in an hour of yesterday", InboxFilter(status=(Status.PARKED,), since=day_ago, until=yesterday)),
     ):
         yield from _paged("inbox", name, admin.inbox, wanted)
 
 
-def _audit(admin: Admin, now: dt.datetime) -> Iterator[Case]:
+def _audit(admin: Operator, now: dt.datetime) -> Iterator[Case]:
     (row,) = admin.audit(AuditFilter(), PageRequest(size=1)).items
     for name, wanted in (
         ("all", AuditFilter()),
@@ -156,12 +160,12 @@ def _audit(admin: Admin, now: dt.datetime) -> Iterator[Case]:
         yield from _paged("audit", name, admin.audit, wanted)
 
 
-def _bulk_jobs(admin: Admin) -> Iterator[Case]:
-    yield Case("bulk_jobs", "all", partial(admin.bulk_jobs, PageRequest()))
-    for state in ("waiting", "running", "done", "partly", "cancelled"):
-        yield Case("bulk_jobs", state, partial(admin.bulk_jobs, PageRequest(), state=state))
-    (running,) = admin.bulk_jobs(PageRequest(size=1), state="running").items
-    (done,) = admin.bulk_jobs(PageRequest(size=1), state="done").items
+def _bulk_jobs(admin: Operator) -> Iterator[Case]:
+    yield Case("bulk_jobs", "all", partial(admin.bulk_jobs, BulkJobFilter(), PageRequest()))
+    for state in BulkJobState:
+        yield Case("bulk_jobs", state, partial(admin.bulk_jobs, BulkJobFilter(state=state), PageRequest()))
+    (running,) = admin.bulk_jobs(BulkJobFilter(state=BulkJobState.RUNNING), PageRequest(size=1)).items
+    (done,) = admin.bulk_jobs(BulkJobFilter(state=BulkJobState.DONE), PageRequest(size=1)).items
     for name, row in (("one under way", running), ("one that is done", done)):
         yield Case("bulk_job", name, partial(admin.bulk_job, row.id))
         yield Case("bulk_job", f"items of {name}", partial(admin.bulk_items, row.id, PageRequest()))
@@ -172,18 +176,20 @@ def _bulk_jobs(admin: Admin) -> Iterator[Case]:
         )
 
 
-def _previews(admin: Admin) -> Iterator[Case]:
+def _previews(admin: Operator) -> Iterator[Case]:
     kinds = admin.dead_groups()
-    ids: list[UUID] = [row.message_id for row in admin.inbox(InboxFilter(statuses=("parked",)), PageRequest(500)).items]
+    ids: list[UUID] = [
+        row.message_id for row in admin.inbox(InboxFilter(status=(Status.PARKED,)), PageRequest(500)).items
+    ]
     few = Selector(targets=tuple(Target(id_, "bank_b") for id_ in ids[:50]))
     many = Selector(targets=tuple(Target(id_, "bank_b") for id_ in ids))
-    yield Case("preview", "retry 50 by name", partial(admin.preview, Action.RETRY, few))
-    yield Case("preview", "retry 500 by name", partial(admin.preview, Action.RETRY, many), bar=False)
+    yield Case("preview", "retry 50 by name", partial(admin.preview, "retry", few))
+    yield Case("preview", "retry 500 by name", partial(admin.preview, "retry", many), bar=False)
     smallest = Selector(inbox=InboxFilter(fingerprint=kinds[-1].fingerprint))
-    yield Case("preview", "retry the smallest kind", partial(admin.preview, Action.RETRY, smallest))
+    yield Case("preview", "retry the smallest kind", partial(admin.preview, "retry", smallest))
     biggest = Selector(inbox=InboxFilter(fingerprint=kinds[0].fingerprint))
-    yield Case("preview", "retry the biggest kind", partial(admin.preview, Action.RETRY, biggest), bar=False)
-    parked = Selector(inbox=InboxFilter(statuses=("parked",), discarded=False))
-    yield Case("preview", "retry all that is parked", partial(admin.preview, Action.RETRY, parked), bar=False)
+    yield Case("preview", "retry the biggest kind", partial(admin.preview, "retry", biggest), bar=False)
+    parked = Selector(inbox=InboxFilter(status=(Status.PARKED,), discarded=False))
+    yield Case("preview", "retry all that is parked", partial(admin.preview, "retry", parked), bar=False)
     refunds = Selector(messages=MessageFilter(topic="refund"))
-    yield Case("preview", "resend a topic with few", partial(admin.preview, Action.RESEND, refunds), bar=False)
+    yield Case("preview", "resend a topic with few", partial(admin.preview, "resend", refunds), bar=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from uuid import UUID
@@ -11,11 +12,12 @@ from uuid import UUID
 from outbox.check.checker import Checker
 from outbox.compensate.declaration import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
+from outbox.database.execute import execute
 from outbox.database.session import factories
-from outbox.errors import InvalidHandler
+from outbox.dispatch.sql import declare_topic, topic_queues
+from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.message.limits import check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
-from outbox.operator.outbox_acts import BulkJobs
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
 from outbox.reconcile.job import Reconciliation
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.database.session import Bind
+    from outbox.operator.outbox_operator import OutboxOperator
     from outbox.producer.carriers import Carrier
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +36,7 @@ H = TypeVar("H", bound=Handler)
 T = TypeVar("T")
 
 
-class Outbox(BulkJobs):
+class Outbox:
     """Send, prepare, decide and consume messages next to the business data of one database.
 
     ``bind`` is the database: an engine, or the session factory that the application uses anyway. ``group`` is
@@ -61,6 +64,37 @@ class Outbox(BulkJobs):
     def url(self) -> URL:
         """The URL of the database; its text hides the password."""
         return self.engine.url
+
+    @cached_property
+    def operator(self) -> OutboxOperator:
+        """What an operator sees and does in this database: acts, lists, bulk jobs. Needs a sync engine."""
+        # Services, which only send and consume, don't pay for it at their start.
+        from outbox.operator.outbox_operator import OutboxOperator  # noqa: PLC0415
+
+        return OutboxOperator(self.engine, self.settings, self.checkers)
+
+    def declare_topic(self, name: str, queues: int) -> None:
+        """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
+
+        More queues move keys to other queues: what a key sent before and after is not ordered across the change.
+
+        Raises:
+            InvalidHandler: not 1 to 4096 queues, or fewer than the topic has.
+            TransactionRequired: this Outbox is bound to an AsyncEngine.
+        """
+        from sqlalchemy import Engine  # noqa: PLC0415
+
+        check_topic(name)
+        if not 1 <= queues <= 4096:
+            raise InvalidHandler(f"topic {name!r}: queues = {queues} must be between 1 and 4096")
+        if not isinstance(self.engine, Engine):
+            raise TransactionRequired("declaring a topic needs an Outbox on a sync engine: Outbox(create_engine(url))")
+        with self.engine.begin() as connection:
+            _, ((now,),) = execute(
+                connection, declare_topic(self.settings.schema, name, queues), topic_queues(self.settings.schema, name)
+            )
+            if now > queues:
+                raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
 
     # --- producer ----------------------------------------------------------------------------------------
 

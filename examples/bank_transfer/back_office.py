@@ -119,7 +119,7 @@ def _give_back(finding: Finding, banks: Banks) -> str | None:
         reason = b.scalar(
             select(INBOX.c.last_error).where(INBOX.c.consumer_group == bank_b.GROUP, INBOX.c.message_id == finding.id)
         )
-    Outbox(banks.b, group=bank_b.GROUP).retry(
-        bank_b.GROUP, finding.id, actor=OPERATOR, reason="nothing stands against it any more"
+    Outbox(banks.b, group=bank_b.GROUP).operator.retry(
+        finding.id, group=bank_b.GROUP, by=OPERATOR, why="nothing stands against it any more"
     )
     return f"gave it to bank B again: {reason}"

@@ -71,7 +71,7 @@ def help_the_poor(result: JobResult, orders: Engine, balances: Engine) -> Decima
                 due = _body(orders, finding.id)
                 more = {"amount": UserBalance.amount + due.price}
                 connection.execute(update(UserBalance).where(UserBalance.user == due.user).values(more))
-            Outbox(balances).retry(GROUP, finding.id, actor="operator", reason="paid in by the user")
+            Outbox(balances).operator.retry(finding.id, group=GROUP, by="operator", why="paid in by the user")
             paid_in += due.price
     return paid_in
 

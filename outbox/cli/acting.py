@@ -48,11 +48,10 @@ from outbox.cli.output import (
     say,
     table,
 )
-from outbox.operator import acts as table_of_acts
+from outbox.operator.acts import ACTS, Act
 from outbox.operator.model import (
     MAX_IDS,
     MAX_PAGE,
-    Action,
     Actor,
     BulkItem,
     BulkJob,
@@ -66,40 +65,8 @@ from outbox.operator.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from outbox.operator.service import Admin
+    from outbox.operator.operator import Operator
 
-
-@dataclass(frozen=True, slots=True)
-class ActInfo:
-    """An act as the command line knows it; ``at_once`` unless only a worker can do it."""
-
-    name: str
-    action: Action
-    part: str
-    states: frozenset[str]
-    needs_reason: bool
-    options: Mapping[str, str]
-    help: str
-    at_once: bool = True
-
-
-def _acts() -> dict[str, ActInfo]:
-    return {
-        a.value: ActInfo(
-            a.value,
-            a,
-            a.part,
-            table_of_acts._FROM[a],
-            a in table_of_acts.NEED_REASON,
-            {o: o for o in table_of_acts.OPTIONS.get(a, ())},
-            f"{a.value.capitalize()} messages.",
-            a is not Action.COMPENSATE,
-        )
-        for a in Action
-    }
-
-
-ACTS = _acts()
 
 _SHOWN = 20
 _PAUSE = 0.5
@@ -123,7 +90,7 @@ class Noun(Generic[Row]):
     plural: str
     kind: type[Any]
     shape: RowShape[Row]
-    fetch: Callable[[Admin, Any, PageRequest], Page[Row]]
+    fetch: Callable[[Operator, Any, PageRequest], Page[Row]]
     part: Literal["producer", "consumer"] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +107,7 @@ class Noun(Generic[Row]):
         """Return the filter of values that were read."""
         return self.kind(**{"database": database, **self.defaults, **self.fixed, **values})
 
-    def rows(self, admin: Admin, chosen: Any, limit: int | None = None) -> Iterator[Row]:
+    def rows(self, admin: Operator, chosen: Any, limit: int | None = None) -> Iterator[Row]:
         """Return all rows of a filter, page by page, the first ``limit`` of them if given."""
         return every(lambda page: self.fetch(admin, chosen, page), limit)
 
@@ -175,12 +142,12 @@ def every(fetch: Callable[[PageRequest], Page[Row]], limit: int | None = None) -
 def add_acts(app: typer.Typer, group: str, noun: Noun[Any], **instead: Callable[..., None]) -> None:
     """Add a command for each act that can be done to messages of this noun; ``instead`` are commands by act."""
     for act in ACTS.values():
-        if act.part == noun.part and act.states & noun.states:
+        if act.part == noun.part and act.from_states & noun.states:
             command = instead.get(act.name) or act_command(noun, act)
             app.command(act.name, help=_help(group, noun, act))(command)
 
 
-def act_command(noun: Noun[Any], act: ActInfo) -> Callable[..., None]:
+def act_command(noun: Noun[Any], act: Act) -> Callable[..., None]:
     """Return the command of an act."""
     metavar = "GROUP/ID…" if noun.select == "inbox" else "ID…"
     words = Annotated[
@@ -189,8 +156,12 @@ def act_command(noun: Noun[Any], act: ActInfo) -> Callable[..., None]:
     flags = dataclasses.make_dataclass(
         f"{act.name.capitalize()}Flags",
         [
-            (name, Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=help_)], field(default=False))
-            for name, help_ in act.options.items()
+            (
+                option.name,
+                Annotated[bool, typer.Option(f"--{option.name.replace('_', '-')}", help=option.help)],
+                field(default=False),
+            )
+            for option in act.options
         ],
     )
 
@@ -211,7 +182,7 @@ def act_command(noun: Noun[Any], act: ActInfo) -> Callable[..., None]:
 
 def run_act(
     noun: Noun[Any],
-    act: ActInfo,
+    act: Act,
     words: Sequence[str],
     databases: DatabasesOptions,
     choice: Any,
@@ -239,19 +210,19 @@ def run_act(
         carry_out(admin, databases, ActRequest(act, selector, options, many.rate, not many.no_wait), acting)
 
 
-def _narrowed(noun: Noun[Any], act: ActInfo, read: Mapping[str, Any], database: str | None) -> Any:
+def _narrowed(noun: Noun[Any], act: Act, read: Mapping[str, Any], database: str | None) -> Any:
     """Return the filter of messages in whose states the act can begin, unless the options say which statuses."""
-    states = act.states & noun.states
+    states = act.from_states & noun.states
     values: dict[str, Any] = {}
     if noun.select != "halves":
         # Discarded is a parked message with a mark.
-        values["statuses"] = tuple(sorted({"parked" if state == "discarded" else state for state in states}))
+        values["status"] = tuple(sorted({"parked" if state == "discarded" else state for state in states}))
     if noun.select == "inbox":
         values["discarded"] = states == {"discarded"}
     return noun.filter_of(values | dict(read), database)
 
 
-def _selector(admin: Admin, noun: Noun[Any], chosen: Any, limit: int | None) -> Selector:
+def _selector(admin: Operator, noun: Noun[Any], chosen: Any, limit: int | None) -> Selector:
     """Return all that a filter picks, or the first few of these by name.
 
     Raises:
@@ -265,13 +236,13 @@ def _selector(admin: Admin, noun: Noun[Any], chosen: Any, limit: int | None) -> 
     return Selector(targets=tuple(map(noun.target_of, rows)))
 
 
-def _help(group: str, noun: Noun[Any], act: ActInfo) -> str:
+def _help(group: str, noun: Noun[Any], act: Act) -> str:
     example = f"mail/{_EXAMPLE_ID}" if noun.select == "inbox" else _EXAMPLE_ID
-    why = ' --reason "mended in 2.4.1"'
+    why = f' --reason "{act.why}"'
     many = "--status parked" if noun.select == "halves" else "--topic orders"
     return (
-        f"{act.help}\n\nSeveral messages at once, and those that options pick, need a --reason, are shown first and "
-        "done as a bulk job.\n\n\b\nExamples:\n"
+        f"{act.summary}.\n\n{act.details}\n\nSeveral messages at once, and those that options pick, need a --reason, "
+        "are shown first and done as a bulk job.\n\n\b\nExamples:\n"
         f"  outbox {group} {act.name} {example}{why if act.needs_reason else ''}\n"
         f"  outbox {group} {act.name} {many}{why} --dry-run\n"
         f"  outbox {group} list {many} -o id | outbox {group} {act.name} -{why} --yes"
@@ -285,7 +256,7 @@ def _help(group: str, noun: Noun[Any], act: ActInfo) -> str:
 class ActRequest:
     """What to do to which messages, how fast, and whether to wait until it is done."""
 
-    act: ActInfo
+    act: Act
     selector: Selector
     options: Mapping[str, Any] = field(default_factory=dict)
     rate: float | None = None
@@ -295,10 +266,10 @@ class ActRequest:
     def single(self) -> Target | None:
         """The message, if it is one on which the act is done at once."""
         targets = self.selector.targets or ()
-        return targets[0] if len(targets) == 1 and self.act.at_once and self.wait else None
+        return targets[0] if len(targets) == 1 and not self.act.as_job and self.wait else None
 
 
-def carry_out(admin: Admin, databases: DatabasesOptions, request: ActRequest, acting: ActorOptions) -> None:
+def carry_out(admin: Operator, databases: DatabasesOptions, request: ActRequest, acting: ActorOptions) -> None:
     """Show what is to be done, ask, do it, and say what came of it.
 
     Raises:
@@ -315,7 +286,7 @@ def carry_out(admin: Admin, databases: DatabasesOptions, request: ActRequest, ac
         say("nothing fits: nothing to do")
         return
     if acting.dry_run or not acting.yes or single is None:
-        preview = admin.preview(act.action, request.selector, database=databases.only, options=request.options)
+        preview = admin.preview(act.name, request.selector, database=databases.only, options=request.options)
         if acting.dry_run:
             _print_preview(preview, acting.output)
             return
@@ -325,24 +296,22 @@ def carry_out(admin: Admin, databases: DatabasesOptions, request: ActRequest, ac
         _say_preview(preview)
         confirm(f"{preview.described[:1].upper()}{preview.described[1:]}?", refusal, yes=acting.yes)
     if single is not None:
-        outcome = admin.act(
-            act.action, single, actor=actor, reason=reason, options=request.options, database=databases.only
-        )
+        outcome = admin.act(act.name, single, by=actor, why=reason, options=request.options, database=databases.only)
         say(outcome)
         if acting.output is Output.JSON:
             print_json({"action": act.name, **dataclasses.asdict(single), "outcome": outcome})
         return
     job = admin.start(
-        act.action,
+        act.name,
         request.selector,
-        actor=actor,
-        reason=reason,
+        by=actor,
+        why=reason,
         token=preview.token,
         database=databases.only,
         options=request.options,
         rate=request.rate,
     )
-    see_through(admin, databases, job, acting.output, wait=request.wait, here=act.at_once)
+    see_through(admin, databases, job, acting.output, wait=request.wait, here=not act.as_job)
 
 
 def _print_preview(preview: Preview, output: Output) -> None:
@@ -383,7 +352,7 @@ def _explain(preview: Preview) -> None:
 
 
 def see_through(
-    admin: Admin, databases: DatabasesOptions, job: BulkJob, output: Output, *, wait: bool = True, here: bool
+    admin: Operator, databases: DatabasesOptions, job: BulkJob, output: Output, *, wait: bool = True, here: bool
 ) -> None:
     """Wait for a bulk job, carrying it out ``here`` too, and say what came of it.
 
@@ -441,7 +410,7 @@ def _code_of(job: BulkJob) -> Code:
     return Code.FAILED if job.failed else Code.CONFLICT
 
 
-def _follow(admin: Admin, job: BulkJob, *, here: bool) -> BulkJob:
+def _follow(admin: Operator, job: BulkJob, *, here: bool) -> BulkJob:
     """Return the bulk job when it has ended; a database that goes away is waited for.
 
     Raises:
@@ -491,22 +460,22 @@ def _noting_interrupts() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _carry_on(admin: Admin, job: BulkJob) -> bool:
+def _carry_on(admin: Operator, job: BulkJob) -> bool:
     """Carry a bulk job on for a moment; return whether anything was done."""
-    from outbox.operator.bulk.run import run_bulk_job_once  # noqa: PLC0415
+    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415
 
     database = admin.databases[job.database]
     with database.engine.connect() as connection:
-        return bool(run_bulk_job_once(connection, database.settings, job.id).taken)
+        return bool(bulk_once(connection, database.settings, bulk_job_id=job.id).taken)
 
 
-def _warn(admin: Admin, job: BulkJob) -> None:
+def _warn(admin: Operator, job: BulkJob) -> None:
     """Say so if no worker runs that could carry a bulk job out."""
     name = job.database
     if not any(row.alive and row.database == name and "bulk" in row.roles for row in admin.workers()):
         say(f"no worker with the role bulk runs in database {name}; start one: outbox run --app MODULE:OBJECT")
         return
-    if ACTS[job.action].at_once:
+    if not ACTS[job.action].as_job:
         return
     able = {row.topic for row in admin.handlers() if row.kind == "compensation" and row.database == name}
     items = admin.bulk_items(job.id, PageRequest(MAX_PAGE), state="pending").items
@@ -514,7 +483,7 @@ def _warn(admin: Admin, job: BulkJob) -> None:
         say(f"no worker that runs has a compensation for topic {topic!r}; it waits for one (@outbox.compensation)")
 
 
-def _left(admin: Admin, job: BulkJob) -> list[str]:
+def _left(admin: Operator, job: BulkJob) -> list[str]:
     """Return a line for each message that wasn't done, or for the only one; not for all if there are many."""
     if job.total == 1:
         items = list(every(lambda page: admin.bulk_items(job.id, page)))

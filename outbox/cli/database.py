@@ -24,7 +24,7 @@ from outbox.errors import pip_install
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox.operator.service import Admin
+    from outbox.operator.operator import Operator
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
 DATABASES_VARIABLE = "OUTBOX_CONSOLE_DATABASES"
@@ -92,7 +92,7 @@ class AllDatabasesOptions:
         return find_databases(self.url, self.database)
 
     @contextmanager
-    def opened(self, **more: URL | None) -> Iterator[Admin]:
+    def opened(self, **more: URL | None) -> Iterator[Operator]:
         """Give the operator layer over all of them, and over ``more`` by name.
 
         Raises:
@@ -239,20 +239,20 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, tuple[str
 
 
 @contextmanager
-def operator_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Admin]:
+def operator_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Operator]:
     """Give the operator layer over these databases, whose connections are closed in the end.
 
     Raises:
         sqlalchemy.exc.DBAPIError: one is unavailable.
         SchemaMissing, SchemaOutdated: one isn't migrated.
     """
-    from outbox.operator.service import Admin  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
 
     with ExitStack() as stack:
         engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
         for engine in engines.values():
             stack.callback(engine.dispose)
-        yield Admin.open(engines, settings)
+        yield Operator.open(engines, settings)
 
 
 def engine_of(url: URL, *, keep: bool = False) -> Engine:
@@ -280,13 +280,13 @@ def _masked(text: str) -> str:
     return re.sub(r"(?<=://)(.*)@", "***@", text) if "://" in text else re.sub(r".*@", "***@", text)
 
 
-def now_at(admin: Admin) -> dt.datetime:
+def now_at(admin: Operator) -> dt.datetime:
     """Return the time of the first database's clock."""
     from outbox.database.execute import execute  # noqa: PLC0415
     from outbox.database.sql import NOW  # noqa: PLC0415
 
     database = next(iter(admin.databases.values()))
-    with database.looking() as connection:
+    with database.reading() as connection:
         ((time,),) = execute(connection, NOW)[0]
     return time  # type: ignore[no-any-return]
 

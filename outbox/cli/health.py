@@ -38,7 +38,7 @@ from outbox.cli.output import (
 )
 from outbox.cli.processes import load
 from outbox.errors import InvalidSettings
-from outbox.operator.model import HandlerRow, WorkerRow
+from outbox.operator.health.workers import HandlerRow, WorkerRow
 from outbox.text import plain
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, redirect_stdout
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from outbox.cli.acting import ACTS, Noun, add_acts, item_word, run_act, see_through, summary
+from outbox.cli.acting import Noun, add_acts, item_word, run_act, see_through, summary
 from outbox.cli.database import DatabasesOptions, find_url, now_at
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import (
@@ -57,8 +56,8 @@ from outbox.cli.output import (
 )
 from outbox.cli.processes import load
 from outbox.errors import MessageNotFound
-from outbox.message.model import Resolution
-from outbox.operator.acts import find
+from outbox.message.model import Resolution, Status
+from outbox.operator.acts import ACTS
 from outbox.operator.model import (
     MAX_PAGE,
     Actor,
@@ -66,6 +65,7 @@ from outbox.operator.model import (
     AuditRow,
     BulkItem,
     BulkJob,
+    BulkJobFilter,
     DeadGroup,
     HalfFilter,
     HalfRow,
@@ -83,7 +83,7 @@ from outbox.operator.model import (
 if TYPE_CHECKING:
     from outbox.message.model import Answer
     from outbox.operator.model import MessageView
-    from outbox.operator.service import Admin
+    from outbox.operator.operator import Operator
 
 #: How many rows a list searches through that the filter leaves out, before it says where to go on.
 SEARCHED = 100_000
@@ -128,7 +128,7 @@ def add_export(app: typer.Typer, noun: Noun[Any], help_: str) -> None:
 
 
 def _all_rows(
-    admin: Admin, databases: DatabasesOptions, noun: Noun[Any], choice: Any, limit: int | None
+    admin: Operator, databases: DatabasesOptions, noun: Noun[Any], choice: Any, limit: int | None
 ) -> Iterator[Any]:
     read = read_filter(noun.kind, choice, lambda: now_at(admin))
     return noun.rows(admin, noun.filter_of(read.values, databases.only), limit)
@@ -331,7 +331,7 @@ def export_messages(
         say(f"{print_stream(rows, names, output)} messages")
 
 
-def _contents(admin: Admin, message_id: UUID, by: Actor | None) -> dict[str, Any]:
+def _contents(admin: Operator, message_id: UUID, by: Actor | None) -> dict[str, Any]:
     try:
         view = admin.message(message_id, reveal=by)
     except MessageNotFound:
@@ -459,11 +459,11 @@ def check_half(
         if len(named) != 1:
             raise Failure("--app checks one half message: give its id, or leave out --app", Code.USAGE)
     answer: Answer | None = None
-    if len(named) == 1 and not acting.dry_run:
+    if app is not None and not acting.dry_run:
         if not acting.reason.strip():
             raise Failure("give --reason: the audit must tell why (check)", Code.USAGE)
         audited = (named[0].message_id, operator_name(acting.actor), acting.reason.strip())
-        answer = _check_by_app(app, *audited) if app else _check_by_fence(databases, *audited)
+        answer = _check_by_app(app, *audited)
     if answer is None:
         run_act(
             _HALVES,
@@ -488,21 +488,11 @@ def check_half(
         print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
 
 
-def _check_by_fence(databases: DatabasesOptions, half_id: UUID, actor: str, reason: str) -> Answer | None:
-    """Check a half by its fence; None if it has none."""
-    from outbox.operator import undecided  # noqa: PLC0415
-
-    with databases.opened() as admin:
-        database = find(admin.databases, ACTS["check"].action, Target(half_id), databases.only)
-        with database.engine.connect() as connection:
-            return undecided.check_fence(connection, database.settings, half_id, actor=actor, reason=reason)
-
-
 def _check_by_app(app: str, half_id: UUID, actor: str, reason: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
     from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.operator import undecided  # noqa: PLC0415
+    from outbox.operator.outbox_operator import check_now  # noqa: PLC0415
     from outbox.worker.connections import Database, Runners  # noqa: PLC0415
 
     # What the application prints must not get among our data.
@@ -514,9 +504,8 @@ def _check_by_app(app: str, half_id: UUID, actor: str, reason: str) -> Answer:
         try:
             with closing(database.connect()) as connection:
                 migration.require(connection, ("producer",), outbox.settings.schema)
-                return undecided.check_now(
-                    connection, outbox.settings, outbox.checkers, asker, half_id, actor=actor, reason=reason
-                )
+                by = Actor(actor, {"via": "cli"})
+                return check_now(connection, outbox.settings, outbox.checkers, asker, half_id, by=by, why=reason)
         finally:
             asker.end()
 
@@ -566,7 +555,7 @@ def _inbox(states: frozenset[str], **more: Any) -> Noun[InboxRow]:
 
 
 _INBOX = _inbox(frozenset({"failed", "parked"}), hidden=frozenset({"discarded"}))
-_DEAD = _inbox(frozenset({"parked", "discarded"}), fixed={"statuses": ("parked",)}, defaults={"discarded": False})
+_DEAD = _inbox(frozenset({"parked", "discarded"}), fixed={"status": (Status.PARKED,)}, defaults={"discarded": False})
 
 add_list(
     inbox_app,
@@ -650,17 +639,9 @@ bulk_app = _group(
 BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the bulk job.")]
 
 
-@dataclass(frozen=True, slots=True)
-class BulkFilter:
-    """Which bulk jobs; ``state`` is waiting, running, done, partly or cancelled."""
-
-    database: str | None = None
-    state: str | None = None
-
-
 _BULK = Noun(
     "bulk jobs",
-    BulkFilter,
+    BulkJobFilter,
     RowShape(
         BulkJob,
         (
@@ -678,7 +659,7 @@ _BULK = Noun(
         ),
         lambda row: row.id,
     ),
-    lambda admin, chosen, page: admin.bulk_jobs(page, state=chosen.state, database=chosen.database),
+    lambda admin, chosen, page: admin.bulk_jobs(chosen, page),
 )
 _ITEMS = RowShape(
     BulkItem,
@@ -767,7 +748,7 @@ def watch_bulk_job(
     job_id = as_id(id_, "bulk job")
     with databases.opened() as admin:
         job = admin.bulk_job(job_id)
-        if run and not ACTS[job.action].at_once:
+        if run and ACTS[job.action].as_job:
             raise Failure(
                 f"bulk job {job_id} is to {job.action}, which only a worker can do; leave out --run", Code.USAGE
             )
@@ -792,7 +773,7 @@ def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: Ac
         say(f"bulk job {job_id} ({job.action}: {job.described}): {summary(job)}")
         if not acting.dry_run:
             confirm(f"Cancel the {job.pending} that are pending?", refusal, yes=acting.yes)
-            job = admin.cancel(job_id, actor=actor, reason=acting.reason.strip())
+            job = admin.cancel(job_id, by=actor, why=acting.reason.strip())
             say(f"cancelled: {summary(job)}")
     if acting.output is Output.JSON:
         print_json(job)

@@ -47,7 +47,6 @@ AppOption = Annotated[
 
 #: Fields whose option has another name.
 _NAMES = {
-    "statuses": "--status",
     "message_id": "--message",
     "attempts_gte": "--attempts",
     "body": "--where",
@@ -65,7 +64,6 @@ _HELP = {
     "topic": "Only this topic.",
     "key": "Only this key.",
     "tag": "Only this tag.",
-    "statuses": "Only those in this status; may be given again.",
     "status": "Only those in this status.",
     "state": "Only those in this state.",
     "producer_group": "Only of this producer group.",

@@ -25,11 +25,10 @@ from outbox.compensate.declaration import Compensation
 from outbox.compensate.perform import Book, Item, NotNow, Performance
 from outbox.compensate.places import BUSY, UNREACHABLE, Place, Places, Waits
 from outbox.compensate.quarantine import Order
-from outbox.compensate.request import refused
 from outbox.database.execute import Row, execute
 from outbox.database.runner import NewRunner, Runner
 from outbox.database.sql import plan_by_index
-from outbox.message.model import Counts
+from outbox.message.model import Counts, Resolution
 from outbox.operator.bulk.sql import finish
 from outbox.settings import Settings
 from outbox.text import summary_of
@@ -257,7 +256,7 @@ def _why_not(item: Item, row: Row) -> str | None:
         return item.outcome.partition("\n")[0].removeprefix(sql.REFUSED)
     if item.cancelled_by is not None:
         return f"cancelled by {item.cancelled_by}"
-    return refused(row)
+    return _refused(row)
 
 
 def _consumed(place: Place, schema: str, order: Order) -> list[str]:
@@ -269,3 +268,17 @@ def _delivered(consumed: list[str]) -> str:
         f"it took effect already: consumed by {', '.join(consumed)}; undo that there first, or compensate it with "
         "acknowledge_delivered"
     )
+
+
+def _refused(row: Row) -> str | None:
+    """Return why a message can't be compensated; by a row of `sql.states`; another bulk job on it doesn't matter."""
+    _, topic, resolution, decided_by, compensated_at, by, _ = row
+    if compensated_at is not None:
+        return f"it was compensated already, at {compensated_at.isoformat()} (ordered by {by}); that happens once ever"
+    if topic is None:
+        return "no half message has this id; was it sent in another database, or pruned?"
+    if resolution is None:
+        return "it is not decided yet; roll the half back instead"
+    if resolution != Resolution.COMMIT:
+        return f"its local transaction was rolled back (by the {decided_by}): there is nothing to undo"
+    return None

@@ -35,21 +35,6 @@ SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_
   LEFT JOIN {s}.bulk_item i ON i.message_id = w.id AND i.action = 'compensate' AND i.state = 'pending'
 """
 
-_ORDER = """
-INSERT INTO {s}.bulk_job (id, action, requested_by, reason, options, selector, total, origin)
-VALUES (%(id)s, 'compensate', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(total)s,
-        %(origin)s::jsonb)
-"""
-
-_ORDER_ITEMS = """
-INSERT INTO {s}.bulk_item (bulk_job_id, number, action, message_id, topic)
-SELECT %(id)s, number, 'compensate', message_id, topic
-  FROM unnest(%(ids)s::uuid[], %(topics)s::text[]) WITH ORDINALITY m (message_id, topic, number)
- ORDER BY message_id
-ON CONFLICT (message_id) WHERE action = 'compensate' AND state = 'pending' DO NOTHING
-RETURNING message_id
-"""
-
 # --- claims ----------------------------------------------------------------------------------------------
 
 # Nobody is at an item that says why it waits; a claim takes that away.
@@ -194,35 +179,6 @@ def states(schema: str, ids: Sequence[UUID]) -> Statement:
     Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending bulk job)``.
     """
     return Statement(in_schema(_STATES, schema), {"ids": list(ids)})
-
-
-def order(
-    schema: str,
-    bulk_job_id: UUID,
-    actor: str,
-    reason: str,
-    options: Mapping[str, object],
-    selector: Mapping[str, object],
-    total: int,
-    origin: Mapping[str, str] | None,
-) -> Statement:
-    """Insert a bulk job that rolls back."""
-    values = {
-        "id": bulk_job_id,
-        "actor": actor,
-        "reason": reason,
-        "options": json.dumps(dict(options)),
-        "selector": json.dumps(dict(selector), default=str),
-        "total": total,
-        "origin": json.dumps(dict(origin)) if origin else None,
-    }
-    return Statement(in_schema(_ORDER, schema), values)
-
-
-def order_items(schema: str, bulk_job_id: UUID, ids: Sequence[UUID], topics: Sequence[str]) -> Statement:
-    """Insert its items, but for messages that another bulk job is about to roll back. Rows: ``(id,)`` of each."""
-    values = {"id": bulk_job_id, "ids": list(ids), "topics": list(topics)}
-    return Statement(in_schema(_ORDER_ITEMS, schema), values)
 
 
 def due(schema: str, topics: Sequence[str], limit: int) -> Statement:

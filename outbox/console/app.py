@@ -67,9 +67,9 @@ def create_console_router(
 ) -> APIRouter:
     """Return the console as a router: ``app.include_router(create_console_router(…), prefix="/outbox")``.
 
-    ``source`` is the database: an `Outbox`, an engine (sync or async), a URL, several of them by name, or an `Admin`,
-    which is used as it is. ``databases`` are further ones by name: those of the consumers. The console connects at
-    the first request, with a pool of its own of three connections for each database.
+    ``source`` is the database: an `Outbox`, an engine (sync or async), a URL, several of them by name, or an
+    `Operator`, which is used as it is. ``databases`` are further ones by name: those of the consumers. The console
+    connects at the first request, with a pool of its own of three connections for each database.
 
     ``authorizer`` has no default: see `outbox.console.auth`; any FastAPI dependency that returns a `Principal` does.
     The console protects itself: it needs nothing of the application around it (middleware, dependencies, handlers of

@@ -16,7 +16,7 @@ from outbox.app import Outbox
 from outbox.console.problems import log
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.operator.databases import Database, Databases, open_database
-from outbox.operator.service import Admin
+from outbox.operator.operator import Operator
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Bind = Engine | AsyncEngine | URL | str
-    Source = Outbox | Admin | Bind | Mapping[str, Bind]
+    Source = Outbox | Operator | Bind | Mapping[str, Bind]
 
 POOL = 3
 #: How long (seconds) a request waits for one of the connections, and a connection for its server.
@@ -55,11 +55,11 @@ def admin_source(
     """Return what gives the service layer over ``source`` and further databases.
 
     Raises:
-        InvalidSettings: two databases of one name, or further ones beside an `Admin`.
+        InvalidSettings: two databases of one name, or further ones beside an `Operator`.
     """
-    if isinstance(source, Admin):
+    if isinstance(source, Operator):
         if databases or redactor or settings:
-            raise InvalidSettings("an Admin has its databases, settings and redactor already; pass them to it")
+            raise InvalidSettings("an Operator has its databases, settings and redactor already; pass them to it")
         return SharedAdmin(source, read_only=read_only)
     if isinstance(source, Outbox):
         settings, source = settings or source.settings, source.engine
@@ -109,7 +109,7 @@ class ConnectingAdmin:
             raise InvalidSettings("the console needs at least one database")
         self._engines, self._settings, self._redactor = dict(engines), settings, redactor
         self._opened: dict[str, Database] = {}
-        self._admin: Admin | None = None
+        self._admin: Operator | None = None
         self._last_try = -_AGAIN
         self._lock = threading.Lock()
 
@@ -118,7 +118,7 @@ class ConnectingAdmin:
         """The names of the databases that couldn't be opened yet."""
         return tuple(name for name in self._engines if name not in self._opened)
 
-    def __call__(self) -> Admin:
+    def __call__(self) -> Operator:
         """Return the service layer.
 
         Raises:
@@ -136,7 +136,7 @@ class ConnectingAdmin:
         for engine in self._engines.values():
             engine.dispose()
 
-    def _open(self) -> Admin:
+    def _open(self) -> Operator:
         errors: list[Exception] = []
         for name in self.missing:
             try:
@@ -148,7 +148,7 @@ class ConnectingAdmin:
         if not self._opened:
             raise errors[0]
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
-        return Admin(Databases(in_order), redactor=self._redactor)
+        return Operator(Databases(in_order), redactor=self._redactor)
 
 
 class SharedAdmin:
@@ -156,14 +156,14 @@ class SharedAdmin:
 
     missing: tuple[str, ...] = ()
 
-    def __init__(self, admin: Admin, *, read_only: bool) -> None:
+    def __init__(self, admin: Operator, *, read_only: bool) -> None:
         reading = [
             dataclasses.replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
             for each in admin.databases.values()
         ]
-        self._admin = Admin(Databases(reading), redactor=admin.redactor) if read_only else admin
+        self._admin = Operator(Databases(reading), redactor=admin.redactor) if read_only else admin
 
-    def __call__(self) -> Admin:
+    def __call__(self) -> Operator:
         """Return the service layer."""
         return self._admin
 

@@ -16,14 +16,15 @@ from starlette.datastructures import Headers
 from outbox.console.permissions import Permission, Principal, needed_for
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
-from outbox.operator.model import Action, Actor
+from outbox.operator.acts import ACTS
+from outbox.operator.model import Actor
 
 if TYPE_CHECKING:
     from fastapi.params import Depends as Dependency
     from starlette.types import Scope
 
     from outbox.console.login import Sessions
-    from outbox.operator.service import Admin
+    from outbox.operator.operator import Operator
 
 #: The key of the `RequestContext` in the scope of a request.
 SCOPE_KEY = "outbox.console"
@@ -106,7 +107,7 @@ class AdminSource(Protocol):
     def missing(self) -> tuple[str, ...]:
         """The names of the databases that couldn't be reached yet."""
 
-    def __call__(self) -> Admin:
+    def __call__(self) -> Operator:
         """Return the service layer.
 
         Raises:
@@ -192,7 +193,7 @@ class RequestContext:
         )
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> Operator:
         """The service layer. Its calls are synchronous: use it in endpoints that are plain functions.
 
         Raises:
@@ -240,13 +241,13 @@ class RequestContext:
         pairs = {name: value for name, value in query.items() if value is not None and value != ""}
         return (path if segments else path + "/") + (f"?{urlencode(pairs, doseq=True)}" if pairs else "")
 
-    def may(self, needed: Permission | Action | str) -> bool:
+    def may(self, needed: Permission | str) -> bool:
         """Return whether the sender could do this here: has the permission, in a console that doesn't only read."""
         permission = _permission(needed)
         writes = permission is not Permission.VIEW
         return self.principal.may(permission) and not (writes and self.console.read_only)
 
-    def demand(self, needed: Permission | Action | str) -> None:
+    def demand(self, needed: Permission | str) -> None:
         """Refuse the request unless its sender could do this here.
 
         Raises:
@@ -269,7 +270,7 @@ def context_of(request: Request) -> RequestContext:
 Context = Annotated[RequestContext, Depends(context_of)]
 
 
-def requires(needed: Permission | Action | str) -> Dependency:
+def requires(needed: Permission | str) -> Dependency:
     """Return a dependency that refuses senders without a permission: ``dependencies=[requires("message:resend")]``."""
 
     def permitted(context: Context) -> None:
@@ -306,5 +307,5 @@ def _network(text: str) -> Network:
         raise InvalidSettings(f"trusted proxy {text!r} must be an address or network: {error}") from None
 
 
-def _permission(needed: Permission | Action | str) -> Permission:
-    return needed_for(needed) if isinstance(needed, Action) else Permission(needed)
+def _permission(needed: Permission | str) -> Permission:
+    return needed_for(needed) if needed in ACTS else Permission(needed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from outbox.errors import InvalidSettings
-from outbox.operator.model import Action
+from outbox.operator.acts import ACTS
 
 
 class Permission(enum.StrEnum):
@@ -70,26 +70,10 @@ ROLES: Mapping[Role, frozenset[Permission]] = MappingProxyType(
     {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: frozenset(Permission)}
 )
 
-_NEEDED = MappingProxyType(
-    {
-        Action.RESEND: Permission.RESEND,
-        Action.RECALL: Permission.RECALL,
-        Action.COMPENSATE: Permission.COMPENSATE,
-        Action.CHECK: Permission.CHECK,
-        Action.RESET: Permission.CHECK,
-        Action.COMMIT: Permission.DECIDE,
-        Action.ROLLBACK: Permission.DECIDE,
-        Action.RETRY: Permission.RETRY,
-        Action.PARK: Permission.RETRY,
-        Action.DISCARD: Permission.DISCARD,
-        Action.RESTORE: Permission.DISCARD,
-    }
-)
 
-
-def needed_for(action: Action) -> Permission:
-    """Return the permission that an action needs, alone or in a bulk job."""
-    return _NEEDED[action]
+def needed_for(action: str) -> Permission:
+    """Return the permission that an act needs, alone or in a bulk job."""
+    return Permission(ACTS[action].permission)
 
 
 @dataclass(frozen=True, slots=True)

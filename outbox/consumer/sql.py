@@ -142,13 +142,10 @@ SELECT attempts, attempts = 0 AND last_error IS NULL FROM {s}.consumer_message
    FOR UPDATE SKIP LOCKED
 """
 
-_RESUME = """
-UPDATE {s}.consumer_message
-   SET status = 'failed', attempts = 0, claims = 0, next_attempt_at = clock_timestamp(), changed_at = clock_timestamp(),
-       discarded_at = NULL
- WHERE consumer_group = %s AND message_id = %s AND status = 'parked'
-RETURNING message_id
-"""
+#: What a retry changes in a failed or parked inbox row ``m``: it is due now, a parked one with all its attempts.
+RETRY = """status = 'failed', next_attempt_at = clock_timestamp(),
+       attempts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.attempts END,
+       claims = CASE WHEN m.status = 'parked' THEN 0 ELSE m.claims END"""
 
 _FORGET = "DELETE FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = %s"
 
@@ -309,11 +306,6 @@ def claim_due(schema: str, group: str, topic: str, *, ordered: bool) -> Statemen
 def lock_failed(schema: str, group: str, message_id: UUID) -> Statement:
     """Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted)`` or none."""
     return Statement(in_schema(_LOCK_FAILED, schema), (group, message_id))
-
-
-def retry(schema: str, group: str, message_id: UUID) -> Statement:
-    """Make a parked message due again, with all its attempts. Rows: one if it was parked."""
-    return Statement(in_schema(_RESUME, schema), (group, message_id))
 
 
 def forget(schema: str, group: str, message_id: UUID) -> Statement:

@@ -25,7 +25,6 @@ from outbox.database.execute import execute, lock_key
 from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.sql import plan_by_index, take_lock, try_lock
 from outbox.dispatch import sql
-from outbox.errors import HalfNotFound, RecallRefused
 from outbox.message.model import Counts
 
 if TYPE_CHECKING:
@@ -101,25 +100,26 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
 def resend(
     connection: Connection,
     settings: Settings,
-    half_ids: Sequence[UUID],
+    sends: Mapping[UUID, int],
     *,
     actor: str,
     reason: str,
     origin: Mapping[str, str] | None = None,
-) -> int:
-    """Append dispatched messages once more, under the same id, in the caller's transaction; return how many.
+) -> None:
+    """Append dispatched messages once more, each under its id, in the caller's transaction.
 
-    A group that has consumed a message knows its id and does nothing. What was compensated is left out: a group that
-    had passed it without a trace would take it now. ``origin`` is by which way the act came.
+    ``sends`` has the newest send number of each, read under the lock of `newest_sends`. The caller has also seen, after
+    that lock, that none was compensated: a group that had passed such a message without a trace would take it now. A
+    group that has consumed a message does nothing; one that has parked or failed it tries again. ``origin`` says by
+    which interface the act came.
     """
-    sends = newest_sends(connection, settings, half_ids)
-    # A statement of its own, after the lock: who compensates holds it to the end.
-    for (half_id,) in execute(connection, sql.compensated(settings.schema, list(sends)))[0]:
-        del sends[half_id]
+    if not sends:
+        return
     place = _placement(settings, len(sends))
-    _, ((_, messages, _, _),) = execute(connection, plan_by_index(), sql.resend(place, list(sends)))
     execute(
         connection,
+        plan_by_index(),
+        sql.resend(place, list(sends)),
         *(
             database_sql.audit(
                 settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin
@@ -127,7 +127,6 @@ def resend(
             for half_id, sent in sends.items()
         ),
     )
-    return int(messages)
 
 
 def newest_sends(connection: Connection, settings: Settings, half_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -164,41 +163,6 @@ def dispatch_passed(
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
         execute(connection, plan_by_index(), sql.place_these(place, passed), *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
-
-
-def recall(
-    connection: Connection,
-    settings: Settings,
-    half_id: UUID,
-    *,
-    actor: str,
-    reason: str,
-    origin: Mapping[str, str] | None = None,
-) -> None:
-    """Take back a scheduled message before it is due, in the caller's transaction.
-
-    Raises:
-        HalfNotFound: no half message has this id.
-        RecallRefused: it was never scheduled, isn't committed, is out already, or was recalled before.
-    """
-    # Dispatch and release hold this lock: neither can turn the half into a message meanwhile.
-    execute(connection, take_lock(dispatch_lock(settings.schema)))
-    ((row,),) = execute(connection, sql.recall(settings.schema, half_id, actor))
-    found, deliver_at, resolution, recalled, is_message = row
-    if not found:
-        raise HalfNotFound(half_id)
-    if recalled:
-        execute(connection, database_sql.audit(settings.schema, actor, "recall", str(half_id), reason, origin=origin))
-        return
-    if deliver_at is None:
-        why = "it has no delivery time: it was sent at once"
-    elif resolution != "commit":
-        why = f"it is {'rolled back' if resolution else 'not decided yet'}; roll the half back instead"
-    elif is_message:
-        why = f"it was due at {deliver_at.isoformat()} and is out already"
-    else:
-        why = "it was recalled before"
-    raise RecallRefused(f"message {half_id} can't be recalled: {why}")
 
 
 def _placement(settings: Settings, limit: int | None) -> sql.Placement:

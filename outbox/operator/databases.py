@@ -1,4 +1,4 @@
-"""The databases that an `Admin` works over, each by a name of its own, and connections to them."""
+"""The databases that an `Operator` works over, each by a name of its own, and connections to them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from outbox.database.execute import execute
 from outbox.database.sql import plan_by_index, read_only, wait_at_most
-from outbox.errors import InvalidSettings, SchemaMissing, UnknownDatabase
+from outbox.errors import InvalidSettings, MessageNotFound, SchemaMissing, UnknownDatabase
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
-LOOK_SECONDS = 5.0
+READ_SECONDS = 5.0
 PATIENCE = 10.0
 
 
@@ -35,7 +36,7 @@ class Database:
         return self.settings.schema
 
     @contextmanager
-    def looking(self, seconds: float = LOOK_SECONDS) -> Iterator[Connection]:
+    def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
         """Give a connection in a transaction that only reads, with a time limit on each statement."""
         with self.engine.connect() as connection, connection.begin():
             execute(connection, read_only(seconds), plan_by_index())
@@ -43,7 +44,7 @@ class Database:
 
     @contextmanager
     def acting(self) -> Iterator[Connection]:
-        """Give a connection in a transaction that is committed at the end, and waits for locks only so long."""
+        """Give a connection in a transaction that is committed at the end; it waits `PATIENCE` seconds for a lock."""
         with self.engine.begin() as connection:
             execute(connection, wait_at_most(PATIENCE))
             yield connection
@@ -59,11 +60,11 @@ class Databases(Mapping[str, Database]):
     def __init__(self, databases: Iterator[Database] | list[Database]) -> None:
         self._by_name = {database.name: database for database in databases}
         if not self._by_name:
-            raise InvalidSettings("an admin needs at least one database")
+            raise InvalidSettings("an operator needs at least one database")
 
     @classmethod
     def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
-        """Look which parts each database has.
+        """Read which tables each database has.
 
         Raises:
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
@@ -93,7 +94,7 @@ class Databases(Mapping[str, Database]):
 
 
 def open_database(name: str, engine: Engine, settings: Settings) -> Database:
-    """Look which parts a database has.
+    """Read which tables a database has.
 
     Raises:
         SchemaMissing, SchemaOutdated: it has no outbox tables, or not those of this code.
@@ -107,3 +108,17 @@ def open_database(name: str, engine: Engine, settings: Settings) -> Database:
     if not parts:
         raise SchemaMissing(f"database {name!r} has no outbox tables")
     return Database(name, engine, settings, frozenset(parts))
+
+
+class OverDatabases:
+    """The base of what an operator sees and does over the registered databases."""
+
+    def __init__(self, databases: Databases) -> None:
+        self.databases = databases
+
+    def not_found(self, message_id: UUID) -> MessageNotFound:
+        """Return the error for a message that no database knows."""
+        return MessageNotFound(
+            f"no registered database ({', '.join(self.databases)}) knows message {message_id}; "
+            "is it in another one, or was it pruned?"
+        )

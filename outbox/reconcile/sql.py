@@ -16,15 +16,19 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.database.execute import Statement, in_schema
+from outbox.database.status import message_status
 
 #: First id, and the id before which it ends; None is the end of all ids.
 Ids = tuple[UUID, UUID | None]
 
+# Numbered as `outbox.reconcile.rows.ProducerState`, whose module would load the reconciliation's libraries.
+_NUMBERS = ("undecided", "rolled_back", "committed", "scheduled", "recalled", "dispatched")
+_STATE = message_status(is_message="m.half_id IS NOT NULL", value=lambda status: str(_NUMBERS.index(status)))
+
 # Each part is bounded by itself: the planner doesn't carry a range over from one table to another.
 _PRODUCER = f"""
 SELECT h.id,
-       CASE WHEN o.half_id IS NULL THEN 0 WHEN o.resolution = 'rollback' THEN 1 WHEN m.half_id IS NOT NULL THEN 5
-            WHEN d.recalled_at IS NOT NULL THEN 4 WHEN d.half_id IS NOT NULL THEN 3 ELSE 2 END::int2 AS state,
+       {_STATE}::int2 AS state,
        coalesce(m.send_number, 0)::int2 AS sends, coalesce(m.queue, 0) AS queue, coalesce(m.position, 0) AS position,
        coalesce(m.visible_at, d.recalled_at, d.deliver_at, o.decided_at, h.born_at) AS at,
        h.body_digest AS digest, coalesce({MATCHES}, false) AS addressed, c.half_id IS NOT NULL AS compensated

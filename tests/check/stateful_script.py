@@ -118,15 +118,15 @@ class Script:
                 self._world.outbox.commit(half.id)
                 half.decide(COMMIT, "producer")
             case "operator":
-                self._world.outbox.resolve(half.id, ROLLBACK, force=False, **WHO)
+                self._world.outbox.operator.rollback(half.id, **WHO)
                 half.decide(ROLLBACK, "operator")
                 self._model.audits += 1
             case "reset":
-                self._world.outbox.reset_checks(half.id, **WHO)
+                self._world.outbox.operator.reset(half.id, **WHO)
                 half.reset()
                 self._model.audits += 1
             case "once more":
-                self._world.outbox.request_check(half.id, **WHO)
+                self._world.outbox.operator.check(half.id, **WHO)
                 half.once_more()
                 self._model.audits += 1
             case "other worker":

@@ -22,7 +22,7 @@ from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.check.stateful_calls import Call, Refused, Sessions
 from tests.check.stateful_model import EXT, MAX_CHECKS, PAID, TOPICS
 
-WHO = {"actor": "me", "reason": "test"}
+WHO = {"by": "me", "why": "test"}
 GROUP = "g"
 #: Nothing becomes due by itself: the test ages what is to be due.
 SETTINGS = Settings(
@@ -210,7 +210,7 @@ class World:
 
     def check_now(self, half_id: UUID) -> Answer:
         """Check a half by hand."""
-        return self.outbox.check_now(half_id, new_runner=lambda is_async: KnownRunner(self), **WHO)
+        return self.outbox.operator.check_now(half_id, new_runner=lambda is_async: KnownRunner(self), **WHO)
 
     def dispatch(self, limit: int | None = None) -> Counts:
         """Make a pass of the dispatch."""

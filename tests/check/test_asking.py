@@ -149,7 +149,7 @@ def test_reset_while_it_is_asked(bench: Bench) -> None:
 
     @bench.outbox.checker("paid", timeout=60, interval=30, max_checks=1)
     def checker(orphan: Orphan) -> Resolution:
-        bench.outbox.reset_checks(orphan.id, actor="ops", reason="start again")
+        bench.outbox.operator.reset(orphan.id, by="ops", why="start again")
         raise LookupError("no such payment")
 
     half_id = bench.prepare()

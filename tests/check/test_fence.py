@@ -248,7 +248,7 @@ def test_decided_by_others_while_it_runs(bench: Bench, is_async: bool) -> None:
     """An operator may roll back what runs: its commit fails with its change, and the function's caller is told."""
 
     def body(_: Session) -> None:
-        bench.outbox.resolve(the_half(bench), ROLLBACK, actor="ops", reason="it hangs")
+        bench.outbox.operator.rollback(the_half(bench), by="ops", why="it hangs")
         assert bench.age_and_check() == Counts()
 
     with pytest.raises(AlreadyRolledBack, match="by the operator"):

@@ -28,6 +28,7 @@ from outbox.database.session import commit
 from outbox.dispatch.once import release_due_once
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message.model import uuid7, uuid7_at
+from outbox.operator.acts import ACTS
 from outbox.prune.once import prune_producer_once
 from tests.check.support import SHORT, Bench
 
@@ -168,8 +169,7 @@ def test_unknown_is_never_stored(bench: Bench) -> None:
     bench.check()
     assert (bench.op(half_id), bench.answers(half_id)) == (None, ["unknown"])
     assert bench.waits(half_id) is not None
-    with pytest.raises(ValueError, match="UNKNOWN is not a decision"):
-        bench.outbox.resolve(half_id, UNKNOWN, actor="me", reason="why")
+    assert not {"unknown", "resolve"} & set(ACTS), "an operator's verdict is commit or rollback"
 
 
 def test_decision_of_a_half_that_is_not_there_fails(bench: Bench) -> None:
@@ -341,7 +341,7 @@ def test_decided_halves_are_never_asked(bench: Bench) -> None:
     ids = [bench.prepare() for _ in range(4)]
     bench.outbox.commit(ids[0])
     bench.outbox.rollback(ids[1])
-    bench.outbox.resolve(ids[2], COMMIT, actor="me", reason="why")
+    bench.outbox.operator.commit(ids[2], by="me", why="why")
     for half_id in ids[:3]:
         assert bench.waits(half_id) is None
     bench.age_and_check(3)
@@ -533,7 +533,7 @@ def test_resume_sets_the_counter_back(bench: Bench) -> None:
     half_id = bench.prepare()
     bench.age_and_check(3)
     born_at = bench.value("SELECT born_at FROM outbox.half_message")
-    bench.outbox.reset_checks(half_id, actor="ops", reason="the bank is open again")
+    bench.outbox.operator.reset(half_id, by="ops", why="the bank is open again")
     assert (bench.waits(half_id).check_times, bench.waits(half_id).parked) == (0, False)
     bench.check()
     bench.age_and_check(3)
@@ -548,13 +548,13 @@ def test_resume_then_commit(bench: Bench) -> None:
     asked = bench.register(UNKNOWN, max_checks=1)
     half_id = bench.prepare()
     bench.check()
-    bench.outbox.reset_checks(half_id, actor="ops", reason="look again")
+    bench.outbox.operator.reset(half_id, by="ops", why="look again")
     bench.outbox.commit(half_id)
     bench.age_and_check()
     bench.dispatch()
     assert (len(asked), bench.waits(half_id), bench.messages()) == (1, None, [half_id])
     with pytest.raises(AlreadyCommitted):
-        bench.outbox.reset_checks(half_id, actor="ops", reason="once more")
+        bench.outbox.operator.reset(half_id, by="ops", why="once more")
 
 
 def test_counter_moves_only_when_asked(new_bench: NewBench) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from outbox import Park, Retry
-from outbox.errors import HalfNotFound, NotParked, RecallRefused
+from outbox.errors import ActRefused, MessageNotFound
 from tests.check.stateful_calls import Death
 from tests.check.stateful_checking import Checking
 from tests.check.stateful_model import LONE, Half
@@ -101,12 +101,12 @@ class Machine(Checking):
         half = self.pick(pick, found or self.halves)
         row = self.state.halves.get(half.number)
         if row is not None and half.delayed and half.verdict == COMMIT and not row.sends and not half.recalled:
-            self.outbox.recall(half.id, **WHO)
+            self.outbox.operator.recall(half.id, **WHO)
             self.model.audits += 1
             half.recalled = True
         else:
-            with pytest.raises(HalfNotFound if row is None else RecallRefused):
-                self.outbox.recall(half.id, **WHO)
+            with pytest.raises(MessageNotFound if row is None else ActRefused):
+                self.outbox.operator.recall(half.id, **WHO)
 
     @precondition(lambda self: any(row.sends for row in self.state.halves.values()))
     @rule(picks=st.lists(picks, min_size=1, max_size=3))
@@ -115,7 +115,12 @@ class Machine(Checking):
         halves = list({id(half): half for half in (self.pick(pick, self.halves) for pick in picks)}.values())
         rows = self.state.halves
         sent = [half for half in halves if half.number in rows and rows[half.number].sends]
-        assert self.outbox.resend([half.id for half in halves], **WHO) == len(sent)
+        for half in halves:
+            if half in sent:
+                self.outbox.operator.resend(half.id, **WHO)
+            else:
+                with pytest.raises((ActRefused, MessageNotFound)):
+                    self.outbox.operator.resend(half.id, **WHO)
         self.model.audits += len(sent)
 
     @precondition(lambda self: self.state.inbox)
@@ -126,12 +131,12 @@ class Machine(Checking):
         self._resume(self.pick(pick, found or self.halves))
 
     def _resume(self, half: Half) -> None:
-        if self.state.inbox.get(half.id) == "parked":
-            self.world.sink.retry(GROUP, half.id, **WHO)
+        if self.state.inbox.get(half.id) in {"parked", "failed"}:
+            self.world.sink.operator.retry(half.id, group=GROUP, **WHO)
             self.model.audits += 1
         else:
-            with pytest.raises(NotParked):
-                self.world.sink.retry(GROUP, half.id, **WHO)
+            with pytest.raises((ActRefused, MessageNotFound)):
+                self.world.sink.operator.retry(half.id, group=GROUP, **WHO)
 
     @precondition(lambda self: "consumed" in self.state.inbox.values() or self.model.ended())
     @rule()
@@ -228,7 +233,7 @@ class Machine(Checking):
             if half.topic == LONE and not half.fenced:
                 self._decide(half, COMMIT, "producer", lambda half=half: self.outbox.commit(half.id))  # type: ignore[misc]
             elif half.parked or half.spent:
-                self.outbox.reset_checks(half.id, **WHO)
+                self.outbox.operator.reset(half.id, **WHO)
                 self.model.audits += 1
                 half.reset()
         self._age(self.model.undecided())

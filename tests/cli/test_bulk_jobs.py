@@ -18,8 +18,9 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from outbox import testing
 from outbox.cli.exits import Code
 from outbox.embedded import ServerLike
-from outbox.operator.model import Action, Actor, InboxFilter, Selector
-from outbox.operator.service import Admin
+from outbox.message.model import Status
+from outbox.operator.model import Actor, InboxFilter, Selector
+from outbox.operator.operator import Operator
 from outbox.settings import Settings
 from tests.cli.books import Books
 from tests.cli.conftest import Cli
@@ -34,20 +35,20 @@ def books(engine: Engine) -> Books:
 
 
 @pytest.fixture
-def admin(engine: Engine) -> Admin:
+def admin(engine: Engine) -> Operator:
     """The service layer over the same database."""
-    return Admin.open({"shop": engine}, Settings())
+    return Operator.open({"shop": engine}, Settings())
 
 
-def order(admin: Admin, action: Action = Action.RETRY, **options: Any) -> str:
+def order(admin: Operator, action: str = "retry", **options: Any) -> str:
     """Order a bulk job on all dead letters, which nobody carries out."""
-    selector = Selector(inbox=InboxFilter(statuses=("parked",), discarded=False))
+    selector = Selector(inbox=InboxFilter(status=(Status.PARKED,), discarded=False))
     preview = admin.preview(action, selector)
-    bulk_job = admin.start(action, selector, actor=Actor("bea"), reason="because", token=preview.token, **options)
+    bulk_job = admin.start(action, selector, by=Actor("bea"), why="because", token=preview.token, **options)
     return str(bulk_job.id)
 
 
-def test_list_and_show(cli: Cli, books: Books, admin: Admin) -> None:
+def test_list_and_show(cli: Cli, books: Books, admin: Operator) -> None:
     """Bulk jobs with their counts, and the items of one."""
     ids = books.parked("looks wrong", "looks wrong")
     bulk_job = order(admin)
@@ -65,7 +66,7 @@ def test_list_and_show(cli: Cli, books: Books, admin: Admin) -> None:
     assert set(cli("bulk", "show", bulk_job, "-o", "id").out.split()) == {f"till/{each}" for each in ids}
 
 
-def test_watch_and_run(cli: Cli, books: Books, admin: Admin) -> None:
+def test_watch_and_run(cli: Cli, books: Books, admin: Operator) -> None:
     """A watch with --run carries out what nobody else does; its items are exported as CSV."""
     books.parked("looks wrong", "looks wrong", "looks wrong")
     bulk_job = order(admin)
@@ -77,10 +78,10 @@ def test_watch_and_run(cli: Cli, books: Books, admin: Admin) -> None:
     assert cli("bulk", "show", bulk_job, "--state", "failed", "-o", "csv").out.count("\n") == 1
 
 
-def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, admin: Admin) -> None:
+def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, admin: Operator) -> None:
     """What can't be done any more is told by its message: 5, and 4 where it was all."""
     ids = books.parked("looks wrong", "looks wrong")
-    part = order(admin, Action.DISCARD)
+    part = order(admin, "discard")
     assert cli("dead", "retry", f"till/{ids[0]}", "--yes").code == 0
     result = cli("bulk", "watch", part, "--run", "-o", "json")
     assert (result.code, result.json["state"]) == (Code.PARTIAL, "partly")
@@ -92,7 +93,7 @@ def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, admin: Admin)
     assert cli("bulk", "watch", none, "--run").code == Code.CONFLICT
 
 
-def test_cancel(cli: Cli, books: Books, admin: Admin) -> None:
+def test_cancel(cli: Cli, books: Books, admin: Operator) -> None:
     """Cancelled is what is left; a second time there is nothing to cancel."""
     ids = books.parked("looks wrong")
     bulk_job = order(admin)
@@ -122,7 +123,7 @@ def test_workers_and_handlers(cli: Cli) -> None:
         assert cli(command).code == 0
 
 
-def test_the_bar_is_for_terminals(books: Books, admin: Admin, url: str) -> None:
+def test_the_bar_is_for_terminals(books: Books, admin: Operator, url: str) -> None:
     """At a terminal a bar shows how it goes, on stderr; stdout has the data and nothing else."""
     books.parked("looks wrong", "looks wrong")
     bulk_job = order(admin)
@@ -143,7 +144,7 @@ def test_the_bar_is_for_terminals(books: Books, admin: Admin, url: str) -> None:
     assert "2/2" in told or "0/2" in told
 
 
-def test_watch_waits_for_the_database(books: Books, admin: Admin, url: str, server: ServerLike) -> None:
+def test_watch_waits_for_the_database(books: Books, admin: Operator, url: str, server: ServerLike) -> None:
     """A database that goes away during a watch is waited for."""
     books.parked("looks wrong")
     bulk_job = order(admin)

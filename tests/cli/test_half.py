@@ -338,7 +338,7 @@ def test_show_body(cli: Cli, world: dict[str, UUID]) -> None:
 
 def test_show_as_table(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     """For people: how it stands, its checks, what operators did; nothing that steers the terminal."""
-    bench.outbox.resolve(world["parked"], COMMIT, actor="ann", reason=f"phoned {ESCAPE}")
+    bench.outbox.operator.commit(world["parked"], by="ann", why=f"phoned {ESCAPE}")
     out = cli("half", "show", str(world["parked"])).out
     assert [line.split()[0] for line in out.splitlines() if line.startswith(("message", "Checks", "What"))] == [
         "message", "Checks", "What",

@@ -16,9 +16,9 @@ from outbox.cli import nouns
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.once import dispatch_once
-from outbox.operator import old_messages
 from outbox.operator.health import stats
 from outbox.operator.look import messages_sql
+from outbox.operator.model import MessageStatus
 from tests.cli.conftest import Cli
 
 ESCAPE = "\x1b[31mred\x1b[0m [bold]x[/bold]"
@@ -84,7 +84,7 @@ def send_all(outbox: Outbox, engine: Engine) -> World:
     with engine.connect() as connection:
         while dispatch_once(connection, outbox.settings):
             pass
-    outbox.recall(recalled, actor="ann", reason="a mistake")
+    outbox.operator.recall(recalled, by="ann", why="a mistake")
     committed = send("payments", {})
     return World(consumed, failed, parked, plain_text, binary, left_out, scheduled, recalled, undecided, rolled_back,
                  committed)  # fmt: skip
@@ -264,8 +264,8 @@ def test_list(cli: Cli, world: World) -> None:
     assert len(status) == 11
 
 
-@pytest.mark.parametrize("status", list(old_messages.MessageStatus))
-def test_list_by_status(cli: Cli, world: World, status: old_messages.MessageStatus) -> None:
+@pytest.mark.parametrize("status", list(MessageStatus))
+def test_list_by_status(cli: Cli, world: World, status: MessageStatus) -> None:
     """Each status finds its messages and no others."""
     found = ids(cli("messages", "list", "--status", status, "-o", "json").json)
     if status == "dispatched":

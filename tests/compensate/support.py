@@ -106,7 +106,7 @@ class Town(Bench):
 
     def order(self, half_id: UUID, **options: Any) -> UUID:
         """Order the compensation of a transfer; return the bulk job."""
-        return self.app.compensate(half_id, actor="ada", reason="no such account", **options)
+        return self.app.operator.compensate(half_id, by="ada", why="no such account", **options).id
 
     def roll_back(self, half_id: UUID, **options: Any) -> str:
         """Order it, and make one pass; return the state of the item."""

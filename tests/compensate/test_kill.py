@@ -132,7 +132,7 @@ def test_killed_while_it_rolls_back(banks: Banks) -> None:
         assert (town.status(half_id), town.status(half_id, banks.third)) == ({"g": "quarantined"}, {"c": "quarantined"})
         assert (town.balance, town.refunds(half_id)) == (before, 1)
         with pytest.raises(NotParked):
-            town.sink.retry("g", half_id, actor="me", reason="test")
+            town.sink.operator.retry(half_id, group="g", by="me", why="test")
         if ended:
             break
     settle(town, banks.at_b)

@@ -117,7 +117,7 @@ def test_what_it_was_before(town: Town, status: str) -> None:
     assert town.inbox() == before
     again = town.declare()
     if status == "parked":
-        town.sink.retry("g", half_id, actor="me", reason="test")
+        town.sink.operator.retry(half_id, group="g", by="me", why="test")
     assert town.retry(again, due=False).done == 1
     assert town.effects(half_id) == 1
 

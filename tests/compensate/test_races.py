@@ -17,7 +17,8 @@ from outbox import Message
 from outbox.compensate import sql as compensate_sql
 from outbox.compensate.perform import Book, Performance
 from outbox.consumer.consumer import Consumer
-from outbox.errors import CompensationRefused
+from outbox.dispatch.once import newest_sends, resend
+from outbox.errors import ActRefused, CompensationRefused
 from outbox.message.model import Counts
 from tests.compensate.support import Town, give_back, record
 from tests.conftest import wait_until
@@ -247,11 +248,12 @@ def test_resend_waits_for_the_compensation(town: Town) -> None:
     town.order(half_id)
     with elsewhere(town.work) as working:
         compensation.begun.wait(60)
-        with elsewhere(lambda: town.app.resend([half_id], actor="me", reason="test")) as resending:
+        with elsewhere(lambda: town.app.operator.resend(half_id, by="me", why="test")) as resending:
             wait_until(lambda: town.waiting(town.producer), "the resend waits")
             compensation.go_on.set()
             assert working.result(60).done == 1
-            assert resending.result(60) == 0
+            with pytest.raises(ActRefused, match="its local transaction was compensated"):
+                resending.result(60)
     assert town.rows_at_a("SELECT count(*) FROM outbox.message") == [1]
 
 
@@ -278,7 +280,9 @@ class _Resender:
         self._town, self._half_id = town, half_id
 
     def run(self, act: Callable[..., Counts]) -> Counts:
-        assert self._town.app.resend([self._half_id], actor="me", reason="test") == 1
+        settings = self._town.app.settings
+        with self._town.producer.begin() as connection:
+            resend(connection, settings, newest_sends(connection, settings, [self._half_id]), actor="me", reason="test")
         with self._town.producer.connect() as connection:
             return act(connection, connection)
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from outbox.errors import NotParked
+from outbox.errors import ActRefused
 from outbox.worker.connections import AsyncRunner, Database
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle
 
@@ -23,10 +23,11 @@ from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, sett
 def see_nothing_happens(town: Town, half_id: UUID) -> None:
     """Whatever an operator or a group does now, the message takes no effect, and no more money comes back."""
     before = town.balance
-    assert town.app.resend([half_id], actor="me", reason="test") == 0
+    with pytest.raises(ActRefused, match="its local transaction was compensated"):
+        town.app.operator.resend(half_id, by="me", why="test")
     for group in town.status(half_id):
-        with pytest.raises(NotParked):
-            town.sink.retry(group, half_id, actor="me", reason="test")
+        with pytest.raises(ActRefused):
+            town.sink.operator.retry(half_id, group=group, by="me", why="test")
         settle(town, town.declare(group=group))
     assert town.effects(half_id) == 0
     town.age()
@@ -98,7 +99,7 @@ def test_recalled_transfer(town: Town) -> None:
     """One that was recalled, and so never sent, can be rolled back as well."""
     town.declare()
     half_id = town.transfer(delay=3600)
-    town.app.recall(half_id, actor="me")
+    town.app.operator.recall(half_id, by="me", why="test")
     assert town.roll_back(half_id) == "done"
     see_nothing_happens(town, half_id)
 
@@ -144,7 +145,8 @@ def test_group_that_has_passed_it_needs_no_quarantine(town: Town) -> None:
     town.declare(group="later", start="now")
     assert town.roll_back(early) == "done"
     assert town.status(early) == {}
-    assert town.app.resend([early], actor="me", reason="test") == 0
+    with pytest.raises(ActRefused, match="its local transaction was compensated"):
+        town.app.operator.resend(early, by="me", why="test")
 
 
 def test_refused_where_it_took_effect(town: Town) -> None:

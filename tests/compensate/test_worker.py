@@ -39,7 +39,7 @@ def test_ordered_group_gets_what_was_set_aside(town: Town) -> None:
     stepped_over = _quarantined_and_passed(town)
     app = Outbox(town.consumer, settings=town.settings)
     app.consumer("t", group="g", ordered=True, source=town.producer)(record)
-    town.sink.retry("g", resumed, actor="me", reason="the account is there now")
+    town.sink.operator.retry(resumed, group="g", by="me", why="the account is there now")
     with Worker(app):
         for half_id in (resumed, stepped_over):
             wait_until(lambda half_id=half_id: town.effects(half_id) == 1, "it is handled")  # type: ignore[misc]

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from outbox.console import AllowAll, create_console_router
 from outbox.errors import InvalidSettings
-from outbox.operator.service import Admin
+from outbox.operator.operator import Operator
 from tests.console.web import Asker, Http, Shop, authorizer, bearer, console_of, token_of
 
 LINK = re.compile(r"""(?:href|src|action)="([^"]*)\"""")
@@ -173,9 +173,9 @@ def test_the_lifespan_of_the_router_closes_its_connections(
 
 
 def test_any_source_will_do(museum: Shop, ask: Asker) -> None:
-    """An Outbox, an engine, a URL, several by name, or an Admin of the application."""
+    """An Outbox, an engine, a URL, several by name, or an Operator of the application."""
     url = museum.engine.url
-    admin = Admin.open({"mine": museum.engine}, museum.outbox.settings)
+    admin = Operator.open({"mine": museum.engine}, museum.outbox.settings)
     named = {"mine": url.render_as_string(hide_password=False)}
     for source, name in ((museum.engine, "console_museum"), (url, "console_museum"), (named, "mine"), (admin, "mine")):
         router = create_console_router(source, authorizer=AllowAll("viewer"), read_only=True)
@@ -185,11 +185,11 @@ def test_any_source_will_do(museum: Shop, ask: Asker) -> None:
 
 
 def test_options_that_can_not_be_are_told_at_once(museum: Shop) -> None:
-    """Two databases of a name, or settings for an Admin that has its own."""
+    """Two databases of a name, or settings for an Operator that has its own."""
     with pytest.raises(InvalidSettings, match="two databases are named"):
         create_console_router({"a": museum.engine}, authorizer=AllowAll(), databases={"a": museum.engine})
-    admin = Admin.open({"a": museum.engine}, museum.outbox.settings)
-    with pytest.raises(InvalidSettings, match="an Admin has its databases"):
+    admin = Operator.open({"a": museum.engine}, museum.outbox.settings)
+    with pytest.raises(InvalidSettings, match="an Operator has its databases"):
         create_console_router(admin, authorizer=AllowAll(), databases={"b": museum.engine})
     with pytest.raises(TypeError, match="authorizer"):
         create_console_router(museum.outbox)  # type: ignore[call-arg]

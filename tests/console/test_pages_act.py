@@ -86,7 +86,7 @@ def test_what_has_changed_meanwhile_is_looked_at_again(visitor: Visitor, shop: S
     """The question knows which state it was asked in; if that has passed, nothing is done."""
     (message,) = shop.parked(4)
     asked = ask(visitor, message, "Discard in billing")
-    shop.outbox.retry(GROUP, message, actor="otto", reason="faster")
+    shop.outbox.operator.retry(message, group=GROUP, by="otto", why="faster")
     page = visitor.send(asked.form("/do/discard"), reason=WHY)
     assert page.status == 412
     assert "has changed since you looked at it" in page.text

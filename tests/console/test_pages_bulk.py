@@ -10,9 +10,9 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox.embedded import ServerLike
 from outbox.testing import bulk
-from tests.admin.health import consume, dispatch, send
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, Http, Shop
+from tests.operator.health import consume, dispatch, send
 
 WHY = "all of these"
 
@@ -88,7 +88,7 @@ def test_what_was_confirmed_is_what_runs(visitor: Visitor, shop: Shop) -> None:
     (first, _) = shop.parked(20, 21, trouble="burnt")
     page = visitor.go("bulk?action=discard&of=inbox&error=burnt")
     assert "Discard 2 of 2?" in page.text
-    shop.outbox.retry(GROUP, first, actor="otto", reason="meanwhile")
+    shop.outbox.operator.retry(first, group=GROUP, by="otto", why="meanwhile")
     refused = visitor.send(page.form("/bulk/start"), reason=WHY)
     assert refused.status == 409
     assert "The selection has changed" in refused.text

@@ -182,7 +182,7 @@ def test_fields_become_filters() -> None:
     """Each with its type; what is empty is no condition."""
     assert message_filter(Fields([("topic", " "), ("key", "")])) == MessageFilter()
     wanted = message_filter(Fields.of_query("status=a&status=b&header=x=y=z&body=order.id=42&since=2026-05-24T13:30"))
-    assert wanted.statuses == ("a", "b")
+    assert wanted.status == ("a", "b")
     assert (wanted.header, wanted.body) == (("x", "y=z"), ("order.id", "42"))
     assert wanted.since == dt.datetime(2026, 5, 24, 13, 30, tzinfo=dt.UTC)
     assert half_filter(Fields.of_query("age=1.5")).min_age == 90

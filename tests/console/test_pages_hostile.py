@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from outbox.embedded import ServerLike
-from outbox.operator.model import Action, Actor, Selector, Target
-from outbox.operator.service import Admin
+from outbox.operator.model import Actor, Selector, Target
+from outbox.operator.operator import Operator
 from outbox.settings import Settings
 from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made
@@ -39,10 +39,10 @@ def message(hostile: Shop) -> UUID:
     first = hostile.order(1, park=True, trouble=SCRIPT, send=options, **{SCRIPT: STEERING})
     second = hostile.order(2, park=True, trouble=STEERING, send={"key": STEERING.replace("\x07", "")})
     hostile.drain()
-    admin = Admin.open({"shop": hostile.engine}, Settings())
+    admin = Operator.open({"shop": hostile.engine}, Settings())
     actor = Actor(SCRIPT, {"via": SCRIPT, "ip": STEERING})
-    admin.act(Action.DISCARD, Target(second, GROUP), actor=actor, reason=SCRIPT)
-    admin.start(Action.RETRY, Selector((Target(first, GROUP),)), actor=actor, reason=STEERING)
+    admin.act("discard", Target(second, GROUP), by=actor, why=SCRIPT)
+    admin.start("retry", Selector((Target(first, GROUP),)), by=actor, why=STEERING)
     return first
 
 

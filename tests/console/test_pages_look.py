@@ -11,9 +11,9 @@ from fastapi import FastAPI
 
 from outbox.console import create_console_router
 from outbox.testing import bulk
-from tests.admin.health import handler, report
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
+from tests.operator.health import handler, report
 
 #: The pages, and what their first heading says.
 PAGES = {

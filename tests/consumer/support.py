@@ -75,7 +75,7 @@ class Bench:
 
     def resend(self, *ids: UUID) -> None:
         """Append messages once more."""
-        self.app.resend(ids, actor="me", reason="test")
+        self.app.operator.resend(ids, by="me", why="test")
 
     def declare(self, handler: Callable[..., Any] = record, **options: Any) -> Consumer:
         """Return a consumer of topic `t`, as its first pass finds it.

@@ -283,7 +283,7 @@ def test_takes_batch(bench: Bench) -> None:
     assert sorted(bench.ledger()) == ["1", "2", "4", "5", "6"]
     assert bench.inbox()[ids[2]].status == "parked"
     assert lists[:4] == [[1, 2, 3, 4], [1], [2], [3]]
-    bench.app.retry("g", ids[2], actor="me", reason="test")
+    bench.app.operator.retry(ids[2], group="g", by="me", why="test")
     assert bench.retry(consumer).parked == 1
     assert lists[-1] == [3]
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park
-from outbox.errors import NotParked
+from outbox.errors import ActRefused, MessageNotFound
 from outbox.settings import RETRY_DELAYS
 from tests.consumer.support import Bench, record
 
@@ -149,25 +149,24 @@ def test_resume(bench: Bench) -> None:
     patient = Patient(1)
     consumer = bench.declare(patient, retry_delays=(1,))
     parked, fine = bench.send(1, 2)
-    with pytest.raises(NotParked, match="never seen it"):
-        bench.sink.retry("g", parked, actor="me", reason="test")
+    with pytest.raises((ActRefused, MessageNotFound)):
+        bench.sink.operator.retry(parked, group="g", by="me", why="test")
     bench.consume(consumer)
-    with pytest.raises(NotParked, match="it is failed"):
-        bench.sink.retry("g", parked, actor="me", reason="test")
+    assert bench.sink.operator.retry(parked, group="g", by="me").endswith("is due now, with the attempts it has left")
     bench.retry(consumer)
-    bench.sink.retry("g", parked, actor="me", reason="fixed it")
+    bench.sink.operator.retry(parked, group="g", by="me", why="fixed it")
     bench.retry(consumer)
     bench.retry(consumer)
     assert bench.inbox()[parked].status == "parked"
     patient.ill.clear()
-    bench.sink.retry("g", parked, actor="me", reason="fixed it")
+    bench.sink.operator.retry(parked, group="g", by="me", why="fixed it")
     assert consumer.retry_once(bench.connection, bench.source).done == 1
     assert bench.ledger() == ["2", "1"]
     for half_id in (parked, fine):
-        with pytest.raises(NotParked, match="it is consumed"):
-            bench.sink.retry("g", half_id, actor="me", reason="test")
-    with pytest.raises(NotParked):
-        bench.sink.retry("nobody", uuid4(), actor="me", reason="test")
+        with pytest.raises(ActRefused, match="it is consumed"):
+            bench.sink.operator.retry(half_id, group="g", by="me", why="test")
+    with pytest.raises(MessageNotFound):
+        bench.sink.operator.retry(uuid4(), group="nobody", by="me", why="test")
     assert (
         bench.rows("SELECT actor, reason, target FROM outbox.audit WHERE action = 'retry'")
         == [("me", "fixed it", f"g/{parked}")] * 2
@@ -247,10 +246,10 @@ def test_resume_in_an_ordered_group(bench: Bench, copies: int) -> None:
     half_id, *_ = bench.send(1, 2, 3)
     bench.consume(consumer)
     assert bench.inbox()[half_id].status == "parked"
-    bench.sink.retry("g", half_id, actor="me", reason="test")
+    bench.sink.operator.retry(half_id, group="g", by="me", why="test")
     assert consumer.retry_once(bench.connection, bench.source).parked == 1
     patient.ill.clear()
-    bench.sink.retry("g", half_id, actor="me", reason="test")
+    bench.sink.operator.retry(half_id, group="g", by="me", why="test")
     for _ in range(copies):
         bench.resend(half_id)
     bench.consume(consumer)

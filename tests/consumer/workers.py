@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once, resend
+from outbox.dispatch.once import dispatch_once, newest_sends, resend
 from outbox.message.model import Counts
 from tests.consumer.support import LEDGER
 
@@ -65,7 +65,8 @@ def passes(consumer: Consumer, connection: Connection, source: Connection, mode:
     if mode == "money" and counts and random.random() < 0.5:  # noqa: S311
         with source.begin():
             sql = "SELECT half_id FROM outbox.message ORDER BY random() LIMIT 3"
-            resend(source, settings, list(source.execute(text(sql)).scalars()), actor="me", reason="test")
+            sends = newest_sends(source, settings, list(source.execute(text(sql)).scalars()))
+            resend(source, settings, sends, actor="me", reason="test")
     counts += consumer.consume_once(connection, source)
     return counts + consumer.retry_once(connection, source)
 

@@ -17,6 +17,9 @@ from outbox.dispatch import sql as dispatch_sql
 from outbox.dispatch.once import dispatch_once
 from outbox.message import codec
 from outbox.message.model import Counts
+from outbox.operator.acts import ACTS
+from outbox.operator.changes import ActRequest, apply
+from outbox.operator.model import Target
 
 #: How many statements wait for a lock that somebody else holds.
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -145,3 +148,10 @@ def next_batch(connection: Connection, settings: Settings, limit: int) -> Statem
         (cursors,) = execute(connection, dispatch_sql.newest_cursor(settings.schema))
     place = dispatch_sql.Placement(settings.schema, settings.queues, limit, notify=True)
     return dispatch_sql.dispatch_batch(place, dispatch_sql.to_cursor(cursors[0]))
+
+
+def act(connection: Connection, settings: Settings, name: str, *ids: UUID) -> int:
+    """Do an operator's act in the caller's transaction; return to how many messages it was done."""
+    request = ActRequest(ACTS[name], "me", "test")
+    outcomes = apply(connection, settings, request, [Target(half_id) for half_id in ids])
+    return sum(outcome.state == "done" for outcome in outcomes)

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once, recall, release_due_once
-from outbox.errors import HalfNotFound, RecallRefused
+from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.errors import ActRefused, MessageNotFound
 from outbox.message.limits import DELAY_LEVELS
-from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
+from tests.dispatch.support import act, assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
 
 DUE = "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '1 s'"
 AHEAD = "SELECT extract(epoch FROM deliver_at - born_at)::float8 FROM outbox.half_message WHERE id = :id"
@@ -21,7 +21,7 @@ AHEAD = "SELECT extract(epoch FROM deliver_at - born_at)::float8 FROM outbox.hal
 
 def take_back(app: Outbox, half_id: Any) -> None:
     """Recall a message."""
-    app.recall(half_id, actor="me", reason="test")
+    app.operator.recall(half_id, by="me", why="test")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_recall_that_rolls_back(app: Outbox, engine: Engine, connection: Conne
     (half_id,) = send(app, 1, delay=3600)
     dispatch_all(connection, settings)
     with engine.connect() as caller, caller.begin() as transaction:
-        recall(caller, settings, half_id, actor="me", reason="test")
+        act(caller, settings, "recall", half_id)
         transaction.rollback()
     run(connection, DUE)
     assert release_due_once(connection, settings).done == 1
@@ -107,7 +107,7 @@ def test_recall_when_due_but_not_out(app: Outbox, connection: Connection, settin
     dispatch_all(connection, settings)
     run(connection, DUE + " WHERE half_id = :id", id=late)
     release_due_once(connection, settings)
-    with pytest.raises(RecallRefused, match="is out already"):
+    with pytest.raises(ActRefused, match="is out already"):
         take_back(app, late)
     run(connection, DUE)
     take_back(app, kept)
@@ -119,19 +119,19 @@ def test_recalls_that_are_refused(app: Outbox, connection: Connection, settings:
     """What can't be recalled is refused by name: twice, at once, undecided, rolled back, unknown, not committed yet."""
     (once,) = send(app, 1, delay=3600)
     take_back(app, once)
-    with pytest.raises(RecallRefused, match="recalled before"):
+    with pytest.raises(ActRefused, match="it was recalled"):
         take_back(app, once)
     (plain,) = send(app, 1)
-    with pytest.raises(RecallRefused, match="sent at once"):
+    with pytest.raises(ActRefused, match="it has no delivery time"):
         take_back(app, plain)
     with connection.begin():
         undecided = app.prepare(connection, "t", 1, delay=3600)
-    with pytest.raises(RecallRefused, match="not decided yet"):
+    with pytest.raises(ActRefused, match="not decided yet"):
         take_back(app, undecided)
     app.rollback(undecided)
-    with pytest.raises(RecallRefused, match="rolled back"):
+    with pytest.raises(ActRefused, match="rolled back"):
         take_back(app, undecided)
-    with pytest.raises(HalfNotFound):
+    with pytest.raises(MessageNotFound):
         take_back(app, uuid4())
     assert scalar(connection, "SELECT count(*) FROM outbox.audit") == 1
     assert dispatch_all(connection, settings).done == 1
@@ -144,7 +144,7 @@ def test_a_recall_of_what_is_not_committed(
     with engine.connect() as writer:
         writer.begin()
         half_id = write_now(app, writer, 1, delay=3600)
-        with pytest.raises(HalfNotFound):
+        with pytest.raises(MessageNotFound):
             take_back(app, half_id)
         writer.commit()
     dispatch_all(connection, settings)
@@ -169,9 +169,11 @@ def test_resend_appends_under_the_same_id(app: Outbox, connection: Connection, s
     dispatch_all(connection, settings)
     (undispatched,) = send(app, 3, key="k0")
     (scheduled,) = send(app, 4, key="k0", delay=3600)
-    assert app.resend([two, one, one, undispatched, scheduled, uuid4()], actor="me", reason="test") == 2
-    assert app.resend([one], actor="me", reason="test") == 1
-    assert app.resend([], actor="me", reason="test") == 0
+    with connection.begin():
+        assert act(connection, settings, "resend", two, one, undispatched, scheduled, uuid4()) == 2
+    assert app.operator.resend(one, by="me", why="test") == f"message {one} is sent again (send 3)"
+    with pytest.raises(ActRefused, match="waits for dispatch"):
+        app.operator.resend([one, undispatched], by="me", why="one of two can't be: none is")
     found = messages(connection)
     assert_dense(found)
     assert [(message.id, message.send_number) for message in found] == [
@@ -195,5 +197,6 @@ def test_resend_of_a_recalled_or_rolled_back_message(app: Outbox, connection: Co
         rolled_back = app.prepare(connection, "t", 1)
     app.rollback(rolled_back)
     dispatch_all(connection, settings)
-    assert app.resend([recalled, rolled_back], actor="me", reason="test") == 0
+    with connection.begin():
+        assert act(connection, settings, "resend", recalled, rolled_back) == 0
     assert messages(connection) == []

@@ -44,7 +44,7 @@ def test_a_key_has_one_queue_for_all_kinds_of_sending(app: Outbox, connection: C
         ids = send(app, "sent", key=f"key {number}")
         send(app, "released", key=f"key {number}", delay=3600)
         dispatch_all(connection, settings)
-        app.resend(ids, actor="me", reason="test")
+        app.operator.resend(ids, by="me", why="test")
     run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
     release_due_once(connection, settings)
     found = messages(connection)

@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Outbox, Settings, embedded
-from outbox.dispatch.once import dispatch_once, recall, release_due_once
+from outbox.dispatch.once import dispatch_once, release_due_once
 from tests.conftest import wait_until
 from tests.dispatch.support import (
     WAITING,
+    act,
     assert_dense,
     by_key,
     dispatch_all,
@@ -86,7 +87,7 @@ def test_restore_into_a_cluster_with_lower_xids(
         (released,) = send(app, "released", key="k2", delay=3600)
         dispatch_all(connection, settings)
         with connection.begin():
-            recall(connection, settings, gone, actor="me", reason="test")
+            act(connection, settings, "recall", gone)
         run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now() WHERE half_id = :id", id=released)
         release_due_once(connection, settings)
         send(app, *range(10, 20), key="k0")

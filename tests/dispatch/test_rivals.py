@@ -10,10 +10,12 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_lock, dispatch_once, recall, release_due_once, resend
+from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
+from outbox.errors import ActRefused
 from tests.conftest import wait_until
 from tests.dispatch.support import (
     WAITING,
+    act,
     assert_dense,
     by_key,
     dispatch_all,
@@ -59,7 +61,7 @@ def test_rivals_leave_no_hole(app: Outbox, engine: Engine, connection: Connectio
                 release_due_once(other, settings, limit=1 + n % 3)
                 if n % 10 == number:
                     with other.begin():
-                        resend(other, settings, ids[n : n + 3], actor="me", reason="test")
+                        act(other, settings, "resend", *ids[n : n + 3])
 
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(race, number) for number in range(4)]:
@@ -132,8 +134,6 @@ def test_a_topic_declared_in_the_middle_of_its_first_batch(
 
 def test_recall_against_release(app: Outbox, engine: Engine, connection: Connection, settings: Settings) -> None:
     """A recall that comes while a release is under way waits for it, and is told that it came too late."""
-    from outbox.errors import RecallRefused
-
     (half_id,) = send(app, "late", delay=3600)
     dispatch_all(connection, settings)
     run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
@@ -145,8 +145,7 @@ def test_recall_against_release(app: Outbox, engine: Engine, connection: Connect
                 return release_due_once(other, settings).done
 
         def take_back() -> None:
-            with engine.begin() as other:
-                recall(other, settings, half_id, actor="me", reason="test")
+            app.operator.recall(half_id, by="me", why="test")
 
         releasing = pool.submit(release)
         wait_until(lambda: scalar(connection, WAITING) == 1, "the release stops at the topic")
@@ -154,7 +153,7 @@ def test_recall_against_release(app: Outbox, engine: Engine, connection: Connect
         wait_until(lambda: scalar(connection, WAITING) == 2, "the recall waits for the release")
         blocker.commit()
         assert releasing.result() == 1
-        with pytest.raises(RecallRefused, match="out already"):
+        with pytest.raises(ActRefused, match="out already"):
             recalling.result()
     assert len(messages(connection)) == 1
 
@@ -165,7 +164,7 @@ def test_release_against_recall(app: Outbox, engine: Engine, connection: Connect
     dispatch_all(connection, settings)
     run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
     with engine.begin() as other:
-        recall(other, settings, half_id, actor="me", reason="test")
+        assert act(other, settings, "recall", half_id)
         assert not release_due_once(connection, settings)
     assert not release_due_once(connection, settings)
     assert messages(connection) == []

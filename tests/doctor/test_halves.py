@@ -106,7 +106,7 @@ def test_half_that_was_reset(engine: Engine, outbox: Outbox) -> None:
     (half_id,) = prepare(outbox, "payments", immunity=0)
     outbox.checker("payments")(unknown)
     check(outbox)
-    outbox.reset_checks(half_id, actor="ann", reason="again")
+    outbox.operator.reset(half_id, by="ann", why="again")
     age(engine, [half_id], due=500)
     assert codes(examine(engine)) == ["check.late"]
 

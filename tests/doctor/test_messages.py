@@ -98,7 +98,7 @@ def test_scheduled(engine: Engine, outbox: Outbox) -> None:
     """A scheduled message whose time is over isn't released; one that is due later, or recalled, is fine."""
     _, later, recalled = send(outbox, 3, delay=3600)
     dispatch_all(engine, outbox)
-    outbox.recall(recalled, actor="ann", reason="a mistake")
+    outbox.operator.recall(recalled, by="ann", why="a mistake")
     assert codes(examine(engine)) == []
     sql(engine, "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '5 minutes' WHERE half_id <> :id",
         id=later)  # fmt: skip

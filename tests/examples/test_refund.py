@@ -37,7 +37,7 @@ def _order_refund(banks: Banks) -> Outbox:
     outbox.compensation(TOPIC, model=TransferOrdered, consumers=[banks.b])(bank_a.refund)
     with banks.a.connect() as a:
         message_id = a.execute(text("SELECT half_id FROM outbox.message")).scalar_one()
-    outbox.compensate(message_id, actor="alice", reason="the account is closed")
+    outbox.operator.compensate(message_id, by="alice", why="the account is closed")
     return outbox
 
 

@@ -627,7 +627,7 @@ def test_decisions_and_checks_are_never_refused(engine: Engine, always_counted: 
         return Resolution.COMMIT if orphan.id == ids[3] else Resolution.UNKNOWN
 
     check(outbox)
-    outbox.resolve(ids[4], Resolution.ROLLBACK, actor="me", reason="test")
+    outbox.operator.rollback(ids[4], by="me", why="test")
     with engine.connect() as connection:
         check_fences(connection, outbox.settings)
     assert [op_of(engine, half_id) for half_id in ids] == [

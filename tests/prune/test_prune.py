@@ -11,8 +11,10 @@ from sqlalchemy import Connection, Engine, text
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
+from outbox.errors import ActRefused, MessageNotFound
 from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.conftest import wait_until
+from tests.dispatch.support import act
 
 OLD = "200 hours"
 
@@ -110,7 +112,7 @@ def test_rolled_back_and_recalled_halves_go(app: Outbox, engine: Engine, setting
         undone = app.prepare(connection, "t", "body")
         recalled = app.send(connection, "t", "body", delay=3600)
     app.rollback(undone)
-    app.recall(recalled, actor="test")
+    app.operator.recall(recalled, by="test", why="test")
     with engine.connect() as connection:
         dispatch(connection, settings)
         age_producer(connection)
@@ -138,10 +140,8 @@ def test_a_resend_and_a_prune_of_one_message_exclude_each_other(
     with engine.connect() as connection, engine.connect() as other:
         dispatch(connection, settings)
         age_producer(connection)
-        from outbox.dispatch.once import resend
-
         with other.begin():
-            assert resend(other, settings, ids[:1], actor="test", reason="race") == 1
+            assert act(other, settings, "resend", ids[0]) == 1
             prune_producer_once(connection, settings)
         with connection.begin():
             orphans = connection.execute(
@@ -161,20 +161,27 @@ def test_a_resend_that_comes_after_the_prune_sends_nothing(app: Outbox, engine: 
     import threading
 
     ids = send(app, 8)
-    done: list[int] = []
+    refused: list[ActRefused | MessageNotFound] = []
     with engine.connect() as connection, engine.connect() as prune:
         dispatch(connection, settings)
         age_producer(connection)
         with prune.begin() as transaction:
             prune.execute(text("SELECT FROM outbox.op_message WHERE half_id = :id FOR UPDATE"), {"id": ids[0]})
-            thread = threading.Thread(target=lambda: done.append(app.resend(ids[:1], actor="test", reason="late")))
+
+            def resend() -> None:
+                try:
+                    app.operator.resend(ids[0], by="test", why="late")
+                except (ActRefused, MessageNotFound) as error:
+                    refused.append(error)
+
+            thread = threading.Thread(target=resend)
             thread.start()
             wait_until(lambda: _waiting(connection), "the resend waits for the row that the prune has locked")
             for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
                 prune.execute(text(f"DELETE FROM outbox.{table} WHERE {column} = :id"), {"id": ids[0]})
             transaction.commit()
         thread.join()
-    assert done == [0]
+    assert len(refused) == 1
 
 
 def _waiting(connection: Connection) -> bool:

@@ -245,7 +245,7 @@ def test_what_the_framework_writes_is_in_sync(town: Town) -> None:
         rolled_back = town.app.prepare(connection, "t", "back", tag="mine")
     town.app.rollback(rolled_back)
     town.dispatch()
-    town.app.recall(recalled, actor="me")
+    town.app.operator.recall(recalled, by="me", why="test")
     town.consume(consumer)
     pair, now = Pair.of("t", "g", tags=["mine"]), Window(grace=0.0)
 

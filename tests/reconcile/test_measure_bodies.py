@@ -34,7 +34,7 @@ def test_bodies_stand_in_for_the_producers_books(books: Books) -> None:
         books.outbox.prepare(connection, PAIR.topic, {"to": {"account": "A"}, "currency": "EUR", "amount": "1"})
     recalled = books.transfer("A", "20.00", delay=86400)
     books.dispatch()
-    books.outbox.recall(recalled, actor="me")
+    books.outbox.operator.recall(recalled, by="me", why="test")
     compensated = books.transfer("A", "30.00")
     books.run(
         books.producer,
@@ -70,7 +70,7 @@ def test_bodies_that_arent_meant_for_the_group_dont_count(books: Books) -> None:
     with books.snapshots() as connections:
         (result,) = measure_all([measure], [Compared(pair, [late])], *connections, Window())
     assert [row(result, "A", "EUR").producer, row(result, "A", "EUR").in_flight] == [3, 2]
-    books.outbox.resend([early], actor="me", reason="the group is to have it after all")
+    books.outbox.operator.resend([early], by="me", why="the group is to have it after all")
     with books.snapshots() as connections:
         (result,) = measure_all([measure], [compared], *connections, Window())
     assert [row(result, "A", "EUR").producer, row(result, "A", "EUR").in_flight] == [3, 3]

@@ -207,7 +207,7 @@ def resume(town: Town, chance: random.Random, ids: list[UUID]) -> None:
     """Resume a parked message."""
     sql = "SELECT message_id FROM outbox.consumer_message WHERE status = 'parked'"
     if (one := one_of(town, chance, sql)) is not None:
-        town.sink.retry("g", one, actor="me", reason="test")
+        town.sink.operator.retry(one, group="g", by="me", why="test")
 
 
 def consume(town: Town, chance: random.Random, ids: list[UUID]) -> None:

@@ -522,7 +522,7 @@ def test_resume_of_what_healed(night: Night) -> None:
     night.run("DELETE FROM ledger")
     findings = night.found()
     for each in (resumed, again):
-        night.sink.retry("g", each, actor="me", reason="test")
+        night.sink.operator.retry(each, group="g", by="me", why="test")
     night.set_status("parked", again)
     night.forget(gone)
     assert night.repair(findings) == {
@@ -555,12 +555,11 @@ def test_undecided_is_checked(night: Night, many: int, parked: bool) -> None:
 
 def test_check_of_what_healed(night: Night) -> None:
     """What was decided meanwhile needs no check; what is due already gets one anyway."""
-    from outbox import Resolution
 
     committed, rolled_back, due, pruned = ids = prepared(night, 4)
     findings = night.found()
-    night.app.resolve(committed, Resolution.COMMIT, actor="me", reason="test")
-    night.app.resolve(rolled_back, Resolution.ROLLBACK, actor="me", reason="test")
+    night.app.operator.commit(committed, by="me", why="test")
+    night.app.operator.rollback(rolled_back, by="me", why="test")
     night.run_at_producer("UPDATE outbox.half_check SET next_check_at = now() WHERE half_id = :id", id=due)
     for table, column in (("half_check", "half_id"), ("half_message", "id")):
         night.run_at_producer(f"DELETE FROM outbox.{table} WHERE {column} = :id", id=pruned)

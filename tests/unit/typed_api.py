@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import INJECTED, Decision, Message, Outbox, Outgoing, Park, Retry, Settings, Skip
+from outbox.operator.model import BulkJob
 
 
 def make(
@@ -128,9 +129,9 @@ def compensate(outbox: Outbox, engine: Engine, async_engine: AsyncEngine) -> Non
     async def give_back_later(message: Message, session: AsyncSession) -> None: ...
 
     assert_type(give_back(Message.__new__(Message), Session()), dict[str, int])
-    assert_type(outbox.compensate(UUID(int=1), actor="ada", reason="no such account"), UUID)
-    outbox.compensate(UUID(int=1), actor="ada", reason="x", acknowledge_delivered=True)
-    outbox.compensate(UUID(int=1))  # type: ignore[call-arg]
+    assert_type(outbox.operator.compensate(UUID(int=1), by="ada", why="no such account"), BulkJob)
+    outbox.operator.compensate(UUID(int=1), by="ada", why="x", acknowledge_delivered=True)
+    outbox.operator.compensate(UUID(int=1))  # type: ignore[call-arg]
     outbox.compensation("v", consumers=[1])  # type: ignore[list-item]
     del give_back_later
 

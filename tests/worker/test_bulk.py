@@ -17,13 +17,12 @@ from outbox import Message, Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidHandler, SchemaMissing
-from outbox.operator.model import Action
 from outbox.testing import bulk
 from outbox.worker import Worker
-from tests.admin.acting import Desk
-from tests.admin.test_bulk_jobs_order import PARKED
-from tests.admin.test_bulk_jobs_run import acted_once, retry
 from tests.conftest import wait_until
+from tests.operator.acting import Desk
+from tests.operator.test_bulk_jobs_order import PARKED
+from tests.operator.test_bulk_jobs_run import acted_once, retry
 
 FEW = Settings(listen=False)
 
@@ -44,7 +43,7 @@ def test_a_worker_carries_out_what_was_ordered(desk: Desk) -> None:
     before = retry(desk, 300)
     with Worker(desk.outbox) as worker:
         wait_until(lambda: done(desk, before), "what was ordered before is done")
-        sent = desk.start(Action.RESEND, [desk.half("dispatched") for _ in range(2)])
+        sent = desk.start("resend", [desk.half("dispatched") for _ in range(2)])
         wait_until(lambda: done(desk, sent), "what was ordered since is done")
         assert worker.health()["bulk"].failures == 0
         assert "compensate" not in worker.health()
@@ -86,7 +85,7 @@ def test_a_worker_on_a_database_of_one_side(server: ServerLike) -> None:
             Worker(Outbox(engine, settings=FEW), roles=["bulk"]).start()
         migration.upgrade(engine, [part])
         desk = Desk.over(bank=engine)
-        act = Action.RETRY if part == "consumer" else Action.CHECK
+        act = "retry" if part == "consumer" else "check"
         target = (desk.inbox("parked")[0], "bank-b") if part == "consumer" else desk.half("undecided")
         row = desk.start(act, [target])
         with Worker(desk.outbox, roles=["bulk"]):
@@ -106,7 +105,7 @@ def test_a_worker_rolls_back_what_it_has_the_compensation_for(desk: Desk) -> Non
     desk.run("CREATE TABLE undone (id uuid PRIMARY KEY)")
     desk.outbox.compensation("transfers")(_undo)
     half_id, other = desk.half("dispatched"), desk.half("dispatched", topic="other")
-    waiting, row = desk.start(Action.COMPENSATE, other), desk.start(Action.COMPENSATE, half_id)
+    waiting, row = desk.start("compensate", other), desk.start("compensate", half_id)
     with Worker(desk.outbox) as worker:
         wait_until(lambda: done(desk, row), "it is rolled back")
         later = retry(desk, 1)
@@ -121,7 +120,7 @@ def test_in_a_test_of_a_service(desk: Desk) -> None:
     desk.run("CREATE TABLE undone (id uuid PRIMARY KEY)")
     desk.outbox.compensation("transfers")(_undo)
     half_id = desk.half("dispatched")
-    rolled_back, retried = desk.start(Action.COMPENSATE, half_id), retry(desk, 150, rate=0.001)
+    rolled_back, retried = desk.start("compensate", half_id), retry(desk, 150, rate=0.001)
     counts = bulk(desk.outbox)
     assert (counts.taken, counts.done, counts.more) == (151, 151, False)
     assert desk.bulk_job(rolled_back).state == desk.bulk_job(retried).state == "done"
@@ -136,6 +135,6 @@ def test_in_a_test_of_an_async_service(desk: Desk) -> None:
         raise AssertionError
 
     desk.inbox("parked")
-    desk.start(Action.RETRY, PARKED)
+    desk.start("retry", PARKED)
     with pytest.raises(InvalidHandler, match="the async compensation of 'transfers'; run a Worker"):
         bulk(desk.outbox)

@@ -15,6 +15,7 @@ from pydantic import Field
 from outbox.console.api.answers import Acted, problems
 from outbox.console.api.fields import (
     PREFIX,
+    ActName,
     Halves,
     IfMatch,
     Inbox,
@@ -28,7 +29,8 @@ from outbox.console.api.fields import (
 )
 from outbox.console.context import Context, RequestContext, requires
 from outbox.errors import InvalidRequest
-from outbox.operator.model import MAX_IDS, Action, Selector, Target
+from outbox.operator.acts import ACTS
+from outbox.operator.model import MAX_IDS, Selector, Target
 
 Group = Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")]
 
@@ -137,7 +139,7 @@ class Options(Strict):
 class BulkJobPreview(Strict):
     """What a bulk job would do."""
 
-    action: Action
+    action: ActName
     selector: Selected
     database: Text | None = None
     options: Options = Options()
@@ -151,21 +153,7 @@ class Order(BulkJobPreview):
     rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
 
-_SUMMARIES = {
-    Action.RESEND: "Send a dispatched message once more, with the same id",
-    Action.RECALL: "Take a scheduled message back",
-    Action.CHECK: "Have an undecided half checked now",
-    Action.RESET: "Give a parked half all of its checks again",
-    Action.COMMIT: "Decide an undecided half: commit",
-    Action.ROLLBACK: "Decide an undecided half: roll back",
-    Action.RETRY: "Handle a parked or failed message again, now",
-    Action.PARK: "Set a failed message aside",
-    Action.DISCARD: "Put a parked message away; it can be restored until it is pruned",
-    Action.RESTORE: "Take a discarded message back among the parked ones",
-}
-
-
-def _act(action: Action) -> Callable[..., Acted]:
+def _act(action: str) -> Callable[..., Acted]:
     def act(context: Context, message_id: UUID, body: Act, response: Response, if_match: IfMatch = None) -> Acted:
         return _do(context, action, Target(message_id), body, response, if_match)
 
@@ -174,18 +162,18 @@ def _act(action: Action) -> Callable[..., Acted]:
     ) -> Acted:
         return _do(context, action, Target(message_id, group), body, response, if_match)
 
-    return act_in_group if action.part == "consumer" else act
+    return act_in_group if ACTS[action].part == "consumer" else act
 
 
 def _do(
-    context: RequestContext, action: Action, target: Target, body: Act, response: Response, if_match: str | None
+    context: RequestContext, action: str, target: Target, body: Act, response: Response, if_match: str | None
 ) -> Acted:
     """Do one thing to one message, and return what came of it with the message as it is now."""
     outcome = context.admin.act(
         action,
         target,
-        actor=context.actor,
-        reason=body.reason,
+        by=context.actor,
+        why=body.reason,
         options=body.options(),
         version=expected_version(if_match),
         database=body.database,
@@ -195,15 +183,16 @@ def _do(
     return Acted(outcome, view)
 
 
-for _action, _summary in _SUMMARIES.items():
-    _of_group = _action.part == "consumer"
-    router.add_api_route(
-        f"/inbox/{{group}}/{{message_id}}/{_action}" if _of_group else f"/messages/{{message_id}}/{_action}",
-        _act(_action),
-        methods=["POST"],
-        name=f"{_action}_message",
-        summary=_summary,
-        dependencies=[requires(_action)],
-        responses=problems(404, 409, 412, 415),
-        tags=["inbox" if _of_group else "acts"],
-    )
+for _name, _row in ACTS.items():
+    if not _row.as_job:
+        router.add_api_route(
+            f"/inbox/{{group}}/{{message_id}}/{_name}" if _row.noun == "inbox" else f"/messages/{{message_id}}/{_name}",
+            _act(_name),
+            methods=["POST"],
+            name=f"{_name}_message",
+            summary=_row.summary,
+            description=_row.details,
+            dependencies=[requires(_name)],
+            responses=problems(404, 409, 412, 415),
+            tags=["inbox" if _row.noun == "inbox" else "acts"],
+        )

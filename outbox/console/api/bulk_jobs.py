@@ -13,7 +13,7 @@ from outbox.console.api.fields import PREFIX, IdempotencyKey, IfMatch, expected_
 from outbox.console.context import Context, requires
 from outbox.console.permissions import Permission
 from outbox.errors import VersionMismatch
-from outbox.operator.model import Action, BulkItem, BulkJob, Page, Preview, Selector, Target
+from outbox.operator.model import BulkItem, BulkJob, BulkJobFilter, Page, Preview, Selector, Target
 
 router = APIRouter(prefix=PREFIX, responses=problems(), tags=["bulk-jobs"])
 
@@ -36,8 +36,8 @@ def start(context: Context, body: acts.Order, response: Response, idempotency_ke
     ordered = context.admin.start(
         body.action,
         body.selector.selector(),
-        actor=context.actor,
-        reason=body.reason,
+        by=context.actor,
+        why=body.reason,
         token=body.token,
         database=body.database,
         options=body.options.chosen(),
@@ -48,17 +48,17 @@ def start(context: Context, body: acts.Order, response: Response, idempotency_ke
 
 
 @router.post(
-    "/messages/{message_id}/compensate/preview", dependencies=[requires(Action.COMPENSATE)], responses=_ORDER_ERRORS
+    "/messages/{message_id}/compensate/preview", dependencies=[requires("compensate")], responses=_ORDER_ERRORS
 )
 def preview_compensation(context: Context, message_id: UUID, body: acts.CompensationPreview) -> Preview:
     """Return what a compensation of the local transaction would do; writes nothing."""
-    return context.admin.preview(Action.COMPENSATE, _one(message_id), database=body.database, options=body.options())
+    return context.admin.preview("compensate", _one(message_id), database=body.database, options=body.options())
 
 
 @router.post(
     "/messages/{message_id}/compensate",
     status_code=202,
-    dependencies=[requires(Action.COMPENSATE)],
+    dependencies=[requires("compensate")],
     responses=_ORDER_ERRORS | problems(412),
 )
 def compensate(
@@ -74,10 +74,10 @@ def compensate(
     if expected is not None and context.admin.message(message_id).version != expected:
         raise VersionMismatch(f"message {message_id} has changed since you saw it; look at it again")
     ordered = context.admin.start(
-        Action.COMPENSATE,
+        "compensate",
         _one(message_id),
-        actor=context.actor,
-        reason=body.reason,
+        by=context.actor,
+        why=body.reason,
         token=body.token,
         database=body.database,
         options=body.options(),
@@ -86,28 +86,26 @@ def compensate(
     return _located(context, response, ordered)
 
 
-@router.post("/messages/reSend", status_code=202, dependencies=[requires(Action.RESEND)], responses=_ORDER_ERRORS)
+@router.post("/messages/reSend", status_code=202, dependencies=[requires("resend")], responses=_ORDER_ERRORS)
 def resend_by_ids(
     context: Context, body: acts.Ids, response: Response, idempotency_key: IdempotencyKey = None
 ) -> BulkJob:
     """Order a resend of the messages of these ids: the short way for `POST /bulk_jobs`, without a preview."""
-    return _by_ids(context, Action.RESEND, body, response, idempotency_key)
+    return _by_ids(context, "resend", body, response, idempotency_key)
 
 
-@router.post(
-    "/messages/compensate", status_code=202, dependencies=[requires(Action.COMPENSATE)], responses=_ORDER_ERRORS
-)
+@router.post("/messages/compensate", status_code=202, dependencies=[requires("compensate")], responses=_ORDER_ERRORS)
 def compensate_by_ids(
     context: Context, body: acts.Ids, response: Response, idempotency_key: IdempotencyKey = None
 ) -> BulkJob:
     """Order a compensation of the messages of these ids: the short way for `POST /bulk_jobs`, without a preview."""
-    return _by_ids(context, Action.COMPENSATE, body, response, idempotency_key)
+    return _by_ids(context, "compensate", body, response, idempotency_key)
 
 
 @router.get("/bulk-jobs")
 def bulk_jobs(context: Context, query: Annotated[fields.BulkJobs, Query()]) -> Page[BulkJob]:
     """Return bulk jobs, the newest first."""
-    return context.admin.bulk_jobs(query.page(), state=query.state, database=query.database)
+    return context.admin.bulk_jobs(BulkJobFilter(query.database, query.state), query.page())
 
 
 @router.get("/bulk-jobs/{bulk_job_id}", responses=problems(404))
@@ -129,17 +127,15 @@ def items(context: Context, bulk_job_id: UUID, query: Annotated[fields.Items, Qu
 )
 def cancel(context: Context, bulk_job_id: UUID, body: acts.Why) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""
-    return context.admin.cancel(bulk_job_id, actor=context.actor, reason=body.reason)
+    return context.admin.cancel(bulk_job_id, by=context.actor, why=body.reason)
 
 
-def _by_ids(
-    context: Context, action: Action, body: acts.Ids, response: Response, idempotency_key: str | None
-) -> BulkJob:
+def _by_ids(context: Context, action: str, body: acts.Ids, response: Response, idempotency_key: str | None) -> BulkJob:
     ordered = context.admin.start(
         action,
         body.selector(),
-        actor=context.actor,
-        reason=body.reason,
+        by=context.actor,
+        why=body.reason,
         database=body.database,
         rate=body.rate,
         idempotency_key=order_key(context.principal, idempotency_key),

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import Header
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from outbox.console.permissions import Principal
 from outbox.errors import InvalidRequest
+from outbox.message.model import Status
+from outbox.operator.acts import ACTS, act_named
 from outbox.operator.model import (
     MAX_PAGE,
     AuditFilter,
+    BulkItemState,
+    BulkJobState,
     HalfFilter,
+    HalfStatus,
     InboxFilter,
     MessageFilter,
+    MessageStatus,
     PageRequest,
     ScheduledFilter,
 )
-from outbox.operator.old_halves import HalfStatus
-from outbox.operator.old_messages import MessageStatus
 
 PREFIX = "/api/v1"
 
@@ -35,8 +39,15 @@ Reason = Annotated[str, StringConstraints(max_length=2000, pattern=r"^[^\x00]*$"
 #: ``name=value``; what must be equal.
 Pair = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00=]+=[^\x00]*$")]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-InboxStatus = Literal["consumed", "failed", "parked", "quarantined"]
 Token = Annotated[str, StringConstraints(max_length=4000)]
+
+
+#: The name of an act.
+ActName = Annotated[
+    str,
+    AfterValidator(lambda name: act_named(name).name),
+    WithJsonSchema({"type": "string", "enum": list(ACTS)}),
+]
 
 
 class Strict(BaseModel):
@@ -74,7 +85,7 @@ class Messages(Strict):
         """Return the filter as the service layer takes it."""
         return MessageFilter(
             database=self.database,
-            statuses=tuple(map(str, self.status)),
+            status=tuple(self.status),
             topic=self.topic,
             key=self.key,
             tag=self.tag,
@@ -100,7 +111,7 @@ class Inbox(Strict):
     """Which rows of the inboxes; ``fingerprint`` is that of a group of dead letters, ``error`` is part of the error."""
 
     database: Text | None = None
-    status: list[InboxStatus] = []
+    status: list[Status] = []
     group: Text | None = None
     topic: Text | None = None
     message_id: UUID | None = None
@@ -113,9 +124,7 @@ class Inbox(Strict):
 
     def filter(self) -> InboxFilter:
         """Return the filter as the service layer takes it."""
-        return InboxFilter(
-            statuses=tuple(self.status), **self.model_dump(exclude={"status", "page_size", "page_token"})
-        )
+        return InboxFilter(status=tuple(self.status), **self.model_dump(exclude={"status", "page_size", "page_token"}))
 
 
 class InboxPaged(Inbox, Paged):
@@ -136,7 +145,7 @@ class Dead(Strict):
 
     def filter(self) -> InboxFilter:
         """Return the filter as the service layer takes it."""
-        return InboxFilter(statuses=("parked",), **self.model_dump(exclude={"page_size", "page_token"}))
+        return InboxFilter(status=(Status.PARKED,), **self.model_dump(exclude={"page_size", "page_token"}))
 
 
 class DeadPaged(Dead, Paged):
@@ -162,7 +171,7 @@ class Halves(Strict):
 
     def filter(self) -> HalfFilter:
         """Return the filter as the service layer takes it."""
-        return HalfFilter(self.database, self.topic, None if self.status is None else str(self.status), self.min_age)
+        return HalfFilter(self.database, self.topic, self.status, self.min_age)
 
 
 class HalvesPaged(Halves, Paged):
@@ -210,13 +219,13 @@ class BulkJobs(Paged):
     """Which bulk jobs, and which page of them."""
 
     database: Text | None = None
-    state: Literal["waiting", "running", "done", "partly", "cancelled"] | None = None
+    state: BulkJobState | None = None
 
 
 class Items(Paged):
     """Which items of a bulk job, and which page of them."""
 
-    state: Literal["pending", "done", "skipped", "failed", "cancelled"] | None = None
+    state: BulkItemState | None = None
 
 
 def _pair(text: str | None) -> tuple[str, str] | None:

@@ -13,21 +13,10 @@ from outbox.console.api.answers import Database, Meta, problems
 from outbox.console.api.fields import PREFIX, IfNoneMatch, etag, is_known
 from outbox.console.auth import only_reads
 from outbox.console.context import Context
-from outbox.operator.model import (
-    AuditRow,
-    DeadGroup,
-    HalfRow,
-    HandlerRow,
-    InboxRow,
-    MessageRow,
-    MessageView,
-    Overview,
-    Page,
-    ScheduledRow,
-    System,
-    TopicLag,
-    WorkerRow,
-)
+from outbox.operator.health.overview import Overview, TopicLag
+from outbox.operator.health.system import System
+from outbox.operator.health.workers import HandlerRow, WorkerRow
+from outbox.operator.model import AuditRow, DeadGroup, HalfRow, InboxRow, MessageRow, MessageView, Page, ScheduledRow
 
 Window = Literal["1h", "6h", "24h", "7d"]
 

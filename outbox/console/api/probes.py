@@ -16,7 +16,7 @@ from outbox.console.problems import Problem, log
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
 from outbox.errors import pip_install
-from outbox.operator.model import Overview
+from outbox.operator.health.overview import Overview
 
 try:
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -55,7 +55,7 @@ class Readiness:
     def _ask(self) -> bool:
         try:
             for database in self._console.source().databases.values():
-                with database.looking(1.0) as connection:
+                with database.reading(1.0) as connection:
                     execute(connection, NOW)
         except Exception as error:
             log(logging.WARNING, "console.not_ready", reason=str(error))

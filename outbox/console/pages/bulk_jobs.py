@@ -18,10 +18,10 @@ from outbox.console.pages import fields
 from outbox.console.pages.fields import Fields
 from outbox.console.pages.lists import listing
 from outbox.console.pages.view import PageView, View
-from outbox.console.pages.words import ACTS
 from outbox.console.permissions import Permission
 from outbox.errors import InvalidRequest
-from outbox.operator.model import Action, BulkJob, Page, PageRequest, Selector, Target
+from outbox.operator.acts import ACTS
+from outbox.operator.model import BulkJob, Page, PageRequest, Selector, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class BulkRequest:
     ``targets`` are as the checkboxes name them: id, group and database, with ``/`` between them.
     """
 
-    action: Action
+    action: str
     of: str
     filter: str
     targets: tuple[str, ...]
@@ -45,14 +45,14 @@ class BulkRequest:
             InvalidRequest: no such action or list, or nothing was selected.
         """
         action, of = form.text("action") or "", form.text("of") or ""
-        if action not in set(Action):
-            raise InvalidRequest(f"action {action!r} must be one of: {', '.join(Action)}", "action")
+        if action not in ACTS:
+            raise InvalidRequest(f"action {action!r} must be one of: {', '.join(ACTS)}", "action")
         if of not in {"messages", "inbox", "halves"}:
             raise InvalidRequest(f"of {of!r} must be messages, inbox or halves", "of")
         targets = () if form.text("all") else form.texts("target")
         if not targets and not form.text("all"):
             raise InvalidRequest("no row is selected; select some, or all that the filter fits", "target")
-        return cls(Action(action), of, _filter(form), targets, form.text("in"))
+        return cls(action, of, _filter(form), targets, form.text("in"))
 
     @property
     def selector(self) -> Selector:
@@ -108,7 +108,7 @@ async def start(view: View) -> Response:
     form = _form(await view.request.form())
     request = BulkRequest.read(form)
     view.context.demand(request.action)
-    compensating = request.action is Action.COMPENSATE
+    compensating = request.action == "compensate"
     if compensating and form.text("typed") != form.text("count"):
         raise InvalidRequest("to go on, type the number of messages as it stands there", "typed")
 
@@ -116,8 +116,8 @@ async def start(view: View) -> Response:
         return view.admin.start(
             request.action,
             request.selector,
-            actor=view.context.actor,
-            reason=form.text("reason") or "",
+            by=view.context.actor,
+            why=form.text("reason") or "",
             token=form.text("token"),
             database=request.database,
             options={"acknowledge_delivered": True} if compensating and form.text("acknowledged") else {},
@@ -137,7 +137,7 @@ def bulk_jobs(view: View) -> Response:
     """Show the bulk jobs."""
 
     def fetch(query: Fields, page: PageRequest) -> Page[BulkJob]:
-        return view.admin.bulk_jobs(page, state=query.text("state"), database=query.text("database"))
+        return view.admin.bulk_jobs(fields.bulk_job_filter(query), page)
 
     found = listing(view, "bulk-jobs", {"state": "state", "database": "database"}, fetch)
     return view.page("bulk_jobs.html", found.status, list=found, states=STATES)
@@ -166,7 +166,7 @@ def confirm_cancel(view: View, bulk_job_id: UUID) -> Response:
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(Permission.CANCEL)])
 def cancel(view: View, bulk_job_id: UUID, reason: Annotated[str, Form(max_length=1000)] = "") -> Response:
     """Cancel what is left of a bulk job."""
-    view.admin.cancel(bulk_job_id, actor=view.context.actor, reason=reason)
+    view.admin.cancel(bulk_job_id, by=view.context.actor, why=reason)
     return view.done("cancel", "bulk-jobs", bulk_job_id)
 
 
@@ -182,7 +182,7 @@ def _preview(view: PageView, order: BulkRequest) -> Response:
     except InvalidRequest as error:
         if error.field != "database" or order.database is not None:
             raise
-        having = admin.databases.having(order.action.part)
+        having = admin.databases.having(ACTS[order.action].part)
         return _choose(view, order, {database.name: [] for database in having})
     return view.page("bulk.html", order=order, preview=preview, act=ACTS[order.action], key=uuid4().hex)
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 from collections.abc import Sequence
 from types import MappingProxyType
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
 from starlette.datastructures import ImmutableMultiDict
 
 from outbox.errors import InvalidRequest
-from outbox.operator.model import AuditFilter, HalfFilter, InboxFilter, MessageFilter, ScheduledFilter
+from outbox.operator.model import (
+    AuditFilter,
+    BulkJobFilter,
+    BulkJobState,
+    HalfFilter,
+    HalfStatus,
+    InboxFilter,
+    MessageFilter,
+    ScheduledFilter,
+)
+
+E = TypeVar("E", bound=enum.StrEnum)
 
 #: Spans that can be picked instead of a moment.
 PERIODS = MappingProxyType(
@@ -148,7 +161,7 @@ def message_filter(fields: Fields) -> MessageFilter:
     """Return which messages are wanted."""
     return MessageFilter(
         database=fields.text("database"),
-        statuses=fields.texts("status"),
+        status=fields.texts("status"),  # type: ignore[arg-type]
         topic=fields.text("topic"),
         key=fields.text("key"),
         tag=fields.text("tag"),
@@ -164,7 +177,7 @@ def inbox_filter(fields: Fields) -> InboxFilter:
     """Return which inbox rows are wanted."""
     return InboxFilter(
         database=fields.text("database"),
-        statuses=fields.texts("status"),
+        status=fields.texts("status"),  # type: ignore[arg-type]
         group=fields.text("group"),
         topic=fields.text("topic"),
         message_id=fields.uuid("message"),
@@ -183,7 +196,7 @@ def half_filter(fields: Fields) -> HalfFilter:
     return HalfFilter(
         database=fields.text("database"),
         topic=fields.text("topic"),
-        status=fields.text("status"),
+        status=_word(fields, "status", HalfStatus),
         min_age=None if minutes is None else minutes * 60,
     )
 
@@ -205,3 +218,16 @@ def audit_filter(fields: Fields) -> AuditFilter:
         since=fields.since(),
         until=fields.moment("until"),
     )
+
+
+def bulk_job_filter(fields: Fields) -> BulkJobFilter:
+    """Return which bulk jobs."""
+    return BulkJobFilter(database=fields.text("database"), state=_word(fields, "state", BulkJobState))
+
+
+def _word(fields: Fields, name: str, words: type[E]) -> E | None:
+    text = fields.text(name)
+    try:
+        return None if text is None else words(text)
+    except ValueError:
+        raise InvalidRequest(f"{name} {text!r} must be one of: {', '.join(words)}", name) from None

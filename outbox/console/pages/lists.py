@@ -16,9 +16,8 @@ from outbox.console.pages import fields
 from outbox.console.pages.fields import PERIODS, Fields, fixed
 from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, InvalidRequest, UnknownDatabase
-from outbox.operator.model import MAX_PAGE, Action, Page, PageRequest
-from outbox.operator.old_halves import HalfStatus
-from outbox.operator.old_messages import MessageStatus
+from outbox.operator.acts import AUDITED
+from outbox.operator.model import MAX_PAGE, HalfStatus, MessageStatus, Page, PageRequest
 
 T = TypeVar("T")
 
@@ -221,7 +220,7 @@ def handlers(view: View) -> Response:
 def audit(view: View) -> Response:
     """Show what operators did."""
     found = listing(view, "audit", _AUDIT, lambda f, page: view.admin.audit(fields.audit_filter(f), page))
-    return view.page("audit.html", found.status, list=found, actions=list(Action), spans=PERIODS)
+    return view.page("audit.html", found.status, list=found, actions=list(AUDITED), spans=PERIODS)
 
 
 @router.get("/system")

@@ -9,12 +9,14 @@ from uuid import UUID, uuid4
 from fastapi import APIRouter, Form, Response
 from pydantic import BaseModel, StringConstraints
 
+from outbox.console.api.fields import ActName
 from outbox.console.context import requires
 from outbox.console.pages.view import PageView, View
-from outbox.console.pages.words import ACTS
 from outbox.console.permissions import Permission
 from outbox.errors import VersionMismatch
-from outbox.operator.model import Action, Actor, HandlerRow, MessageView, Selector, Target
+from outbox.operator.acts import ACTS
+from outbox.operator.health.workers import HandlerRow
+from outbox.operator.model import Actor, MessageView, Selector, Target
 
 router = APIRouter(include_in_schema=False)
 
@@ -38,7 +40,7 @@ class ActForm(BaseModel):
 class ActRequest:
     """An action, and in an inbox for which group of which database."""
 
-    action: Action
+    action: str
     group: str | None = None
     database: str | None = None
 
@@ -58,7 +60,7 @@ def reveal(view: View, message_id: UUID) -> Response:
 
 @router.get("/messages/{message_id}/do/{action}")
 def confirm(
-    view: View, message_id: UUID, action: Action, group: str | None = None, database: str | None = None
+    view: View, message_id: UUID, action: ActName, group: str | None = None, database: str | None = None
 ) -> Response:
     """Show what an act would do, with the form that does it."""
     view.context.demand(action)
@@ -66,17 +68,17 @@ def confirm(
 
 
 @router.post("/messages/{message_id}/do/{action}")
-def act(view: View, message_id: UUID, action: Action, form: Annotated[ActForm, Form()]) -> Response:
+def act(view: View, message_id: UUID, action: ActName, form: Annotated[ActForm, Form()]) -> Response:
     """Do it."""
     view.context.demand(action)
     request = ActRequest(action, form.group or None, form.database or None)
-    if action is Action.COMPENSATE:
+    if action == "compensate":
         return _compensate(view, message_id, request, form)
     view.admin.act(
         action,
         Target(message_id, request.group),
-        actor=view.context.actor,
-        reason=form.reason,
+        by=view.context.actor,
+        why=form.reason,
         options={"force": True} if form.force else {},
         version=form.version or None,
         database=request.database,
@@ -89,26 +91,24 @@ def _message_page(view: PageView, message_id: UUID, reveal: Actor | None = None)
     return view.page("message.html", view=found, acts=possible(found), revealed=reveal is not None)
 
 
-def possible(message: MessageView) -> list[tuple[Action, str | None, str | None]]:
+def possible(message: MessageView) -> list[tuple[str, str | None, str | None]]:
     """Return what can be done now: the action, and for those in an inbox the group and its database."""
-    acts: list[tuple[Action, str | None, str | None]] = []
+    acts: list[tuple[str, str | None, str | None]] = []
     for name, groups in message.actions.items():
-        if name not in set(Action):
+        if name not in ACTS:
             continue
         if not groups:
-            acts.append((Action(name), None, None))
+            acts.append((name, None, None))
         for group in groups:
-            acts += [(Action(name), group, row.database) for row in message.inbox if row.group == group]
+            acts += [(name, group, row.database) for row in message.inbox if row.group == group]
     if against_fence(message):
-        acts.append((Action.COMMIT, None, None))
+        acts.append(("commit", None, None))
     return acts
 
 
 def against_fence(message: MessageView) -> bool:
     """Tell whether the half could be committed against its fence, by an operator who confirms it."""
-    return (
-        bool(message.check and message.check["fenced"]) and message.op is None and Action.COMMIT not in message.actions
-    )
+    return bool(message.check and message.check["fenced"]) and message.op is None and "commit" not in message.actions
 
 
 def _compensate(view: PageView, message_id: UUID, request: ActRequest, form: ActForm) -> Response:
@@ -120,10 +120,10 @@ def _compensate(view: PageView, message_id: UUID, request: ActRequest, form: Act
         fault = f"Nothing was done: to go on, type {expected!r}."
         return _ask(view, shown, request, fault=fault, reason=form.reason)
     job = view.admin.start(
-        Action.COMPENSATE,
+        "compensate",
         Selector(targets=(Target(message_id),)),
-        actor=view.context.actor,
-        reason=form.reason,
+        by=view.context.actor,
+        why=form.reason,
         database=shown.database,
         options={"acknowledge_delivered": True} if form.acknowledged else {},
         idempotency_key=form.key or None,
@@ -140,7 +140,7 @@ def to_type(shown: MessageView) -> str:
 def _ask(
     view: PageView, shown: MessageView, request: ActRequest, fault: str | None = None, reason: str = ""
 ) -> Response:
-    compensating = request.action is Action.COMPENSATE
+    compensating = request.action == "compensate"
     return view.page(
         "ask.html",
         422 if fault else 200,
@@ -148,7 +148,7 @@ def _ask(
         asked=request,
         act=ACTS[request.action],
         refused=_refused(shown, request),
-        against_fence=request.action is Action.COMMIT and against_fence(shown),
+        against_fence=request.action == "commit" and against_fence(shown),
         expected=to_type(shown) if compensating else None,
         delivered=[row for row in shown.inbox if row.status == "consumed"],
         compensations=_compensations(view, shown) if compensating else [],
@@ -160,7 +160,7 @@ def _ask(
 
 def _refused(shown: MessageView, request: ActRequest) -> str | None:
     """Return why it can't be done; None if it can."""
-    if request.action is Action.COMMIT and against_fence(shown):
+    if request.action == "commit" and against_fence(shown):
         return None
     groups = shown.actions.get(request.action)
     if groups is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.view import View
-from outbox.operator.model import Series
+from outbox.operator.health.series import Series
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6

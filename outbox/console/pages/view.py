@@ -25,8 +25,9 @@ from outbox.console.pages import words
 from outbox.console.permissions import Permission
 from outbox.console.problems import Problem, log
 from outbox.errors import OutboxError
-from outbox.operator.model import Action, HalfFilter, PageRequest, Total
-from outbox.operator.service import Admin
+from outbox.operator.acts import ACTS
+from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Total
+from outbox.operator.operator import Operator
 from outbox.text import duration, plain
 
 #: The pages in the order of the navigation: name, title, icon, the key after ``g``.
@@ -65,7 +66,7 @@ class Badges:
         self._until = 0.0
         self._lock = threading.Lock()
 
-    def now(self, admin: Admin) -> dict[str, Total]:
+    def now(self, admin: Operator) -> dict[str, Total]:
         """Return the numbers by the names of pages; a page must not fail because they can't be counted."""
         with self._lock:
             if time.monotonic() < self._until:
@@ -83,11 +84,11 @@ class Badges:
         self._until = 0.0
 
 
-def _count(admin: Admin) -> dict[str, Total]:
+def _count(admin: Operator) -> dict[str, Total]:
     groups = admin.dead_groups(limit=_MOST_GROUPS)
     dead = sum(group.count.value for group in groups)
     more = len(groups) == _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
-    parked = admin.halves(HalfFilter(status="parked"), PageRequest(size=1)).total
+    parked = admin.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=1)).total
     numbers = {"dead": Total(dead, "gte" if more else "eq")}
     return numbers | ({"halves": parked} if parked is not None else {})
 
@@ -100,7 +101,7 @@ class PageView:
     context: RequestContext
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> Operator:
         """The service layer."""
         return self.context.admin
 
@@ -120,7 +121,7 @@ class PageView:
         """Return a page without what only the service layer knows."""
         context = self.context
 
-        def may(needed: Permission | Action | str) -> bool:
+        def may(needed: Permission | str) -> bool:
             return context.identity is not None and context.may(needed)
 
         shared = {
@@ -172,8 +173,8 @@ def problem_page(request: Request, problem: Problem) -> HTMLResponse:
 
 def _done_text(code: str) -> str | None:
     """Return the sentence about what was done last; a link can only name an act, never bring its own text."""
-    if code in set(Action):
-        return words.ACTS[Action(code)].told
+    if code in ACTS:
+        return ACTS[code].happened
     return {"start": "Ordered. Workers carry it out.", "cancel": "Cancelled: what is left is not done."}.get(code)
 
 
@@ -226,11 +227,10 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
-        "ACTS": words.ACTS,
+        "ACTS": ACTS,
         "EVENTS": words.EVENTS,
-        "needs_reason": words.needs_reason,
+        "act_icon": words.act_icon,
         "chip_of": words.chip,
-        "Action": Action,
         "Permission": Permission,
     }
     return environment

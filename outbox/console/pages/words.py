@@ -1,13 +1,10 @@
-"""What the pages call things: icon, tone and word of each status, and what an action means for who confirms it."""
+"""How the pages show things: icon, tone and word of each status, and the icon of each act."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-
-from outbox.operator.acts import NEED_REASON
-from outbox.operator.model import Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +15,6 @@ class Chip:
     tone: str
     word: str
     meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """How an action is asked for and told.
-
-    ``consequence`` is what happens if it is confirmed, ``told`` what has happened then. ``grave`` is what can't be
-    taken back, or loses something.
-    """
-
-    label: str
-    icon: str
-    consequence: str
-    told: str
-    grave: bool = False
 
 
 _UNKNOWN = Chip("question", "", "unknown", "this version of the console doesn't know it")
@@ -75,88 +57,21 @@ _CHIPS = MappingProxyType(
     }
 )
 
-ACTS = MappingProxyType(
+_ICONS = MappingProxyType(
     {
-        Action.RESEND: Act(
-            "Resend",
-            "send",
-            "The same message goes out once more, with the same id: groups that have consumed it leave it out, groups "
-            "that lack it get it.",
-            "Resent: the message goes out once more with its id.",
-        ),
-        Action.RECALL: Act(
-            "Recall",
-            "undo",
-            "It is taken out of the schedule, and no group ever sees it.",
-            "Recalled: the message isn't delivered.",
-            grave=True,
-        ),
-        Action.COMPENSATE: Act(
-            "Compensate",
-            "undo",
-            "Every inbox is quarantined first, so that the message can't take effect later. Then a worker runs the "
-            "compensation that the service registered, once, which undoes the local transaction.",
-            "Ordered: a worker compensates the local transaction.",
-            grave=True,
-        ),
-        Action.CHECK: Act(
-            "Check now",
-            "question",
-            "Whether the local transaction committed is asked at once, instead of at the next check.",
-            "A check was asked for; its answer stands in the history below as soon as there is one.",
-        ),
-        Action.RESET: Act(
-            "Reset checks",
-            "retry",
-            "Checks are counted from nothing again: a parked half will be checked again.",
-            "Reset: the half is checked again from the beginning.",
-        ),
-        Action.COMMIT: Act(
-            "Commit",
-            "check",
-            "You decide in place of the checker: the local transaction is taken to have committed, and the message "
-            "goes out.",
-            "Committed: the message goes out.",
-            grave=True,
-        ),
-        Action.ROLLBACK: Act(
-            "Roll back",
-            "x",
-            "You decide in place of the checker: the local transaction is taken to have failed, and no group ever sees "
-            "the message.",
-            "Rolled back: no group ever sees the message.",
-            grave=True,
-        ),
-        Action.RETRY: Act(
-            "Retry",
-            "retry",
-            "The group gets the message again as soon as a worker comes to it. A parked message has all of its "
-            "attempts again.",
-            "It will be tried again as soon as a worker comes to it.",
-        ),
-        Action.PARK: Act(
-            "Park",
-            "stop",
-            "It is set aside: no more attempts, until somebody retries it.",
-            "Parked: it isn't tried any more, until somebody retries it.",
-        ),
-        Action.DISCARD: Act(
-            "Discard",
-            "archive",
-            "It is accepted that this group never handles it. It no longer counts as a dead letter, and can be "
-            "restored until it is pruned.",
-            "Discarded. It can be restored until it is pruned.",
-            grave=True,
-        ),
-        Action.RESTORE: Act(
-            "Restore",
-            "undo",
-            "It is a dead letter again, and can be retried.",
-            "Restored: it is a dead letter again.",
-        ),
+        "resend": "send",
+        "recall": "undo",
+        "compensate": "undo",
+        "check": "question",
+        "reset": "retry",
+        "commit": "check",
+        "rollback": "x",
+        "retry": "retry",
+        "park": "stop",
+        "discard": "archive",
+        "restore": "undo",
     }
 )
-
 
 #: The icon of each kind of event in a timeline.
 EVENTS: Mapping[str, str] = MappingProxyType(
@@ -181,9 +96,9 @@ EVENTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def needs_reason(action: Action) -> bool:
-    """Tell whether who does it must say why."""
-    return action in NEED_REASON
+def act_icon(action: str) -> str:
+    """Return the icon of an act."""
+    return _ICONS.get(action, "play")
 
 
 def chip(status: str | None) -> Chip:

@@ -12,14 +12,14 @@ from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import Statement, in_schema
+from outbox.operator.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest, inbox_columns
 from outbox.operator.look.inbox_sql import GROUPS
-from outbox.operator.old_halves_sql import STATUS
-from outbox.operator.sql import HALF_JOINS, HALF_STATE, INBOX_STATE
+from outbox.operator.model import Target
 
 #: How many of each state come as a sample.
 SAMPLE = 5
 
-_HALF_ROW = f"NULL::text AS consumer_group, h.topic, NULL::text AS kind, {HALF_STATE} AS state"
+_HALF_ROW = f"NULL::text AS consumer_group, h.topic, NULL::text AS kind, {MESSAGE_STATE} AS state"
 
 _HALVES = f"""
     SELECT NULL::bigint AS place, h.id, {_HALF_ROW}
@@ -27,7 +27,7 @@ _HALVES = f"""
      WHERE {{where}} AND (%(edge)s::uuid IS NULL OR h.id <= %(edge)s::uuid)
      LIMIT %(most)s"""
 
-# What took effect somewhere isn't rolled back; only who orders it knows other databases.
+# What took effect somewhere isn't compensated; only the process that orders it knows other databases.
 _NAMED_HALVES = f"""
     SELECT place, id, consumer_group, topic, kind,
            CASE WHEN id = ANY (%(delivered)s::uuid[])
@@ -35,7 +35,7 @@ _NAMED_HALVES = f"""
                 ELSE state END AS state
       FROM (SELECT w.place, w.id, {_HALF_ROW}
               FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY w (id, place)
-              LEFT JOIN {{s}}.half_message h ON h.id = w.id{HALF_JOINS}) n"""
+              LEFT JOIN {{s}}.half_message h ON h.id = w.id{MESSAGE_JOINS}) n"""
 
 _INBOX = f"""
     SELECT NULL::bigint AS place, m.message_id AS id, m.consumer_group, m.topic, m.error_kind AS kind,
@@ -118,18 +118,14 @@ class NewBulkJob:
     """A row of `bulk_job`, but for what it acts on."""
 
     id: UUID
-    action: str
-    actor: str
-    reason: str
-    options: Mapping[str, Any]
+    request: ActRequest
     selector: Mapping[str, Any]
     rate: float | None
     key: str | None
-    origin: Mapping[str, str]
 
 
 def halves(source: str, where: str, values: Mapping[str, Any], edge: UUID | None, most: int) -> Matched:
-    """Match halves of ``source``, which has ``h``, ``o``, ``d`` and ``c`` (`HALF_JOINS`), by a condition."""
+    """Match halves of ``source``, which has ``h``, ``o``, ``d`` and ``c`` (`MESSAGE_JOINS`), by a condition."""
     sql = _HALVES.replace("{from}", source).replace("{where}", f"({where})")
     return Matched(sql, {**values, "edge": edge, "most": most})
 
@@ -139,30 +135,14 @@ def named_halves(ids: Sequence[UUID], delivered: Sequence[UUID]) -> Matched:
     return Matched(_NAMED_HALVES, {"ids": list(ids), "delivered": list(delivered)})
 
 
-def half_where(topic: str | None, status: str | None, age: float | None) -> tuple[str, dict[str, object]]:
-    """Return the condition that says which undecided halves are wanted, and its values; ``age`` is the least, in s."""
-    values: dict[str, object] = {}
-    conditions = ["o.half_id IS NULL"]
-    if topic is not None:
-        conditions.append("c.topic = %(topic)s")
-        values["topic"] = topic
-    if status is not None:
-        conditions.append(f"({STATUS}) = %(status)s")
-        values["status"] = status
-    if age is not None:
-        conditions.append("h.born_at <= statement_timestamp() - make_interval(secs => %(age)s)")
-        values["age"] = age
-    return " AND ".join(conditions), values
-
-
 def inbox(where: str, values: Mapping[str, Any], edge: object, most: int) -> Matched:
     """Match inbox rows ``m`` by a condition."""
     return Matched(_INBOX.replace("{where}", f"({where})"), {**values, "edge": edge, "most": most})
 
 
-def named_inbox(groups: Sequence[str], ids: Sequence[UUID]) -> Matched:
+def named_inbox(targets: Sequence[Target]) -> Matched:
     """Match the inbox rows of these groups and messages."""
-    return Matched(_NAMED_INBOX, {"groups": list(groups), "ids": list(ids)})
+    return Matched(_NAMED_INBOX, inbox_columns(targets))
 
 
 def ids(schema: str, matched: Matched) -> Statement:
@@ -188,6 +168,7 @@ def start(
     Rows as of `summary`, each with ``(items to be, items that were written)``; these differ where the key is there, or
     a message has a compensation already.
     """
+    request = new.request
     sql = _START.replace("{matched}", matched.sql).replace(
         "{chosen}", "true" if all_of_them else "state = ANY (%(able)s::text[])"
     )
@@ -198,14 +179,14 @@ def start(
             "able": sorted(able),
             "whys": json.dumps(dict(whys)),
             "id": new.id,
-            "action": new.action,
-            "actor": new.actor,
-            "reason": new.reason,
-            "options": json.dumps(dict(new.options)),
+            "action": request.act.name,
+            "actor": request.by,
+            "reason": request.why,
+            "options": json.dumps(dict(request.options)),
             "selector": json.dumps(dict(new.selector)),
             "rate": new.rate,
             "idempotency_key": new.key,
-            "origin": json.dumps(dict(new.origin)) if new.origin else None,
+            "origin": json.dumps(dict(request.origin)) if request.origin else None,
         },
     )
 

@@ -1,7 +1,7 @@
 """Carry bulk jobs out: item by item in small transactions, so that a crash at any point leaves nothing half done.
 
-Whoever runs this locks the next items, skips those that others have, acts on their messages, and commits what became of
-them together with that: a worker, the command line that ordered it, or all of these at once.
+A worker, the command line that ordered the job, or several of these at once run it. Each locks the next items, skips
+those that another one has, acts on their messages, and commits what became of them together with that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -19,9 +19,10 @@ from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import wait_at_most
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
-from outbox.operator.acts import Deed, Outcome, do
+from outbox.operator.acts import ACTS
 from outbox.operator.bulk import sql
-from outbox.operator.model import Action, Target
+from outbox.operator.changes import BUSY, ActRequest, Outcome, apply
+from outbox.operator.model import Target
 from outbox.text import summary_of
 
 if TYPE_CHECKING:
@@ -34,16 +35,16 @@ logger = logging.getLogger("outbox.bulk")
 #: How many items share a transaction, and how many bulk jobs are looked at in one pass.
 BATCH = 100
 BULK_JOBS = 1_000
-#: How long (seconds) one bulk job is carried out before others have their turn.
+#: How long (seconds) one bulk job is carried out before the next has its turn.
 SLICE = 1.0
-#: How long (seconds) a statement waits for a lock; an item whose message somebody holds is tried again after `AGAIN`
+#: How long (seconds) a statement waits for a lock; an item whose message is locked is tried again after `AGAIN`
 #: seconds, `MOST` times.
 PATIENCE = 0.5
 AGAIN = 5.0
 MOST = 60
 
 NOTHING = Counts()
-_ACTIONS = frozenset(Action) - {Action.COMPENSATE}
+_ACTIONS = frozenset(name for name, act in ACTS.items() if not act.as_job)
 
 
 def _never() -> bool:
@@ -51,42 +52,26 @@ def _never() -> bool:
 
 
 def bulk_once(
-    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = _never, rated: bool = True
-) -> Counts:
-    """Carry on with every open bulk job but compensations, each for a while; end those of which nothing is left.
-
-    ``connection`` must not be in a transaction. Returns ``taken`` items, of these ``done`` ones and ``failed`` ones
-    (those that were refused are neither); ``more`` if something is left that could be done now. ``rated`` False takes
-    no heed of the rates that were ordered.
-    """
-    with connection.begin():
-        _, rows = execute(
-            connection, sql.finish(settings.schema), sql.open_bulk_jobs(settings.schema, _ACTIONS, BULK_JOBS)
-        )
-    return _carry_on_all(connection, settings, rows, stopping, rated)
-
-
-def run_bulk_job_once(
     connection: Connection,
     settings: Settings,
-    bulk_job_id: UUID,
     *,
+    bulk_job_id: UUID | None = None,
     stopping: Callable[[], bool] = _never,
     rated: bool = True,
 ) -> Counts:
-    """Carry on with one bulk job for a while, as `bulk_once` does with all; nothing if it has ended."""
+    """Carry on with every open bulk job, or with one, each for a while; end those of which nothing is left.
+
+    Compensations are left to a duty of their own. ``connection`` must not be in a transaction. ``rated`` False ignores
+    the rates that were ordered.
+
+    Returns ``taken`` items, of these ``done`` ones and ``failed`` ones (those that were refused are neither); ``more``
+    if something is left that could be done now.
+    """
+    schema, limit = settings.schema, BULK_JOBS if bulk_job_id is None else 1
     with connection.begin():
         _, rows = execute(
-            connection,
-            sql.finish(settings.schema, bulk_job_id),
-            sql.open_bulk_jobs(settings.schema, _ACTIONS, 1, bulk_job_id),
+            connection, sql.finish(schema, bulk_job_id), sql.open_bulk_jobs(schema, _ACTIONS, limit, bulk_job_id)
         )
-    return _carry_on_all(connection, settings, rows, stopping, rated)
-
-
-def _carry_on_all(
-    connection: Connection, settings: Settings, rows: Sequence[Row], stopping: Callable[[], bool], rated: bool
-) -> Counts:
     counts = NOTHING
     for row in rows:
         if stopping():
@@ -97,9 +82,9 @@ def _carry_on_all(
 
 def _run_of(connection: Connection, settings: Settings, row: Row, stopping: Callable[[], bool], rated: bool) -> _Run:
     bulk_job_id, action, actor, reason, options, origin, rate, begun = row
-    came_by = {**(json.loads(origin) if origin else {}), "bulk_job": str(bulk_job_id)}
-    deed = Deed(Action(action), actor, reason, came_by, json.loads(options))
-    return _Run(connection, settings, bulk_job_id, deed, rate if rated else None, begun, stopping)
+    via = {**(json.loads(origin) if origin else {}), "bulk_job": str(bulk_job_id)}
+    request = ActRequest(ACTS[action], actor, reason, via, json.loads(options))
+    return _Run(connection, settings, bulk_job_id, request, rate if rated else None, begun, stopping)
 
 
 @dataclass(slots=True)
@@ -109,14 +94,14 @@ class _Run:
     _connection: Connection
     _settings: Settings
     _id: UUID
-    _deed: Deed
+    _request: ActRequest
     _rate: float | None
     _begun: bool
     _stopping: Callable[[], bool]
     _taken: list[Row] = field(default_factory=list)
 
     def carry_on(self) -> Counts:
-        """Take batch after batch, in the order of the items, until none is left, it is enough, or time is up."""
+        """Take batch after batch, in the order of the items, until none is left, the worker stops, or time is up."""
         schema, until = self._settings.schema, time.monotonic() + SLICE
         if not self._begun:
             with self._connection.begin():
@@ -161,7 +146,7 @@ class _Run:
             if not self._taken:
                 return NOTHING
             targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
-            outcomes = do(self._connection, self._settings, self._deed, targets, wait=False)
+            outcomes = apply(self._connection, self._settings, self._request, targets, wait=False)
             settled = [_settled(row, outcome) for row, outcome in zip(self._taken, outcomes, strict=True)]
             execute(self._connection, sql.settle(schema, self._id, settled))
         done = sum(item.state == "done" for item in settled)
@@ -169,7 +154,7 @@ class _Run:
         return Counts(len(settled), done, failed, more=len(settled) == limit)
 
     def _budget(self, rate: float) -> int:
-        """Return how many items may be tried now; 0 if somebody else is at it, who counts for himself."""
+        """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
         schema = self._settings.schema
         if not execute(self._connection, sql.lock_rated(schema, self._id))[0]:
             return 0
@@ -179,7 +164,7 @@ class _Run:
         """Write down that the item which was acted on alone has failed, for now or for good."""
         original = getattr(error, "orig", None) or error
         if sqlstate(original) in CONTENDED:
-            settled = _settled(row, Outcome("busy", "somebody is working on it at this moment"))
+            settled = _settled(row, Outcome("busy", BUSY, None))
         elif isinstance(error, OutboxError):
             settled = sql.Settled(row[0], "failed", str(error))
         else:

@@ -38,12 +38,6 @@ SELECT number, message_id, consumer_group, attempts
    FOR UPDATE SKIP LOCKED
 """
 
-_TAKE_ONE = """
-SELECT attempts FROM {s}.bulk_item
- WHERE bulk_job_id = %s AND number = %s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
-   FOR UPDATE SKIP LOCKED
-"""
-
 # The range is for the index: of a bulk job that is younger than the statistics, a hash join would else read all items
 # for each batch.
 _SETTLE = """
@@ -167,11 +161,6 @@ def take(schema: str, bulk_job_id: UUID, after: int, limit: int) -> Statement:
     return Statement(in_schema(_TAKE, schema), {"id": bulk_job_id, "after": after, "limit": limit})
 
 
-def take_one(schema: str, bulk_job_id: UUID, number: int) -> Statement:
-    """Lock one item, if it is still due and nobody has it. Rows: ``(attempts,)`` or none."""
-    return Statement(in_schema(_TAKE_ONE, schema), (bulk_job_id, number))
-
-
 def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statement:
     """Write what became of items, which are locked, and count the attempt."""
     return Statement(
@@ -203,17 +192,17 @@ def cancel(schema: str, bulk_job_id: UUID, actor: str) -> Statement:
     return Statement(in_schema(_CANCEL, schema), {"id": bulk_job_id, "actor": actor})
 
 
-def list_bulk_jobs(schema: str, state: str | None, after: UUID | None, limit: int) -> Statement:
+def list_jobs(schema: str, state: str | None, after: UUID | None, limit: int) -> Statement:
     """Read bulk jobs, the newest first, below the id ``after``. Rows: as `BULK_JOB`."""
     return Statement(in_schema(_LIST, schema), {"state": state, "after": after, "limit": limit})
 
 
-def bulk_job(schema: str, bulk_job_id: UUID) -> Statement:
+def job(schema: str, bulk_job_id: UUID) -> Statement:
     """Read a bulk job. Rows: as `BULK_JOB`, or none."""
     return Statement(in_schema(_ONE, schema), {"id": bulk_job_id})
 
 
-def of_message(schema: str, message_id: UUID) -> Statement:
+def jobs_of(schema: str, message_id: UUID) -> Statement:
     """Read the bulk jobs that a message was in, 100 at most. Rows: as `BULK_JOB`."""
     return Statement(in_schema(_OF_MESSAGE, schema), (message_id,))
 

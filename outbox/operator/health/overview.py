@@ -176,7 +176,7 @@ def _read(database: Database, subject: Subject, window: str, times: list[dt.date
         times.extend(moments(window, numbers.at))
     minute = numbers.at.replace(second=0, microsecond=0)
     recent_times = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
-    with database.looking(_SECONDS) as connection:
+    with database.reading(_SECONDS) as connection:
         rows, samples, recent, (bulk_jobs,) = execute(
             connection,
             sql.WORKERS(schema),

@@ -90,7 +90,7 @@ def _view(database: Database) -> DatabaseView:
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
     view = DatabaseView(database.name, address(database.engine.url), parts, None, {}, heads, None, [])
     try:
-        with database.looking() as connection:
+        with database.reading() as connection:
             ((_, version, *_),), oldest, tables = execute(
                 connection,
                 sql.SERVER(),

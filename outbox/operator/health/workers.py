@@ -144,6 +144,6 @@ def judge_bulk_jobs(subject: Subject, reports: Sequence[WorkerReport], jobs: int
 
 
 def _read(database: Database) -> list[WorkerReport]:
-    with database.looking() as connection:
+    with database.reading() as connection:
         (rows,) = execute(connection, sql.WORKERS(database.schema))
     return reports(database.name, rows)

@@ -1,9 +1,9 @@
-"""Statements that find rows of the inboxes by many conditions; each looks at a window at most.
+"""Statements that find rows of the inboxes by many conditions, and dead letters by group, topic and kind of error.
+
+Each looks at a window at most. Dead letters are parked rows that aren't discarded.
 
 The inbox's indexes begin with the group, so a list by the newest id is read place by place: group by group by the
 primary key, or of what is parked by group and topic. All places are read in one statement, so in one snapshot.
-
-Statements that group dead letters (parked, and not discarded) by group, topic and kind of error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Literal
 from uuid import UUID
 
 from outbox.database.execute import Statement, in_schema
-from outbox.operator.look.messages_sql import end_id
+from outbox.message.model import Status
+from outbox.operator.model import InboxFilter
 
 #: How many rows one search looks at; and where it looks into errors, which are long.
 WINDOW = 10_000
@@ -24,14 +25,20 @@ LEAST = 100
 # How many failed or discarded rows are all read, and sorted; of more, the newest are found soon by the primary key.
 _FEW_ROWS = 5_000
 
-#: Parked by whom nobody knows.
+#: The kind of error of rows that have none.
 UNCLASSIFIED = "unclassified"
 
 #: Which index leads to the rows: that of the parked ones, place by place or (where they are few) all of them; that of
 #: the failed or the discarded ones, all of them; the primary key, group by group.
 Source = Literal["parked", "parked_few", "failed", "discarded", "all"]
 
-_LAST_ID = UUID(int=(1 << 128) - 1)
+FIRST_ID, LAST_ID = UUID(int=0), UUID(int=(1 << 128) - 1)
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+# An id has the time of the client's clock at which the message was handed over, ``born_at`` that of the database at the
+# flush. So ids lie behind by the length of a transaction, and ahead only where a client's clock is wrong.
+_BEHIND = dt.timedelta(days=1)
+_AHEAD = dt.timedelta(minutes=5)
 _KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
 
 # Only ASCII letters are alike in both cases: by the rules of a language it would take five times as long.
@@ -130,26 +137,32 @@ _ONLY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which rows; None (or nothing) looks at all. ``since`` and ``until`` go by ``changed_at``.
+class InboxQuery(InboxFilter):
+    """A checked filter for one database: its fingerprint is replaced by the group, topic and error that it stands for.
 
     ``error_kind`` is that of rows which are parked and not discarded, `UNCLASSIFIED` where they have none.
     """
 
-    statuses: tuple[str, ...] = ()
-    group: str | None = None
-    topic: str | None = None
-    message_id: UUID | None = None
     error_kind: str | None = None
-    error: str | None = None
-    attempts_gte: int | None = None
-    since: dt.datetime | None = None
-    until: dt.datetime | None = None
-    discarded: bool | None = None
 
 
-def where(wanted: Wanted) -> tuple[str, dict[str, object]]:
-    """Return the condition over ``{s}.consumer_message m`` that says which are wanted, and its values.
+def first_id(since: dt.datetime) -> UUID:
+    """Return an id below those of all messages born at that time or later."""
+    return _id_at(since, -_BEHIND)
+
+
+def end_id(until: dt.datetime) -> UUID:
+    """Return an id above those of all messages born before that time, unless a client's clock is ahead by minutes."""
+    return _id_at(until, _AHEAD)
+
+
+def _id_at(moment: dt.datetime, more: dt.timedelta) -> UUID:
+    milliseconds = (moment - _EPOCH + more) // dt.timedelta(milliseconds=1)
+    return UUID(int=max(0, min(milliseconds << 80, LAST_ID.int)))
+
+
+def where(criteria: InboxQuery) -> tuple[str, dict[str, object]]:
+    """Return the condition over ``{s}.consumer_message m`` that a query stands for, and its values.
 
     Statuses are written out: the planner takes a partial index only where it sees that the condition implies its own.
     """
@@ -160,35 +173,37 @@ def where(wanted: Wanted) -> tuple[str, dict[str, object]]:
         conditions.append(condition)
         values.update(bound)
 
-    if wanted.statuses:
-        words = ", ".join(f"'{_STATUSES[status]}'" for status in sorted(set(wanted.statuses)))
+    if criteria.status:
+        words = ", ".join(f"'{Status(status).value}'" for status in sorted(set(criteria.status)))
         add(f"m.status IN ({words})" if "," in words else f"m.status = {words}")
-    if wanted.group is not None:
-        add("m.consumer_group = %(group)s", group=wanted.group)
-    if wanted.topic is not None:
-        add("m.topic = %(topic)s", topic=wanted.topic)
-    if wanted.message_id is not None:
-        add("m.message_id = %(message_id)s", message_id=wanted.message_id)
-    if wanted.error_kind is not None:
-        add(f"m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s", kind=wanted.error_kind)
-    if wanted.discarded is not None:
-        add(f"m.discarded_at IS {'NOT NULL' if wanted.discarded else 'NULL'}")
-    if wanted.error is not None:
-        add(_HOLDS, error=wanted.error)
-    if wanted.attempts_gte is not None:
-        add("m.attempts >= %(attempts)s", attempts=wanted.attempts_gte)
-    if wanted.since is not None:
-        add("m.changed_at >= %(since)s", since=wanted.since)
-    if wanted.until is not None:
-        add("m.changed_at < %(until)s", until=wanted.until)
+    if criteria.group is not None:
+        add("m.consumer_group = %(group)s", group=criteria.group)
+    if criteria.topic is not None:
+        add("m.topic = %(topic)s", topic=criteria.topic)
+    if criteria.message_id is not None:
+        add("m.message_id = %(message_id)s", message_id=criteria.message_id)
+    if criteria.error_kind is not None:
+        add(f"m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s", kind=criteria.error_kind)
+    if criteria.discarded is not None:
+        add(f"m.discarded_at IS {'NOT NULL' if criteria.discarded else 'NULL'}")
+    if criteria.error is not None:
+        add(_HOLDS, error=criteria.error)
+    if criteria.attempts_gte is not None:
+        add("m.attempts >= %(attempts)s", attempts=criteria.attempts_gte)
+    if criteria.since is not None:
+        add("m.changed_at >= %(since)s", since=criteria.since)
+    if criteria.until is not None:
+        add("m.changed_at < %(until)s", until=criteria.until)
     return " AND ".join(conditions) or "true", values
 
 
-_STATUSES = {status: status for status in ("consumed", "failed", "parked", "quarantined")}
-
-
 def list_inbox(
-    schema: str, wanted: Wanted, source: Source, after: tuple[UUID, str] | None, limit: int, window: int | None = None
+    schema: str,
+    criteria: InboxQuery,
+    source: Source,
+    after: tuple[UUID, str] | None,
+    limit: int,
+    window: int | None = None,
 ) -> Statement:
     """Find rows of the inboxes by one source, the newest id first, ties by the group, below ``after``.
 
@@ -196,8 +211,8 @@ def list_inbox(
     next_attempt_at, error_kind, first line of the error, received_at, changed_at, discarded_at, quarantined_by)``;
     with a group of None where nothing is found. Rows below the place at which it stopped aren't all there are.
     """
-    condition, values = where(wanted)
-    if wanted.error_kind is not None and source == "parked":
+    condition, values = where(criteria)
+    if criteria.error_kind is not None and source == "parked":
         sql, in_place = (
             _LIST,
             f"m.topic = p.topic AND m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s",
@@ -207,66 +222,70 @@ def list_inbox(
     else:
         sql, in_place = _LIST, _IN_SOURCE[source]
     sql = (
-        sql.replace("{places}", _places(wanted, source))
+        sql.replace("{places}", _places(criteria, source))
         .replace("{in_place}", in_place)
         .replace("{few}", _ONLY.get(source, ""))
-        .replace("{of_group}", "" if wanted.group is None else "AND consumer_group = %(group)s")
-        .replace("{of_topic}", "topic = %(topic)s" if source == "parked" and wanted.topic is not None else "true")
+        .replace("{of_group}", "" if criteria.group is None else "AND consumer_group = %(group)s")
+        .replace("{of_topic}", "topic = %(topic)s" if source == "parked" and criteria.topic is not None else "true")
         .replace("{where}", condition)
     )
-    values |= _below(wanted, after) | {"limit": limit, "window": window or window_of(wanted), "least": LEAST}
+    values |= _below(criteria, after) | {"limit": limit, "window": window or window_of(criteria), "least": LEAST}
     return Statement(in_schema(sql, schema), values)
 
 
-def _places(wanted: Wanted, source: Source) -> str:
+def _places(criteria: InboxQuery, source: Source) -> str:
     if source != "parked":
-        return GROUPS if wanted.group is None else _ONE_PLACE.replace("{topic}", "''")
-    if wanted.group is not None and wanted.topic is not None:
+        return GROUPS if criteria.group is None else _ONE_PLACE.replace("{topic}", "''")
+    if criteria.group is not None and criteria.topic is not None:
         return _ONE_PLACE.replace("{topic}", "%(topic)s")
-    return _PARKED_PLACES.replace("{next}", _NEXT_PLACE if wanted.group is None else _NEXT_TOPIC)
+    return _PARKED_PLACES.replace("{next}", _NEXT_PLACE if criteria.group is None else _NEXT_TOPIC)
 
 
-def window_of(wanted: Wanted) -> int:
+def window_of(criteria: InboxQuery) -> int:
     """Return how many rows one search for these looks at."""
-    return WINDOW if wanted.error is None else ERROR_WINDOW
+    return WINDOW if criteria.error is None else ERROR_WINDOW
 
 
-def few_of(wanted: Wanted) -> int:
+def few_of(criteria: InboxQuery) -> int:
     """Return how many rows may all be read by one search."""
-    return _FEW_ROWS if wanted.error is None else ERROR_WINDOW
+    return _FEW_ROWS if criteria.error is None else ERROR_WINDOW
 
 
-def count_few(schema: str, wanted: Wanted, source: Source, limit: int) -> Statement:
+def count_few(schema: str, criteria: InboxQuery, source: Source, limit: int) -> Statement:
     """Count the rows that `list_inbox` would read by an index of few, ``limit`` at most. Rows: ``(rows,)``."""
-    sql = _COUNT.replace("{where}", _ONLY[source] + ("" if wanted.group is None else " AND consumer_group = %(group)s"))
-    return Statement(in_schema(sql, schema), {"group": wanted.group, "limit": limit})
+    sql = _COUNT.replace(
+        "{where}", _ONLY[source] + ("" if criteria.group is None else " AND consumer_group = %(group)s")
+    )
+    return Statement(in_schema(sql, schema), {"group": criteria.group, "limit": limit})
 
 
-def _below(wanted: Wanted, after: tuple[UUID, str] | None) -> dict[str, object]:
+def _below(criteria: InboxQuery, after: tuple[UUID, str] | None) -> dict[str, object]:
     # What was changed before a time was written before it.
-    first = (end_id(wanted.until), "") if wanted.until is not None else (_LAST_ID, "")
+    first = (end_id(criteria.until), "") if criteria.until is not None else (LAST_ID, "")
     below = first if after is None else min(first, after)
     return {"below": below[0], "group_below": below[1]}
 
 
-def rows_of(schema: str, wanted: Wanted, message_id: UUID, after: tuple[UUID, str] | None, limit: int) -> Statement:
+def rows_of(
+    schema: str, criteria: InboxQuery, message_id: UUID, after: tuple[UUID, str] | None, limit: int
+) -> Statement:
     """Find one message in all inboxes. Rows: as of `list_inbox`, with all of the error."""
-    condition, values = where(wanted)
-    sql = _BY_ID.replace("{places}", _places(wanted, "all")).replace("{where}", condition)
-    return Statement(in_schema(sql, schema), values | _below(wanted, after) | {"id": message_id, "limit": limit})
+    condition, values = where(criteria)
+    sql = _BY_ID.replace("{places}", _places(criteria, "all")).replace("{where}", condition)
+    return Statement(in_schema(sql, schema), values | _below(criteria, after) | {"id": message_id, "limit": limit})
 
 
-def count(schema: str, wanted: Wanted, limit: int) -> Statement:
+def count(schema: str, criteria: InboxQuery, limit: int) -> Statement:
     """Count rows, ``limit`` at most; cheap for what `is_cheap` says. Rows: ``(rows,)``."""
-    condition, values = where(wanted)
+    condition, values = where(criteria)
     return Statement(in_schema(_COUNT.replace("{where}", condition), schema), values | {"limit": limit})
 
 
-def is_cheap(wanted: Wanted) -> bool:
+def is_cheap(criteria: InboxQuery) -> bool:
     """Tell whether an index counts these: what is parked, failed or discarded, perhaps of one group, topic and kind."""
-    given = (wanted.message_id, wanted.error, wanted.attempts_gte, wanted.since, wanted.until)
-    indexed = len(wanted.statuses) == 1 and wanted.statuses[0] in {"parked", "failed"}
-    by_place = wanted.topic is None or wanted.group is not None
+    given = (criteria.message_id, criteria.error, criteria.attempts_gte, criteria.since, criteria.until)
+    indexed = len(criteria.status) == 1 and criteria.status[0] in {"parked", "failed"}
+    by_place = criteria.topic is None or criteria.group is not None
     return indexed and by_place and all(value is None for value in given)
 
 
@@ -279,7 +298,7 @@ _ENDS = 50
 _DEAD_KIND = f"coalesce(c.error_kind, '{UNCLASSIFIED}'::text)"
 _DEAD = "c.status = 'parked' AND c.discarded_at IS NULL"
 
-# Jumps from kind to kind in the index; how it says what comes next: see outbox/store/find_inbox.py.
+# Jumps from kind to kind in the index; how it says what comes next: see `_PARKED_PLACES`.
 _KINDS = f"""
 WITH RECURSIVE kind AS (
     (SELECT c.consumer_group, c.topic, {_DEAD_KIND} AS kind, 1 AS number FROM {{s}}.consumer_message c

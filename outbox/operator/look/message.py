@@ -1,11 +1,4 @@
-"""One message with its whole way: half, checks, op, sends, and what each inbox of each registered database says.
-
-Gather what the registered databases know of one message.
-
-Tell about one message: what happens next, what was done and when, what can be done now and what can't.
-
-The timeline of one message: each step that is on record, over all databases, in the order of time.
-"""
+"""One message over all databases: what each knows of it, what happens next, what happened, and what can be done."""
 
 from __future__ import annotations
 
@@ -20,19 +13,17 @@ from uuid import UUID
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.database.execute import Row, execute
+from outbox.database.execute import execute
 from outbox.database.sql import ALIVE, audit
-from outbox.errors import MessageNotFound
-from outbox.operator import old_halves_sql
-from outbox.operator.acts import COMPENSATING, DISCARDED, FENCED, UNCONSUMED, UNKNOWN, refusal, states_for
-from outbox.operator.bulk.show import of_message
-from outbox.operator.look import audit_sql, inbox_sql, messages_sql
-from outbox.operator.look.audit import rows_of, targets_of
-from outbox.operator.look.inbox import to_row
-from outbox.operator.look.messages_sql import first, named
+from outbox.operator.acts import ACTS, Act
+from outbox.operator.bulk.jobs import jobs_of
+from outbox.operator.changes import message_states
+from outbox.operator.databases import OverDatabases
+from outbox.operator.look import inbox_sql, lists_sql, message_sql
+from outbox.operator.look.lists import audit_targets, to_audit_rows
+from outbox.operator.look.message_sql import first, named
 from outbox.operator.look.redact import Redactor
-from outbox.operator.model import Action, Actor, AuditRow, BulkJob, Event, InboxRow, MessageView
-from outbox.operator.sql import half_states
+from outbox.operator.model import Actor, AuditFilter, AuditRow, BulkJob, Event, InboxRow, MessageView
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -46,8 +37,8 @@ _UNSEEN = (OperationalError, InterfaceError, PoolTimeout)
 
 
 @dataclass(slots=True)
-class Gathered:
-    """What is known of one message; ``home`` is the producer's database that has it.
+class MessageFacts:
+    """What the databases know of one message; ``home`` is the producer's database that has it.
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
     living workers have for its topic: kind, group and options. ``unseen`` are databases that couldn't be read, and why.
@@ -79,17 +70,17 @@ class Gathered:
 
     @property
     def topic(self) -> str | None:
-        """Its topic, if anybody knows it."""
+        """Its topic, if a database knows it."""
         return self.half["topic"] if self.half else next((row.topic for row in self.inbox), None)
 
     def limit(self, kind: str, group: str | None, name: str, otherwise: int) -> int:
-        """Return a number among the options of a handler of its topic, as living workers tell it."""
-        told = (options.get(name) for of, in_group, options in self.handlers if (of, in_group) == (kind, group))
-        return next((value for value in told if isinstance(value, int)), otherwise)
+        """Return a number among the options of a handler of its topic, as living workers report it."""
+        values = (options.get(name) for of, in_group, options in self.handlers if (of, in_group) == (kind, group))
+        return next((value for value in values if isinstance(value, int)), otherwise)
 
     @property
     def version(self) -> str:
-        """A text that changes when anything about the message does; that it was looked at is nothing about it."""
+        """A text that changes when anything about the message does, but for the audit and the clock."""
         check = self.check and {
             name: value for name, value in self.check.items() if name not in {"status", "next_check_in", "being_asked"}
         }
@@ -105,88 +96,82 @@ class Gathered:
         return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def gather(databases: Databases, message_id: UUID) -> Gathered:
-    """Ask all databases, first the producers', since what is meant for whom is known there."""
-    found = Gathered(message_id)
+def gather(databases: Databases, message_id: UUID) -> MessageFacts:
+    """Read all databases, first the producers': they know the topic, and so which groups a message is meant for."""
+    found = MessageFacts(message_id)
     for database in databases.having("producer"):
         if found.home is None:
-            _ask(database, found, _add_half)
+            _read(database, found, _add_producer_side)
     for database in databases.values():
-        _ask(database, found, _add_traces)
+        _read(database, found, _add_traces)
     found.inbox.sort(key=lambda row: (row.group, row.database))
     found.audit.sort(key=lambda row: (row.acted_at, row.database, row.id))
     found.bulk_jobs.sort(key=lambda row: row.created_at)
     return found
 
 
-def _ask(database: Database, found: Gathered, add: Callable[[Connection, Database, Gathered], None]) -> None:
-    """Let a database add what it knows; one that can't be read is asked no more."""
+def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Database, MessageFacts], None]) -> None:
+    """Add what a database knows; one that can't be read is not tried again."""
     if database.name in found.unseen:
         return
     try:
-        with database.looking() as connection:
+        with database.reading() as connection:
             add(connection, database, found)
     except _UNSEEN as error:
         found.unseen[database.name] = error
 
 
-def _add_half(connection: Connection, database: Database, found: Gathered) -> None:
+def _add_producer_side(connection: Connection, database: Database, found: MessageFacts) -> None:
     schema, half_id = database.schema, found.id
     states, halves, checks, history, ops, sends, scheduled, compensations = execute(
         connection,
-        half_states(schema, [half_id]),
-        messages_sql.half(schema, half_id, body=True),
-        old_halves_sql.check_of(schema, half_id),
-        old_halves_sql.history_of(schema, half_id, database.settings.check_timeout),
-        messages_sql.op_of(schema, half_id),
-        *messages_sql.way_of_half(schema, half_id),
+        message_states(schema, [half_id]),
+        *message_sql.producer_side(schema, half_id, database.settings.check_timeout),
     )
-    half, op = first(messages_sql.HALF, halves), first(messages_sql.OP, ops)
+    half, op = first(message_sql.HALF, halves), first(message_sql.OP, ops)
     if not (half or op or checks or history or compensations):
         return
     if half is not None:
         found.raw = half.pop("raw")
-        (((found.workers,),),) = execute(connection, messages_sql.workers(schema, ALIVE))
+        (((found.workers,),),) = execute(connection, message_sql.workers(schema, ALIVE))
     found.home, found.state, found.half, found.op = database, states[0][1], half, op
-    found.check = first(old_halves_sql.CHECK, checks)
-    found.history = named(old_halves_sql.HISTORY, history)
-    found.sends = named(messages_sql.SEND, sends)
-    found.scheduled = first(messages_sql.SCHEDULED, scheduled)
-    found.compensation = first(messages_sql.COMPENSATION, compensations)
+    found.check = first(message_sql.CHECK, checks)
+    found.history = named(message_sql.HISTORY, history)
+    found.sends = named(message_sql.SEND, sends)
+    found.scheduled = first(message_sql.SCHEDULED, scheduled)
+    found.compensation = first(message_sql.COMPENSATION, compensations)
 
 
-def _add_traces(connection: Connection, database: Database, found: Gathered) -> None:
+def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
     schema, message_id = database.schema, found.id
-    acts = audit_sql.Wanted(targets=targets_of(connection, database, str(message_id)))
-    (audit,) = execute(connection, audit_sql.list_audit(schema, acts, None, _MOST_ACTS))
-    bulk_jobs = of_message(connection, database, message_id)
+    targets = audit_targets(connection, database, str(message_id))
+    (audit,) = execute(connection, lists_sql.list_audit(schema, AuditFilter(), targets, None, _MOST_ACTS))
     if "consumer" in database.parts:
         inbox, findings = execute(
             connection,
-            inbox_sql.rows_of(schema, inbox_sql.Wanted(), message_id, None, _MOST_GROUPS),
-            messages_sql.findings_of(schema, message_id),
+            inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS),
+            message_sql.findings_of(schema, message_id),
         )
-        rows = [to_row(database.name, row[2:]) for row in inbox]
-        found.inbox += rows + _without_row(connection, database, found, {row.group for row in rows})
-        found.findings += [(database.name, _finding(finding)) for finding in findings]
+        rows = [InboxRow(database.name, *row[2:]) for row in inbox]
+        found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
+        found.findings += [
+            (database.name, finding) for finding in named(message_sql.FINDING, findings, frozenset({"detail"}))
+        ]
     if found.topic is not None:
-        (handlers,) = execute(connection, messages_sql.handlers_of(schema, found.topic, ALIVE))
+        (handlers,) = execute(connection, message_sql.handlers_of(schema, found.topic, ALIVE))
         found.handlers += [(kind, group, json.loads(options or "{}")) for kind, group, options in handlers]
-    found.audit += rows_of(database.name, audit)
-    found.bulk_jobs += bulk_jobs
+    found.audit += to_audit_rows(database.name, audit)
+    found.bulk_jobs += jobs_of(connection, database, message_id)
 
 
-def _finding(row: Row) -> dict[str, Any]:
-    finding = dict(zip(messages_sql.FINDING, row, strict=True))
-    return finding | {"detail": None if finding["detail"] is None else json.loads(finding["detail"])}
-
-
-def _without_row(connection: Connection, database: Database, found: Gathered, having: set[str]) -> list[InboxRow]:
+def _groups_without_row(
+    connection: Connection, database: Database, found: MessageFacts, having: set[str]
+) -> list[InboxRow]:
     """Return a row for each group of the topic whose inbox has none: it has yet to come, or left the message out."""
     if found.half is None or not found.sends:
         return []
     topic, send = found.half["topic"], found.sends[0]
-    (reached,) = execute(connection, messages_sql.reached(database.schema, topic, send["queue"]))
+    (reached,) = execute(connection, message_sql.reached(database.schema, topic, send["queue"]))
     return [
         InboxRow(
             database.name,
@@ -208,81 +193,78 @@ def _without_row(connection: Connection, database: Database, found: Gathered, ha
     ]
 
 
-_UNDECIDED = {"undecided", FENCED}
-
-
-def at(moment: dt.datetime) -> str:
-    """Return a time for people."""
+def _at(moment: dt.datetime) -> str:
+    """Return a time as operators read it."""
     return f"{moment.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def next_of(found: Gathered, databases: Databases) -> str:
-    """Return in a sentence what happens next; what waits for a human comes first."""
-    told = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
-    return "; ".join(told) or "nothing more is known: its half message is in no database that could be read"
+def next_of(found: MessageFacts, databases: Databases) -> str:
+    """Return in a sentence what happens next; what waits for an operator comes first."""
+    clauses = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
+    return "; ".join(clauses) or "nothing more is known: its half message is in no database that could be read"
 
 
-def _next_at_producer(found: Gathered) -> Iterator[str]:
+def _next_at_producer(found: MessageFacts) -> Iterator[str]:
     """Yield what keeps the message from its consumers, if anything does."""
     op, check, undoing = found.op or {}, found.check, found.compensation
     if undoing is not None:
-        yield f"rolled back (compensated) on {at(undoing['compensated_at'])} by {undoing['function']}"
-    elif found.state == COMPENSATING:
+        yield f"compensated on {_at(undoing['compensated_at'])} by {undoing['function']}"
+    elif found.state == "compensating":
         yield "its local transaction is being compensated"
-    elif found.state in _UNDECIDED:
+    elif found.state in {"undecided", "fenced"}:
         yield _next_check(found) if check else "undecided"
     elif op.get("resolution") == "rollback":
-        yield f"rolled back by the {op['decided_by']} on {at(op['decided_at'])}: it is never sent"
+        yield f"rolled back by the {op['decided_by']} on {_at(op['decided_at'])}: it is never sent"
     elif found.state == "recalled" and found.scheduled:
         yield f"recalled by {found.scheduled['recalled_by']}: it is not sent"
     elif found.state == "scheduled":
         due = (found.scheduled or found.half or {})["deliver_at"]
-        yield f"scheduled for {at(due)}"
+        yield f"scheduled for {_at(due)}"
     elif found.state == "committed":
         yield "committed: a worker dispatches it next"
 
 
-def _next_check(found: Gathered) -> str:
+def _next_check(found: MessageFacts) -> str:
     check = found.check or {}
     limit = found.limit("checker", None, "max_checks", found.home.settings.max_checks if found.home else 0)
     if check["parked_at"] is not None:
-        return f"waits for a human: its half is parked ({check['reason']})"
+        return f"waits for an operator: its half is parked ({check['reason']})"
     if check["fenced"]:
-        return f"undecided: the fence of its transaction is tried at {at(check['next_check_at'])}"
+        return f"undecided: the fence of its transaction is tried at {_at(check['next_check_at'])}"
     if check["being_asked"]:
         return f"undecided: check {check['check_times']} of {limit} is being asked"
-    return f"undecided: check {check['check_times'] + 1} of {limit} at {at(check['next_check_at'])}"
+    return f"undecided: check {check['check_times'] + 1} of {limit} at {_at(check['next_check_at'])}"
 
 
-def _next_in_groups(found: Gathered, databases: Databases) -> Iterator[str]:
+def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
     """Yield what is to come in the inboxes, the most urgent first."""
-    rows = {word: [row for row in found.inbox if _word(row) == word] for word in _IN_ORDER}
+    rows = {state: [row for row in found.inbox if _state(row) == state] for state in _IN_ORDER}
     if parked := rows["parked"]:
-        yield f"waits for a human: parked by {_groups(parked)}"
+        yield f"waits for an operator: parked by {_groups(parked)}"
     for row in rows["failed"]:
         retries = found.limit("consumer", row.group, "retries", len(databases[row.database].settings.retry_delays))
-        due = f" at {at(row.next_attempt_at)}" if row.next_attempt_at else ""
+        due = f" at {_at(row.next_attempt_at)}" if row.next_attempt_at else ""
         yield f"retry {row.attempts} of {retries} by {row.group}{due}"
-    if unconsumed := rows[UNCONSUMED]:
+    if unconsumed := rows["unconsumed"]:
         yield f"comes next to {_groups(unconsumed)}"
-    for word, what in _ENDED.items():
-        if rows[word]:
-            yield f"{what} {_groups(rows[word])}"
+    for state, what in _ENDED.items():
+        if rows[state]:
+            yield f"{what} {_groups(rows[state])}"
     if found.state == "dispatched" and not found.inbox:
         yield "dispatched; no group of its topic is known here"
 
 
 _ENDED = {
     "quarantined": "quarantined in",
-    DISCARDED: "discarded in",
+    "discarded": "discarded in",
     "consumed": "consumed by",
     "left_out": "left out by",
 }
-_IN_ORDER = ("parked", "failed", UNCONSUMED, *_ENDED)
+_IN_ORDER = ("parked", "failed", "unconsumed", *_ENDED)
 
 
-def _word(row: InboxRow) -> str:
-    return DISCARDED if row.discarded_at is not None else row.status
+def _state(row: InboxRow) -> str:
+    return "discarded" if row.discarded_at is not None else row.status
 
 
 def _groups(rows: list[InboxRow]) -> str:
@@ -290,46 +272,46 @@ def _groups(rows: list[InboxRow]) -> str:
     return f"group {names[0]}" if len(names) == 1 else f"groups {', '.join(names)}"
 
 
-def actions_of(found: Gathered) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return what can be done now, with the groups it can be done for; and what can't, with the reason."""
+def actions_of(found: MessageFacts) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the acts that can be done now, with their groups; and those that can't, with the reason."""
     able: dict[str, list[str]] = {}
     refused: dict[str, str] = {}
-    for action in Action:
-        if action.part == "producer":
-            if (why := _refusal(action, found)) is None:
-                able[action.value] = []
+    states = {row: _state(row) for row in found.inbox}
+    for name, act in ACTS.items():
+        if act.part == "producer":
+            if (why := _refusal(act, found)) is None:
+                able[name] = []
             else:
-                refused[action.value] = why
-            continue
-        rows = {row: _word(row) for row in found.inbox}
-        groups = sorted({row.group for row, word in rows.items() if word in states_for(action, {})})
-        if groups:
-            able[action.value] = groups
+                refused[name] = why
+        elif groups := sorted({row.group for row, state in states.items() if state in act.from_states}):
+            able[name] = groups
         else:
-            refused[action.value] = _refusal_in_groups(action, rows)
+            refused[name] = _refusal_in_groups(act, states)
     return able, refused
 
 
-def _refusal(action: Action, found: Gathered) -> str | None:
+def _refusal(act: Act, found: MessageFacts) -> str | None:
     if found.home is None and found.unseen:
-        return f"nobody knows its state: {', '.join(found.unseen)} can't be read now"
-    state = found.state or UNKNOWN
-    if state not in states_for(action, {}):
-        return refusal(action, state)
-    # Without any worker, nobody knows what they have: it can be ordered, and waits for one.
-    if action is Action.COMPENSATE and found.workers and "compensation" not in {kind for kind, *_ in found.handlers}:
-        return f"no worker that runs has a compensation for topic {found.topic}; register one with @outbox.compensation"
+        return f"its state isn't known: {', '.join(found.unseen)} can't be read now"
+    state = found.state or "unknown"
+    if state not in act.from_states:
+        return act.refusal(state)
+    # Without any worker, it isn't known what they have: the act can be ordered, and waits for a worker.
+    if act.handler and found.workers and act.handler not in {kind for kind, *_ in found.handlers}:
+        return (
+            f"no worker that runs has a {act.handler} for topic {found.topic}; register one with @outbox.{act.handler}"
+        )
     return None
 
 
-def _refusal_in_groups(action: Action, rows: dict[InboxRow, str]) -> str:
+def _refusal_in_groups(act: Act, states: dict[InboxRow, str]) -> str:
     reasons: dict[str, list[str]] = {}
-    for row, word in rows.items():
-        reasons.setdefault(refusal(action, UNCONSUMED if word == "left_out" else word), []).append(row.group)
+    for row, state in states.items():
+        reasons.setdefault(act.refusal("unconsumed" if state == "left_out" else state), []).append(row.group)
     if len(reasons) == 1:
         return next(iter(reasons))
     whys = (f"{', '.join(sorted(set(groups)))}: {why}" for why, groups in reasons.items())
-    return "; ".join(whys) or refusal(action, UNCONSUMED)
+    return "; ".join(whys) or act.refusal("unconsumed")
 
 
 _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": "unknown"}
@@ -341,15 +323,15 @@ _IN_INBOX = {
 }
 
 
-def timeline(found: Gathered) -> list[Event]:
-    """Return what happened to a message; at the same moment, what comes first on its way comes first."""
-    events = [*_at_producer(found), *_checks(found), *_in_inboxes(found), *_by_people(found)]
+def timeline(found: MessageFacts) -> list[Event]:
+    """Return what happened to a message; at the same moment, what is written first comes first."""
+    events = [*_at_producer(found), *_checks(found), *_in_inboxes(found), *_by_operators(found)]
     # One statement writes half and op, and may stamp the op first.
     born = found.half["born_at"] if found.half else None
     return sorted(events, key=lambda event: event.at if born is None else max(event.at, born))
 
 
-def _at_producer(found: Gathered) -> Iterator[Event]:
+def _at_producer(found: MessageFacts) -> Iterator[Event]:
     if found.home is None:
         return
     name, half, op = found.home.name, found.half, found.op
@@ -360,8 +342,8 @@ def _at_producer(found: Gathered) -> Iterator[Event]:
         yield Event(op["decided_at"], word.lower().replace(" ", "_"), f"{word} by the {op['decided_by']}", name)
     for send in found.sends:
         again = "" if send["send_number"] == 1 else f" again (send {send['send_number']})"
-        place = f"queue {send['queue']}, position {send['position']}"
-        yield Event(send["visible_at"], "dispatched", f"Dispatched{again}", name, place)
+        where = f"queue {send['queue']}, position {send['position']}"
+        yield Event(send["visible_at"], "dispatched", f"Dispatched{again}", name, where)
     scheduled = found.scheduled or {}
     if scheduled.get("recalled_at"):
         yield Event(scheduled["recalled_at"], "recalled", "Recalled", name, actor=scheduled["recalled_by"])
@@ -369,14 +351,14 @@ def _at_producer(found: Gathered) -> Iterator[Event]:
         yield Event(
             undoing["compensated_at"],
             "compensated",
-            f"Local transaction rolled back by {undoing['function']}",
+            f"Local transaction compensated by {undoing['function']}",
             name,
             undoing["reason"],
             undoing["requested_by"],
         )
 
 
-def _checks(found: Gathered) -> Iterator[Event]:
+def _checks(found: MessageFacts) -> Iterator[Event]:
     if found.home is None:
         return
     name = found.home.name
@@ -388,7 +370,7 @@ def _checks(found: Gathered) -> Iterator[Event]:
         yield Event(found.check["parked_at"], "half_parked", "Half parked", name, found.check["reason"])
 
 
-def _in_inboxes(found: Gathered) -> Iterator[Event]:
+def _in_inboxes(found: MessageFacts) -> Iterator[Event]:
     for row in found.inbox:
         if row.received_at is None or row.changed_at is None:
             continue
@@ -404,7 +386,7 @@ def _in_inboxes(found: Gathered) -> Iterator[Event]:
             yield Event(row.discarded_at, "discarded", f"Discarded in group {row.group}", row.database, first_line)
 
 
-def _by_people(found: Gathered) -> Iterator[Event]:
+def _by_operators(found: MessageFacts) -> Iterator[Event]:
     for act in found.audit:
         of_group = f" in group {group}" if (group := act.target.rpartition("/")[0]) else ""
         yield Event(act.acted_at, "act", f"{act.action}{of_group}", act.database, act.reason, act.actor)
@@ -415,46 +397,47 @@ def _by_people(found: Gathered) -> Iterator[Event]:
             yield Event(finding["started_at"], "found", title, name, detail)
 
 
-def message(databases: Databases, message_id: UUID, redactor: Redactor, *, reveal: Actor | None = None) -> MessageView:
-    """Return all that is known of a message. With ``reveal``, unmasked; that is in the audit before it is returned.
+class MessageViews(OverDatabases):
+    """What an operator sees of one message; ``redactor`` decides how bodies are shown."""
 
-    A database that can't be read is named in ``unseen``, and what it knows is missing.
+    def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
+        super().__init__(databases)
+        self.redactor = redactor or Redactor()
 
-    Raises:
-        MessageNotFound: no database knows it, and all could be read.
-        sqlalchemy.exc.DBAPIError: none of those that could be read knows it; or the reveal can't be audited.
-    """
-    found = gather(databases, message_id)
-    if not found.known:
-        raise next(iter(found.unseen.values()), _not_found(databases, message_id))
-    if reveal is not None and found.home is not None:
-        with found.home.acting() as connection:
-            statement = audit(found.home.schema, reveal.name, "reveal", str(message_id), "", None, reveal.origin)
-            execute(connection, statement)
-    return _view(databases, found, redactor, revealed=reveal is not None)
+    def message(self, message_id: UUID, *, reveal: Actor | None = None) -> MessageView:
+        """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.
+
+        A database that can't be read is named in ``unseen``, and what it knows is missing.
+
+        Raises:
+            MessageNotFound: no database knows it, and all could be read.
+            sqlalchemy.exc.DBAPIError: none of those that could be read knows it; or the reveal can't be audited.
+        """
+        found = gather(self.databases, message_id)
+        if not found.known:
+            raise next(iter(found.unseen.values()), self.not_found(message_id))
+        if reveal is not None and found.home is not None:
+            with found.home.acting() as connection:
+                statement = audit(found.home.schema, reveal.name, "reveal", str(message_id), "", None, reveal.origin)
+                execute(connection, statement)
+        return _view(self.databases, found, self.redactor, revealed=reveal is not None)
+
+    def body(self, message_id: UUID) -> tuple[str, bytes]:
+        """Return content type and bytes of a message as they are; the caller must have audited it.
+
+        Raises:
+            MessageNotFound: no producer's database has it.
+        """
+        for database in self.databases.having("producer"):
+            with database.reading() as connection:
+                (rows,) = execute(connection, message_sql.body(database.schema, message_id))
+            if rows:
+                content_type, body = rows[0]
+                return content_type, bytes(body)
+        raise self.not_found(message_id)
 
 
-def version_of(databases: Databases, message_id: UUID) -> str:
-    """Return a text that is another one whenever anything about the message has changed."""
-    return gather(databases, message_id).version
-
-
-def raw_body(databases: Databases, message_id: UUID) -> tuple[str, bytes]:
-    """Return content type and bytes of a message as they are.
-
-    Raises:
-        MessageNotFound: no producer's database has it.
-    """
-    for database in databases.having("producer"):
-        with database.looking() as connection:
-            (rows,) = execute(connection, messages_sql.body(database.schema, message_id))
-        if rows:
-            content_type, body = rows[0]
-            return content_type, bytes(body)
-    raise _not_found(databases, message_id)
-
-
-def _view(databases: Databases, found: Gathered, redactor: Redactor, *, revealed: bool) -> MessageView:
+def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, revealed: bool) -> MessageView:
     actions, refused = actions_of(found)
     half, body, compensation = found.half, None, found.compensation
     if half is not None:
@@ -484,11 +467,4 @@ def _view(databases: Databases, found: Gathered, redactor: Redactor, *, revealed
         refused=refused,
         findings=[{"database": name, **finding} for name, finding in found.findings],
         unseen=list(found.unseen),
-    )
-
-
-def _not_found(databases: Databases, message_id: UUID) -> MessageNotFound:
-    return MessageNotFound(
-        f"no registered database ({', '.join(databases)}) knows message {message_id}; "
-        "is it in another one, or was it pruned?"
     )

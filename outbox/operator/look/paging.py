@@ -20,6 +20,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, execute
 from outbox.errors import InvalidRequest
 from outbox.operator.model import MAX_PAGE, Page, PageRequest, Total
+from outbox.reader import Reader
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -35,12 +36,27 @@ _LONGEST = 16_384
 _BIGGEST = 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
-    """What one database gave: ``rows`` in the order of the list, those after a position.
+F = TypeVar("F")
 
-    ``stopped`` is where the search stopped at its limit, None if it saw all there is (or gave as many rows as were
-    wanted); ``searched`` is how many it looked at.
+_FILTERS = Reader("code", error=lambda message, field: InvalidRequest(message, field.partition("[")[0]))
+
+
+def checked(criteria: F) -> F:
+    """Return a filter whose fields have their types, bounds and words.
+
+    Raises:
+        InvalidRequest: one hasn't; its ``field`` is named.
+    """
+    _FILTERS.check(criteria)
+    return criteria
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """What one database gives for a page: ``rows`` in the order of the list, those after a position.
+
+    ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
+    ``searched`` is how many it looked at.
     """
 
     rows: list[T]
@@ -49,7 +65,7 @@ class Found(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Generic[T]):
+class SortOrder(Generic[T]):
     """How a list is sorted: by ``key``, ties by the database's name; ``position`` names a row within its database.
 
     ``shape`` are the types of a position's values: UUID, datetime, int or str. Without ``position``, the key is it.
@@ -65,8 +81,8 @@ class Order(Generic[T]):
         return (self.position or self.key)(row)
 
 
-def read(token: str | None, context: object) -> dict[str, Any] | None:
-    """Return what `write` put into a token for the same context; None for no token.
+def read_token(token: str | None, context: object) -> dict[str, Any] | None:
+    """Return what `write_token` put into a token for the same context; None for no token.
 
     Raises:
         InvalidRequest: it is no token, was changed or cut, or belongs to another context.
@@ -78,9 +94,9 @@ def read(token: str | None, context: object) -> dict[str, Any] | None:
     try:
         raw = base64.b64decode(token.encode("ascii") + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
         # The last character has bits that decoding drops: one token, one spelling.
-        spelled_so = base64.urlsafe_b64encode(raw).rstrip(b"=") == token.encode("ascii")
+        is_canonical = base64.urlsafe_b64encode(raw).rstrip(b"=") == token.encode("ascii")
         checksum, payload = raw[:_CHECKSUM], raw[_CHECKSUM:]
-        if not spelled_so or checksum != _checksum(payload, context):
+        if not is_canonical or checksum != _checksum(payload, context):
             raise _invalid()
         cursor = json.loads(payload)
     except (ValueError, RecursionError):
@@ -90,8 +106,8 @@ def read(token: str | None, context: object) -> dict[str, Any] | None:
     return cursor
 
 
-def write(cursor: Mapping[str, Any], context: object) -> str:
-    """Return an opaque text, fit for a URL, which `read` reads for an equal context (a filter, and what else binds)."""
+def write_token(cursor: Mapping[str, Any], context: object) -> str:
+    """Return an opaque text, fit for a URL, which `read_token` reads for an equal context, such as a filter."""
     payload = _json(cursor)
     return base64.urlsafe_b64encode(_checksum(payload, context) + payload).rstrip(b"=").decode("ascii")
 
@@ -111,12 +127,12 @@ def merged(
     names: Iterable[str],
     page: PageRequest,
     context: object,
-    order: Order[T],
-    look: Callable[[str, Position | None, int], Found[T]],
+    order: SortOrder[T],
+    read: Callable[[str, Position | None, int], Part[T]],
 ) -> Page[T]:
     """Return a page of a list that several databases have parts of.
 
-    ``look(name, after, limit)`` gives the first ``limit`` rows of one database after a position (None: of its list).
+    ``read(name, after, limit)`` gives the first ``limit`` rows of one database after a position (None: of its list).
     Each database goes on by itself: the rows of a page are in order, and so are the pages, unless a search stopped at
     its limit in one database and not in another.
 
@@ -125,13 +141,13 @@ def merged(
     """
     names, size = list(names), size_of(page)
     bound = (names, context)
-    cursor = read(page.token, bound)
+    cursor = read_token(page.token, bound)
     after: dict[str, Position | None] = (
         dict.fromkeys(names) if cursor is None else {name: decode(cursor[name], order.shape) for name in cursor}
     )
     if not after.keys() <= set(names):
         raise _invalid()
-    found = {name: look(name, position, size + 1) for name, position in after.items()}
+    found = {name: read(name, position, size + 1) for name, position in after.items()}
     taken = _first(found, order, size)
     going_on = {}
     for name, part in found.items():
@@ -143,7 +159,7 @@ def merged(
     short = len(taken) < size and bool(going_on)
     return Page(
         [row for _, row in taken],
-        write({name: encode(position) for name, position in going_on.items()}, bound) if going_on else None,
+        write_token({name: encode(position) for name, position in going_on.items()}, bound) if going_on else None,
         complete=not short,
         searched=sum(part.searched for part in found.values() if part.stopped) if short else None,
     )
@@ -153,13 +169,13 @@ class Counted(Generic[T]):
     """The total of a list, on its first page only: exact where that page is all there is, else where it is counted."""
 
     def __init__(self, page: PageRequest, limit: int) -> None:
-        self._wanted = not page.token
+        self._first_page = not page.token
         self._limit = limit
         self._total: int | None = 0
 
     def add(self, connection: Connection, statement: Statement | None) -> None:
         """Count what one database has, one more than the limit at most; None: that can't be counted cheaply."""
-        if not self._wanted or self._total is None:
+        if not self._first_page or self._total is None:
             return
         if statement is None:
             self._total = None
@@ -169,7 +185,7 @@ class Counted(Generic[T]):
 
     def on(self, page: Page[T]) -> Page[T]:
         """Return the page with the total."""
-        if not self._wanted:
+        if not self._first_page:
             return page
         if page.next_page_token is None:
             return dataclasses.replace(page, total=Total(len(page.items)))
@@ -180,7 +196,7 @@ class Counted(Generic[T]):
         return dataclasses.replace(page, total=total)
 
 
-def _first(found: Mapping[str, Found[T]], order: Order[T], size: int) -> list[tuple[str, T]]:
+def _first(found: Mapping[str, Part[T]], order: SortOrder[T], size: int) -> list[tuple[str, T]]:
     """Return the first rows of all, each with its database's name. Of each database it takes the first ones."""
     lists = [[(name, row) for row in found[name].rows] for name in sorted(found)]
     rows = heapq.merge(*lists, key=lambda owned: order.key(owned[1]), reverse=order.newest_first)

@@ -22,9 +22,9 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import execute
 from outbox.dispatch.once import dispatch_once, dispatch_passed, newest_sends, release_due_once, resend
-from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Status
-from outbox.operator.undecided import request_check, retry
+from outbox.operator.changes import apply
+from outbox.operator.model import Target
 from outbox.reconcile.job import Outcome, Repair
 from outbox.reconcile.repair import sql as repair_sql
 from outbox.reconcile.repair import work as inbox
@@ -52,19 +52,11 @@ def check_undecided(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 
 def _request(work: Work, connection: Connection, finding: Finding) -> str:
-    try:
-        request_check(
-            connection,
-            work.job.producer.settings,
-            finding.id,
-            actor=work.job.actor,
-            reason=work.reason(finding.outcome),
-        )
-    except (AlreadyCommitted, AlreadyRolledBack):
-        return HEALED
-    except HalfNotFound:
-        return "refused: the producer has no half message of it any more"
-    return DONE
+    request = work.request("check", finding.outcome)
+    (outcome,) = apply(connection, work.job.producer.settings, request, [Target(finding.id)])
+    if outcome.state == "done":
+        return DONE
+    return "refused: the producer has no half message of it any more" if outcome.was == "unknown" else HEALED
 
 
 _PAUSE = 0.05
@@ -173,7 +165,8 @@ def resend_missing(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             else:
                 results[finding.id] = DONE
                 chosen.append(finding)
-        resend(connection, settings, ids_of(chosen), actor=work.job.actor, reason=work.reason(batch[0].outcome))
+        numbers = {finding.id: sends[finding.id] for finding in chosen}
+        resend(connection, settings, numbers, actor=work.job.actor, reason=work.reason(batch[0].outcome))
     return results
 
 
@@ -201,14 +194,8 @@ def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             busy = finding.id in there.busy
             result = results[finding.id] = BUSY if busy else _result_of_retry(finding, there.rows.get(finding.id))
             if result == DONE:
-                retry(
-                    connection,
-                    work.job.consumer.schema,
-                    work.pair.group,
-                    finding.id,
-                    actor=work.job.actor,
-                    reason=work.reason(finding.outcome),
-                )
+                request = work.request("retry", finding.outcome)
+                apply(connection, work.job.consumer.settings, request, [Target(finding.id, work.pair.group)])
     return results
 
 

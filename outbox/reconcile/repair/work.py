@@ -21,6 +21,8 @@ from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import audit, plan_by_index, wait_at_most
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
+from outbox.operator.acts import ACTS
+from outbox.operator.changes import ActRequest
 from outbox.reconcile.job import Job, Outcome, Pair, Repair
 from outbox.reconcile.repair import sql as repair_sql
 from outbox.reconcile.rows import Finding, InboxState
@@ -59,6 +61,10 @@ class Work:
     def reason(self, kind: Outcome) -> str:
         """Return what the audit gives as the reason of an act."""
         return f"reconciliation {self.run_id}: {kind.label}"
+
+    def request(self, name: str, kind: Outcome) -> ActRequest:
+        """Return an operator's act, as this run requests it for a finding of a kind."""
+        return ActRequest(ACTS[name], self.job.actor, self.reason(kind))
 
     def audits(self, action: Repair, findings: Sequence[Finding], results: Mapping[UUID, object]) -> list[Statement]:
         """Return what records acts in the consumer's database, each with its result."""

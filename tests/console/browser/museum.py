@@ -9,7 +9,8 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from outbox import Resolution, testing
-from outbox.operator.model import Action, Actor, InboxFilter, PageRequest, Selector, Target
+from outbox.message.model import Status
+from outbox.operator.model import Actor, InboxFilter, PageRequest, Selector, Target
 from tests.conftest import wait_until
 from tests.console.browser.town import CLERK, CREDIT, Town
 
@@ -64,18 +65,18 @@ def furnish(town: Town, console: str) -> Museum:
     half, parked_half = (town.prepare(topic) for topic in ("quiet", LOAN))
     town.settled([*transfers, *parked, hostile, failing, discarded, *queued])
     testing.check(town.bank_a)
-    admin.act(Action.RECALL, Target(recalled), actor=ACTOR, reason="=1+1")
-    admin.act(Action.DISCARD, Target(discarded, CLERK), actor=ACTOR, reason=HOSTILE)
-    rollback = admin.start(Action.COMPENSATE, Selector((Target(parked[0]),)), actor=ACTOR, reason="no such account")
-    retry = admin.start(Action.RETRY, Selector((Target(parked[1], CREDIT),)), actor=Actor(HOSTILE), reason=HOSTILE)
+    admin.act("recall", Target(recalled), by=ACTOR, why="=1+1")
+    admin.act("discard", Target(discarded, CLERK), by=ACTOR, why=HOSTILE)
+    rollback = admin.start("compensate", Selector((Target(parked[0]),)), by=ACTOR, why="no such account")
+    retry = admin.start("retry", Selector((Target(parked[1], CREDIT),)), by=Actor(HOSTILE), why=HOSTILE)
     slow = admin.start(
-        Action.RETRY, Selector(tuple(Target(each, CLERK) for each in queued)), actor=ACTOR, reason="slowly", rate=0.001
+        "retry", Selector(tuple(Target(each, CLERK) for each in queued)), by=ACTOR, why="slowly", rate=0.001
     )
     for each in (rollback.id, retry.id):
         town.carried_out(each)
     wait_until(lambda: admin.bulk_job(slow.id).started_at, "the slow one has begun")
     wait_until(
-        lambda: admin.inbox(InboxFilter(message_id=parked[1], statuses=("parked",)), PageRequest()).items, "again"
+        lambda: admin.inbox(InboxFilter(message_id=parked[1], status=(Status.PARKED,)), PageRequest()).items, "again"
     )
     wait_until(admin.workers, "workers report")
     return Museum(

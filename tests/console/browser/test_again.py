@@ -106,7 +106,7 @@ def test_what_was_previewed_is_what_runs(page: Page, town: Town, watches: list[W
     town.settled(ids)
     page.goto("bulk?action=discard&of=inbox&error=damp")
     page.get_by_label("Reason").fill("dried")
-    town.bank_b.retry("clerk", first, actor="otto", reason="meanwhile")
+    town.bank_b.operator.retry(first, group="clerk", by="otto", why="meanwhile")
     town.mended.add("damp")
     town.becomes(first, "consumed")
     page.get_by_role("button", name="Discard 2").click()

@@ -111,7 +111,7 @@ def test_a_mixed_selection_is_asked_for_its_database(page: Page, town: Town) -> 
     page.goto("inbox?topic=note&status=parked&error=torn")
     for each in (first, second):
         page.get_by_role("checkbox", name=f"Select message {each}").check()
-    town.bank_b.retry("clerk", first, actor="otto", reason="meanwhile")
+    town.bank_b.operator.retry(first, group="clerk", by="otto", why="meanwhile")
     town.becomes(first, "consumed")
     page.get_by_role("button", name="Retry…").click()
     asked = dialog(page, "Retry 1 of 2?")

@@ -18,7 +18,7 @@ from examples.bank_transfer.bank_a_refund import refund
 from examples.bank_transfer.message import TOPIC, TransferOrdered
 from examples.bank_transfer.orders import Order
 from outbox import Message, Outbox, Park, Settings
-from outbox.operator.service import Admin
+from outbox.operator.operator import Operator
 from outbox.worker import Worker
 from tests.conftest import wait_until
 
@@ -83,9 +83,9 @@ class Town:
         return {"bank_a": self.a, "bank_b": self.b}
 
     @cached_property
-    def admin(self) -> Admin:
+    def admin(self) -> Operator:
         """The service layer over both databases."""
-        return Admin.open(self.databases, self.settings)
+        return Operator.open(self.databases, self.settings)
 
     def transfer(self, amount: str = "10.00", receiver: str = KNOWN, purpose: str = "rent") -> UUID:
         """Debit the sender and tell bank B, in one transaction; return the id of the message."""

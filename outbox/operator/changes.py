@@ -1,0 +1,398 @@
+"""What each act changes, in the caller's transaction: lock, look, act, record.
+
+`apply` has a contract that operators, bulk jobs and the reconciliation's repairs share:
+
+1. **Lock** what the act is about: for a message the right to send (dispatch, release and compensation take the same
+   lock) and its op (prune takes it), for an undecided half its check (whoever decides locks it first), for an inbox its
+   row (a retry holds it while the handler runs).
+2. **Look** in which state each message is, in a statement of its own after the lock: it sees what a rival did while the
+   lock was waited for.
+3. **Act** on those in a state in which the act can be done. The others are reported, and nothing of theirs changes.
+4. **Record** each change as one row of ``audit``, in the same transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+from outbox.check import sql as check_sql
+from outbox.check.once import worker_name
+from outbox.consumer.sql import RETRY
+from outbox.database.decision import decide
+from outbox.database.execute import Statement, execute, in_schema
+from outbox.database.sql import audit, plan_by_index, take_lock
+from outbox.database.status import message_status
+from outbox.dispatch import once as dispatch
+from outbox.dispatch import sql as dispatch_sql
+from outbox.errors import InvalidRequest
+from outbox.message.model import Resolution
+from outbox.operator.model import Actor, Target
+from outbox.settings import Settings
+from outbox.text import storable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.operator.acts import Act
+
+_LONGEST = 4_000
+BUSY = "another transaction is working on it at this moment"
+
+
+@dataclass(frozen=True, slots=True)
+class ActRequest:
+    """An act, who does it, why, and with which options; ``origin`` says by which interface it came."""
+
+    act: Act
+    by: str
+    why: str
+    origin: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def record(self, schema: str, target: Target, result: object = None) -> Statement:
+        """Return the statement that writes the audit row of a change."""
+        return audit(schema, self.by, self.act.name, target.audited, self.why, result, self.origin)
+
+
+def requested(act: Act, by: Actor, why: str, options: Mapping[str, Any]) -> ActRequest:
+    """Return an act as it is asked for, checked.
+
+    Raises:
+        InvalidRequest: no reason where one is needed, an option that isn't one, or a name that the audit can't record.
+    """
+    act.check_reason(why)
+    check_audited(by, why)
+    act.check_options(options)
+    return ActRequest(act, by.name, why.strip(), dict(by.origin), dict(options))
+
+
+def check_audited(by: Actor, why: str) -> None:
+    """Check that the audit can record who does something, and why.
+
+    Raises:
+        InvalidRequest: it can't.
+    """
+    if not by.name.strip():
+        raise InvalidRequest("the actor has no name: the audit must tell who did it", field="actor")
+    for name, text in (("reason", why), ("actor", by.name)):
+        if storable(text) != text or len(text) > _LONGEST:
+            raise InvalidRequest(
+                f"the {name} must have at most {_LONGEST} characters, and none that the database can't store",
+                field=name,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an act for one message: ``text`` is a clause about it, ``was`` the state in which it was found.
+
+    ``busy``: nothing was done, another transaction holds its lock; ``was`` is None then.
+    """
+
+    state: Literal["done", "skipped", "busy"]
+    text: str
+    was: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LockedMessage:
+    """A message as it is after its lock: its state (None: another transaction has the lock), and its newest send."""
+
+    state: str | None
+    sends: int = 0
+
+
+#: Does an act to messages that are locked, and in a state for it; returns a clause about each that it has changed.
+Change = Callable[["Connection", Settings, ActRequest, Mapping[Target, LockedMessage]], Mapping[Target, str]]
+
+
+def apply(
+    connection: Connection, settings: Settings, request: ActRequest, targets: Sequence[Target], *, wait: bool = True
+) -> list[Outcome]:
+    """Do an act to these messages, which are different ones; return what came of each, in their order.
+
+    Runs in the caller's transaction, which must be READ COMMITTED. Without ``wait``, inbox rows whose lock another
+    transaction holds are ``busy``; everything else is waited for, up to the transaction's lock_timeout.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the transaction has failed; for a lock, with SQLSTATE 55P03.
+    """
+    act = request.act
+    locked = lock(connection, settings, act, targets, wait=wait)
+    states = act.states(request.options)
+    able = {target: found for target, found in locked.items() if found.state in states}
+    done = act.change(connection, settings, request, able) if act.change and able else {}
+    if late := [target for target in able if target not in done]:
+        # A rival that doesn't take the lock was faster: a statement of its own sees what it has made of them.
+        locked |= lock(connection, settings, act, late, wait=wait)
+    return [_outcome(act, target, locked[target], done) for target in targets]
+
+
+def _outcome(act: Act, target: Target, found: LockedMessage, done: Mapping[Target, str]) -> Outcome:
+    if found.state is None:
+        return Outcome("busy", BUSY, None)
+    if target in done:
+        return Outcome("done", done[target], found.state)
+    return Outcome("skipped", act.refusal(found.state), found.state)
+
+
+# --- lock and look ---------------------------------------------------------------------------------------
+
+#: The state of a half message ``h`` with its op ``o``, schedule ``d`` and check ``c``.
+MESSAGE_STATE = (
+    "CASE WHEN h.id IS NULL THEN 'unknown' WHEN o.half_id IS NULL AND c.fenced THEN 'fenced' ELSE {} END".format(
+        message_status(
+            of_committed="""
+            WHEN EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id) THEN 'compensated'
+            WHEN EXISTS (SELECT FROM {s}.bulk_item i
+                          WHERE i.message_id = h.id AND i.action = 'compensate' AND i.state = 'pending')
+                 THEN 'compensating'""",
+            of_undispatched="""
+            WHEN h.deliver_at IS NOT NULL THEN 'scheduled'""",
+        )
+    )
+)
+
+MESSAGE_JOINS = """
+  LEFT JOIN {s}.op_message o ON o.half_id = h.id
+  LEFT JOIN {s}.scheduled_message d ON d.half_id = h.id
+  LEFT JOIN {s}.half_check c ON c.half_id = h.id"""
+
+#: The state of an inbox row ``m``.
+INBOX_STATE = "CASE WHEN m.discarded_at IS NULL THEN m.status ELSE 'discarded' END"
+
+_MESSAGE_STATES = f"""
+SELECT w.id, {MESSAGE_STATE}, coalesce((SELECT max(send_number) FROM {{s}}.message m WHERE m.half_id = w.id), 0)
+  FROM unnest(%(ids)s::uuid[]) w (id)
+  LEFT JOIN {{s}}.half_message h ON h.id = w.id{MESSAGE_JOINS}
+"""
+
+# Ordered, as every lock of several rows: two transactions that lock the same ones don't deadlock.
+_LOCK_OPS = "SELECT FROM {s}.op_message WHERE half_id = ANY (%s::uuid[]) ORDER BY half_id FOR UPDATE"
+_LOCK_CHECKS = "SELECT FROM {s}.half_check WHERE half_id = ANY (%s::uuid[]) ORDER BY half_id FOR UPDATE"
+
+_INBOX_STATES = f"""
+SELECT w.consumer_group, w.id, {INBOX_STATE}
+  FROM unnest(%(groups)s::text[], %(ids)s::uuid[]) w (consumer_group, id)
+  CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
+                       WHERE consumer_group = w.consumer_group AND message_id = w.id OFFSET 0) m
+"""
+
+# Without waiting, a row that another transaction has is still seen to be there.
+_LOCK_INBOX = f"""
+SELECT w.number::int, l.state,
+       EXISTS (SELECT FROM {{s}}.consumer_message e WHERE e.consumer_group = w.consumer_group AND e.message_id = w.id)
+  FROM unnest(%(groups)s::text[], %(ids)s::uuid[]) WITH ORDINALITY w (consumer_group, id, number)
+  LEFT JOIN LATERAL (SELECT {INBOX_STATE} AS state FROM {{s}}.consumer_message m
+                      WHERE m.consumer_group = w.consumer_group AND m.message_id = w.id
+                        FOR UPDATE {{skip}}) l ON true
+ ORDER BY w.number
+"""
+
+
+def message_states(schema: str, ids: Iterable[UUID]) -> Statement:
+    """Read in which state these messages are. Rows: ``(id, state, newest send number or 0)``, one for each id."""
+    return Statement(in_schema(_MESSAGE_STATES, schema), {"ids": list(ids)})
+
+
+def inbox_states(schema: str, targets: Sequence[Target]) -> Statement:
+    """Read in which state these inbox rows are. Rows: ``(group, id, state)`` of those that there are."""
+    return Statement(in_schema(_INBOX_STATES, schema), inbox_columns(targets))
+
+
+def lock(
+    connection: Connection, settings: Settings, act: Act, targets: Sequence[Target], *, wait: bool
+) -> dict[Target, LockedMessage]:
+    """Lock what an act on these messages is about, and read their states after that."""
+    schema, ids = settings.schema, [target.message_id for target in targets]
+    if act.noun == "inbox":
+        ordered = sorted(targets, key=lambda target: (target.group or "", target.message_id))
+        sql = _LOCK_INBOX.replace("{skip}", "" if wait else "SKIP LOCKED")
+        _, rows = execute(connection, plan_by_index(), Statement(in_schema(sql, schema), inbox_columns(ordered)))
+        states = ((state or (None if there else "unconsumed")) for _, state, there in rows)
+        return {target: LockedMessage(state) for target, state in zip(ordered, states, strict=True)}
+    if act.noun == "message":
+        locks = [
+            take_lock(dispatch.dispatch_lock(schema)),
+            Statement(in_schema(_LOCK_OPS, schema), (ids,)),
+        ]
+    else:
+        locks = [Statement(in_schema(_LOCK_CHECKS, schema), (ids,))]
+    *_, rows = execute(connection, plan_by_index(), *locks, message_states(schema, ids))
+    found = {half_id: LockedMessage(state, sends) for half_id, state, sends in rows}
+    return {target: found[target.message_id] for target in targets}
+
+
+def inbox_columns(targets: Collection[Target]) -> dict[str, object]:
+    """Return the values ``groups`` and ``ids`` that name inbox rows in a statement."""
+    return {"groups": [target.group or "" for target in targets], "ids": [target.message_id for target in targets]}
+
+
+# --- messages --------------------------------------------------------------------------------------------
+
+
+def resend(
+    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+) -> dict[Target, str]:
+    """Append messages once more, each with the next send number."""
+    sends = {target.message_id: found.sends for target, found in able.items()}
+    dispatch.resend(connection, settings, sends, actor=request.by, reason=request.why, origin=request.origin)
+    return {target: f"is sent again (send {found.sends + 1})" for target, found in able.items()}
+
+
+def recall(
+    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+) -> dict[Target, str]:
+    """Take scheduled messages back."""
+    for target in able:
+        execute(
+            connection,
+            dispatch_sql.recall(settings.schema, target.message_id, request.by),
+            request.record(settings.schema, target),
+        )
+    return dict.fromkeys(able, "is recalled: it will not be sent")
+
+
+# --- undecided halves ------------------------------------------------------------------------------------
+
+
+def check(
+    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+) -> dict[Target, str]:
+    """Try the fences of halves that have one; have the next check pass ask about the others."""
+    done = {}
+    for target, found in able.items():
+        if found.state != "fenced":
+            done[target] = _check_next(connection, settings, request, target)
+        elif try_fence(connection, settings, request, target):
+            done[target] = f"was asked about, without a verdict: {check_sql.RUNNING}"
+        else:
+            done[target] = "was rolled back by the check of its fence"
+    return done
+
+
+def try_fence(connection: Connection, settings: Settings, request: ActRequest, target: Target) -> bool:
+    """Try the fence of an undecided half, which is locked: roll the half back, or tell that its function still runs."""
+    (((running, _),),) = execute(
+        connection,
+        check_sql.try_fences(settings.schema, [target.message_id], settings.check_interval, worker_name()),
+    )
+    answer, error = ("unknown", check_sql.RUNNING) if running else ("rollback", None)
+    execute(connection, request.record(settings.schema, target, {"asked": "fence", "answer": answer, "error": error}))
+    return bool(running)
+
+
+def _check_next(connection: Connection, settings: Settings, request: ActRequest, target: Target) -> str:
+    execute(
+        connection,
+        check_sql.once_more(settings.schema, target.message_id),
+        request.record(settings.schema, target, {"asked": "next pass"}),
+    )
+    return "will be asked about in the next check pass"
+
+
+def reset(
+    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+) -> dict[Target, str]:
+    """Set the counters of halves back to 0, and have them checked by the next pass (RocketMQ: resume)."""
+    for target in able:
+        execute(
+            connection,
+            check_sql.reset(settings.schema, target.message_id),
+            request.record(settings.schema, target),
+        )
+    return dict.fromkeys(able, "has all its checks again, the first in the next check pass")
+
+
+def commit(
+    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+) -> dict[Target, str]:
+    """Decide halves: their messages will be sent."""
+    return _decide(connection, settings, request, able, Resolution.COMMIT, "is committed: it will be sent")
+
+
+def rollback(
+    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+) -> dict[Target, str]:
+    """Decide halves: their messages will never be sent."""
+    return _decide(connection, settings, request, able, Resolution.ROLLBACK, "is rolled back: it will never be sent")
+
+
+def _decide(
+    connection: Connection,
+    settings: Settings,
+    request: ActRequest,
+    able: Mapping[Target, LockedMessage],
+    resolution: Resolution,
+    text: str,
+) -> dict[Target, str]:
+    done = {}
+    for target in able:
+        # A fenced function that still runs can't write its op meanwhile: it locks the check first, which is ours.
+        if decide(connection, settings.schema, target.message_id, resolution, "operator").first:
+            execute(connection, request.record(settings.schema, target, dict(request.options) or None))
+            done[target] = text
+    return done
+
+
+# --- inboxes ---------------------------------------------------------------------------------------------
+
+_CHANGE_INBOX = f"""
+WITH changed AS (
+    UPDATE {{s}}.consumer_message m
+       SET {{change}}, changed_at = clock_timestamp()
+      FROM unnest(%(groups)s::text[], %(ids)s::uuid[], %(states)s::text[]) WITH ORDINALITY
+           w (consumer_group, id, state, number)
+     WHERE m.consumer_group = w.consumer_group AND m.message_id = w.id AND {INBOX_STATE} = w.state
+    RETURNING m.consumer_group, m.message_id, w.state, w.number
+)
+INSERT INTO {{s}}.audit (actor, action, target, reason, result, origin)
+SELECT %(actor)s, %(action)s, consumer_group || '/' || message_id, %(reason)s,
+       jsonb_build_object('was', state), %(origin)s::jsonb
+  FROM changed ORDER BY number
+"""
+
+
+def _inbox_change(assignments: str, texts: Mapping[str, str]) -> Change:
+    """Return what updates inbox rows; ``texts`` are what is said of a row that was in each of these states."""
+
+    def change(
+        connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
+    ) -> dict[Target, str]:
+        values = {
+            **inbox_columns(able),
+            "states": [found.state for found in able.values()],
+            "actor": request.by,
+            "action": request.act.name,
+            "reason": request.why or None,
+            "origin": json.dumps(dict(request.origin)) if request.origin else None,
+        }
+        execute(
+            connection, Statement(in_schema(_CHANGE_INBOX.replace("{change}", assignments), settings.schema), values)
+        )
+        return {target: texts[found.state or ""] for target, found in able.items()}
+
+    return change
+
+
+retry = _inbox_change(
+    RETRY,
+    MappingProxyType(
+        {"parked": "is due now, with all its attempts", "failed": "is due now, with the attempts it has left"}
+    ),
+)
+park = _inbox_change(
+    """status = 'parked', next_attempt_at = NULL, claims = 0,
+       error_kind = coalesce(m.error_kind, 'parked by an operator')""",
+    MappingProxyType({"failed": "is parked"}),
+)
+discard = _inbox_change(
+    "discarded_at = clock_timestamp()",
+    MappingProxyType({"parked": "is discarded; it can be restored until it is pruned"}),
+)
+restore = _inbox_change("discarded_at = NULL", MappingProxyType({"discarded": "is parked again"}))

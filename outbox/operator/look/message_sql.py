@@ -1,0 +1,165 @@
+"""Statements that follow one message through all tables, by index; each returns rows named by a tuple below."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from outbox.check.sql import UNANSWERED
+from outbox.consumer.sql import GROUP_QUEUES
+from outbox.database.execute import Row, Statement, in_schema
+from outbox.database.status import message_status
+
+HALF = ("id", "producer_group", "topic", "key", "tag", "headers", "content_type", "body_bytes", "raw", "deliver_at",
+        "born_at", "status")  # fmt: skip
+CHECK = ("status", "fenced", "check_times", "being_asked", "last_answer", "last_error", "checked_at", "next_check_at",
+         "next_check_in", "parked_at", "reason")  # fmt: skip
+HISTORY = ("asked_at", "asked", "worker", "answer", "seconds", "error", "state")
+OP = ("resolution", "decided_by", "decided_at", "sequence", "xid")
+SEND = ("send_number", "queue", "position", "visible_at")
+SCHEDULED = ("deliver_at", "recalled_at", "recalled_by")
+COMPENSATION = ("function", "requested_by", "reason", "result", "compensated_at")
+FINDING = ("run_id", "topic", "group", "kind", "detail", "action", "acted_at", "result", "started_at", "finished_at")
+_JSON = frozenset({"headers", "result"})
+
+#: The status of an undecided half by its check ``c``: a `outbox.operator.model.HalfStatus`.
+HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
+            WHEN c.next_check_at <= statement_timestamp() THEN 'orphan'
+            WHEN c.checked_at IS NULL THEN 'immune'
+            ELSE 'waiting' END"""
+
+# Written when the question is put, and kept until it is answered. Once the claim has run out, the worker that asked is
+# dead.
+BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_check_at > statement_timestamp())"
+
+#: What is known of the last question, by the check ``c``; ``{error}`` is how much of its error is wanted.
+LAST_CHECK = f"""{BEING_ASKED}, CASE WHEN NOT {BEING_ASKED} THEN c.last_answer END,
+       CASE WHEN NOT {BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
+
+_HALF = f"""
+SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body), h.body,
+       h.deliver_at, h.born_at, {message_status()}
+  FROM {{s}}.half_message h
+  LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
+  LEFT JOIN {{s}}.scheduled_message d ON d.half_id = h.id
+ WHERE h.id = %(id)s
+"""
+
+_CHECK = f"""
+SELECT {HALF_STATUS}, c.fenced, c.check_times, {LAST_CHECK.replace("{error}", "c.last_error")},
+       extract(epoch FROM c.next_check_at - statement_timestamp())::float8, c.parked_at, c.reason
+  FROM {{s}}.half_check c WHERE c.half_id = %(id)s
+"""
+
+# Without an answer: asked just now, or the claim of the latest question stands. A decision deletes the claim, and the
+# worker that was asking at that moment may still do so.
+_HISTORY = """
+SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
+       CASE WHEN a.answer IS NOT NULL THEN 'answered'
+            WHEN a.asked_at > statement_timestamp() - make_interval(secs => %(timeout)s)
+                 OR a.back = 1 AND c.next_check_at > statement_timestamp() THEN 'being_asked'
+            ELSE 'no_answer' END
+  FROM (SELECT *, row_number() OVER (ORDER BY id DESC) AS back FROM {s}.check_history
+         WHERE half_id = %(id)s ORDER BY id DESC LIMIT 1000) a
+  LEFT JOIN {s}.half_check c ON c.half_id = a.half_id
+ ORDER BY a.id
+"""
+
+_OP = "SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s"
+
+_SENDS = """
+SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number
+"""
+
+_SCHEDULED = "SELECT deliver_at, recalled_at, recalled_by FROM {s}.scheduled_message WHERE half_id = %(id)s"
+
+_COMPENSATION = """
+SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation WHERE half_id = %(id)s
+"""
+
+_BODY = "SELECT content_type, body FROM {s}.half_message WHERE id = %s"
+
+_REACHED = (
+    GROUP_QUEUES
+    + """, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
+SELECT consumer_group,
+       coalesce((SELECT max(position) FROM {s}.consumer_offset o
+                  WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s), 0)
+  FROM known k
+ ORDER BY 1
+"""
+)
+
+_FINDINGS = """
+SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.acted_at, f.result, r.started_at,
+       r.finished_at
+  FROM (SELECT * FROM {s}.reconciliation_finding WHERE message_id = %s LIMIT 1000) f
+  LEFT JOIN LATERAL (SELECT * FROM {s}.reconciliation_run WHERE id = f.run_id LIMIT 1) r ON true
+ ORDER BY f.id DESC LIMIT 100
+"""
+
+_WORKERS = """
+SELECT count(*) FROM {s}.worker WHERE seen_at > clock_timestamp() - make_interval(secs => %(alive)s)
+"""
+
+_HANDLERS = """
+SELECT DISTINCT h ->> 'kind', h ->> 'group', h ->> 'options'
+  FROM {s}.worker w
+ CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(w.handlers) WHEN 'array' THEN w.handlers END) h
+ WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(alive)s) AND h ->> 'topic' = %(topic)s
+ LIMIT 1000
+"""
+
+
+def producer_side(schema: str, half_id: UUID, timeout: float) -> list[Statement]:
+    """Read all that the producer's tables have of a message.
+
+    Rows: as `HALF`, `CHECK`, `HISTORY` (the last 1000 checks), `OP`, `SEND`, `SCHEDULED`, `COMPENSATION`. A check
+    without an answer counts as being asked until ``timeout`` seconds have passed, or its claim has run out.
+    """
+    values = {"id": half_id, "timeout": timeout, "unanswered": UNANSWERED}
+    statements = (_HALF, _CHECK, _HISTORY, _OP, _SENDS, _SCHEDULED, _COMPENSATION)
+    return [Statement(in_schema(sql, schema), values) for sql in statements]
+
+
+def body(schema: str, half_id: UUID) -> Statement:
+    """Read a message's body. Rows: ``(content_type, bytes)`` or none."""
+    return Statement(in_schema(_BODY, schema), (half_id,))
+
+
+def reached(schema: str, topic: str, queue: int) -> Statement:
+    """Read how far each group of a topic has come in a queue. Rows: ``(group, position)``."""
+    return Statement(in_schema(_REACHED, schema), {"topic": topic, "queue": queue})
+
+
+def findings_of(schema: str, message_id: UUID) -> Statement:
+    """Read what reconciliations found about a message, the newest first, 100 at most. Rows: as `FINDING`."""
+    return Statement(in_schema(_FINDINGS, schema), (message_id,))
+
+
+def workers(schema: str, alive: float) -> Statement:
+    """Count the workers seen within ``alive`` seconds. Rows: ``(workers,)``."""
+    return Statement(in_schema(_WORKERS, schema), {"alive": alive})
+
+
+def handlers_of(schema: str, topic: str, alive: float) -> Statement:
+    """Read what workers seen within ``alive`` seconds have for a topic. Rows: ``(kind, group, options as JSON)``."""
+    return Statement(in_schema(_HANDLERS, schema), {"topic": topic, "alive": alive})
+
+
+def named(names: Sequence[str], rows: Sequence[Row], as_json: frozenset[str] = _JSON) -> list[dict[str, Any]]:
+    """Return rows with the names of their columns; those of ``as_json`` are decoded."""
+    return [
+        {
+            name: json.loads(value) if name in as_json and value is not None else value
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in rows
+    ]
+
+
+def first(names: Sequence[str], rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the only row with the names of its columns; None if there is none."""
+    return next(iter(named(names, rows)), None)

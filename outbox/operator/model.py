@@ -1,0 +1,464 @@
+"""What an operator's calls take and return: filters, rows and views, as plain data.
+
+Each is declared here once. The console's queries, forms and JSON, and the command's options are read into the filters
+(`outbox.reader`); HTTP endpoints and ``-o json`` show the rows and views as they are.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+from uuid import UUID
+
+from outbox.message.model import Status
+from outbox.reader import Seconds, option
+
+T = TypeVar("T")
+
+#: Where a count ends; from there on it means "at least".
+COUNT_LIMIT = 10_000
+#: The most messages of one bulk job.
+MAX_ITEMS = 100_000
+#: The most messages that can be named one by one.
+MAX_IDS = 1_000
+MAX_PAGE = 500
+#: The longest text that is searched for; no stored text that it could equal is longer.
+LONGEST = 1_000
+_CENTURY = 100 * 366 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts, and by which interface: ``origin`` has ``via`` (console, cli), ``ip``, ``request_id``."""
+
+    name: str
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+
+def as_actor(by: str | Actor) -> Actor:
+    """Return who acts; a name alone is that of a Python program's caller."""
+    return by if isinstance(by, Actor) else Actor(by)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One message to act on; ``group`` for acts on an inbox. Its text is what it is called in a sentence."""
+
+    message_id: UUID
+    group: str | None = None
+
+    def __str__(self) -> str:
+        return f"message {self.message_id}" + (f" of group {self.group}" if self.group else "")
+
+    @property
+    def audited(self) -> str:
+        """What it is called in the audit."""
+        return f"{self.group}/{self.message_id}" if self.group else str(self.message_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """How many there are: ``value`` exactly (``eq``), or at least (``gte``)."""
+
+    value: int
+    relation: Literal["eq", "gte"] = "eq"
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Which page of a list: after the ``token`` of the page before; ``size`` 1 to 500."""
+
+    size: int = 50
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A page of a list.
+
+    ``next_page_token`` is None at the end. ``complete`` is False where the search stopped at its limit before the page
+    was full: going on may find more. ``total`` is None where it isn't known cheaply.
+    """
+
+    items: list[T]
+    next_page_token: str | None = None
+    total: Total | None = None
+    complete: bool = True
+    searched: int | None = None
+
+
+# --- messages of producers -------------------------------------------------------------------------------
+
+
+class MessageStatus(enum.StrEnum):
+    """How far a message has come on the producer's side."""
+
+    UNDECIDED = "undecided"
+    ROLLED_BACK = "rolled_back"
+    COMMITTED = "committed"
+    DISPATCHED = "dispatched"
+    SCHEDULED = "scheduled"
+    RECALLED = "recalled"
+
+
+def _text(help: str, **more: Any) -> Any:  # noqa: A002
+    return option(None, help, most=LONGEST, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which messages of the producers; what isn't given fits all. ``since`` and ``until`` go by ``born_at``."""
+
+    database: str | None = _text("Only of this database.", metavar="NAME")
+    status: tuple[MessageStatus, ...] = option((), "Only messages that have come so far; may be given again.")
+    topic: str | None = _text("Only this topic.")
+    key: str | None = _text("Only this key.")
+    tag: str | None = _text("Only this tag.")
+    producer_group: str | None = _text("Only of this producer group.", metavar="NAME")
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    header: tuple[str, str] | None = option(None, "Only with this header.", metavar="NAME=TEXT")
+    body: tuple[str, str] | None = option(
+        None, "Only with this in the body, such as order.id=42.", metavar="PATH=TEXT", aliases=("where",)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message in a list."""
+
+    database: str
+    id: UUID
+    topic: str
+    key: str | None
+    tag: str | None
+    status: str
+    born_at: dt.datetime
+    deliver_at: dt.datetime | None
+    decided_by: str | None
+    decided_at: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledFilter:
+    """Which scheduled messages."""
+
+    database: str | None = _text("Only of this database.", metavar="NAME")
+    topic: str | None = _text("Only this topic.")
+    recalled: bool = option(False, "Those that were recalled, instead.")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """A message that waits for its time, or was recalled."""
+
+    database: str
+    id: UUID
+    topic: str
+    key: str | None
+    deliver_at: dt.datetime
+    recalled_at: dt.datetime | None
+    recalled_by: str | None
+
+
+class HalfStatus(enum.StrEnum):
+    """The check of an undecided half: not due for the first time, due, asked and due again later, or given up."""
+
+    IMMUNE = "immune"
+    ORPHAN = "orphan"
+    WAITING = "waiting"
+    PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class HalfFilter:
+    """Which undecided halves."""
+
+    database: str | None = _text("Only of this database.", metavar="NAME")
+    topic: str | None = _text("Only this topic.")
+    status: HalfStatus | None = option(None, "Only halves of this status.")
+    min_age: Seconds | None = option(
+        None, "Not younger: 90s, 15m, 2h, 3d.", metavar="TIME", most=_CENTURY, aliases=("older_than",)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRow:
+    """An undecided half in a list; ``age`` is in seconds.
+
+    ``key``, ``born_at`` and ``age`` are None where the half message is gone. ``last_answer`` and ``last_error`` (its
+    first line) are None while it is ``being_asked``, which can't be told from a worker that died over it until its
+    claim runs out.
+    """
+
+    database: str
+    id: UUID
+    topic: str
+    key: str | None
+    status: str
+    born_at: dt.datetime | None
+    age: float | None
+    fenced: bool
+    checks: int
+    being_asked: bool
+    last_answer: str | None
+    last_error: str | None
+    checked_at: dt.datetime | None
+    next_check_at: dt.datetime
+    parked_at: dt.datetime | None
+    reason: str | None
+
+
+# --- messages in inboxes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InboxFilter:
+    """Which rows of the inboxes; what isn't given fits all. ``discarded`` picks among the parked ones."""
+
+    database: str | None = _text("Only of this database.", metavar="NAME")
+    status: tuple[Status, ...] = option((), "Only rows of this status; may be given again.")
+    group: str | None = _text("Only this group.", metavar="NAME")
+    topic: str | None = _text("Only this topic.")
+    message_id: UUID | None = option(None, "Only this message.", metavar="ID", aliases=("message",))
+    fingerprint: str | None = _text("Only of this group of dead letters.", metavar="TEXT")
+    error: str | None = _text("Only where the last error has this in it.", metavar="TEXT")
+    attempts_gte: int | None = option(
+        None, "Only after so many attempts or more.", least=0, most=2**31 - 1, metavar="N", aliases=("attempts",)
+    )
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    discarded: bool | None = option(None, "Only discarded ones, or only those that aren't.")
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRow:
+    """A message in the inbox of a group; ``last_error`` is its first line in lists, all of it in `MessageView`.
+
+    Beside the statuses of a row, ``status`` may be ``unconsumed`` (the group hasn't come so far) or ``left_out`` (it
+    has, and there is no row: its filter left the message out, or the row was pruned).
+    """
+
+    database: str
+    group: str
+    message_id: UUID
+    topic: str
+    queue: int | None
+    position: int | None
+    status: str
+    attempts: int | None
+    next_attempt_at: dt.datetime | None
+    error_kind: str | None
+    last_error: str | None
+    received_at: dt.datetime | None
+    changed_at: dt.datetime | None
+    discarded_at: dt.datetime | None = None
+    quarantined_by: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Parked messages of one group and topic with one kind of error."""
+
+    fingerprint: str
+    database: str
+    group: str
+    topic: str
+    error_kind: str
+    count: Total
+    first_at: dt.datetime | None
+    last_at: dt.datetime | None
+    sample: InboxRow
+
+
+# --- bulk jobs and the audit -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which audited acts."""
+
+    database: str | None = _text("Only of this database.", metavar="NAME")
+    actor: str | None = _text("Only what this operator did.", metavar="NAME", aliases=("by",))
+    action: str | None = _text("Only this action, such as resend, retry, rollback.", metavar="NAME")
+    target: str | None = _text("Only what was done to this: a message, GROUP/ID, a bulk job.", metavar="ID")
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """Who did what to which target, why, with what result, by which interface."""
+
+    database: str
+    id: int
+    acted_at: dt.datetime
+    actor: str
+    action: str
+    target: str
+    reason: str | None
+    result: Any
+    origin: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a bulk job acts on: targets by name, or all that a filter matches. Exactly one of them is given."""
+
+    targets: tuple[Target, ...] | None = None
+    messages: MessageFilter | None = None
+    inbox: InboxFilter | None = None
+    halves: HalfFilter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a bulk job would do. Who orders it gives ``token`` back: it binds selector, act and count."""
+
+    action: str
+    database: str
+    matched: Total
+    eligible: int
+    ineligible: dict[str, int]
+    sample: list[Target]
+    described: str
+    token: str
+
+
+class BulkJobState(enum.StrEnum):
+    """How far a bulk job has come."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    PARTLY = "partly"
+    CANCELLED = "cancelled"
+
+
+class BulkItemState(enum.StrEnum):
+    """How far an item of a bulk job has come."""
+
+    PENDING = "pending"
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class BulkJobFilter:
+    """Which bulk jobs."""
+
+    database: str | None = _text("Only of this database.", metavar="NAME")
+    state: BulkJobState | None = option(None, "Only bulk jobs of this state.")
+
+
+@dataclass(frozen=True, slots=True)
+class BulkJob:
+    """A bulk job; it is done ``partly`` if some of it failed or was skipped."""
+
+    database: str
+    id: UUID
+    action: str
+    state: str
+    requested_by: str
+    reason: str
+    described: str
+    options: dict[str, Any]
+    rate: float | None
+    total: int
+    done: int
+    skipped: int
+    failed: int
+    cancelled: int
+    pending: int
+    created_at: dt.datetime
+    started_at: dt.datetime | None
+    finished_at: dt.datetime | None
+    cancelled_at: dt.datetime | None
+    cancelled_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BulkItem:
+    """One item of a bulk job, and what became of it."""
+
+    number: int
+    action: str
+    message_id: UUID
+    topic: str | None
+    group: str | None
+    state: str
+    outcome: str | None
+    attempts: int
+    changed_at: dt.datetime
+
+
+# --- one message -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a message as it may be shown.
+
+    ``text`` is None for what is no text, or hidden; ``masked`` names the paths whose values were masked; ``truncated``
+    tells that there is more.
+    """
+
+    content_type: str
+    size: int
+    text: str | None
+    masked: tuple[str, ...] = ()
+    truncated: bool = False
+    revealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of a message, for its timeline: what happened when, in which database, by whom."""
+
+    at: dt.datetime
+    kind: str
+    title: str
+    database: str
+    detail: str | None = None
+    actor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """All that the registered databases know of one message.
+
+    ``status`` is that of the producer's side, None where only an inbox knows it. ``next`` says in a sentence what
+    happens next. ``version`` changes when anything about it does. ``actions`` maps the acts that can be done now to the
+    groups for which they can be done (none on the producer's side); ``refused`` maps the others to the reason.
+
+    ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
+    ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
+    ``unseen`` are the databases that couldn't be read: what they know is missing.
+    """
+
+    id: UUID
+    database: str | None
+    status: str | None
+    next: str
+    version: str
+    half: dict[str, Any] | None
+    check: dict[str, Any] | None
+    history: list[dict[str, Any]]
+    op: dict[str, Any] | None
+    sends: list[dict[str, Any]]
+    scheduled: dict[str, Any] | None
+    compensation: dict[str, Any] | None
+    inbox: list[InboxRow]
+    audit: list[AuditRow]
+    bulk_jobs: list[BulkJob]
+    timeline: list[Event]
+    body: Body | None
+    actions: dict[str, list[str]]
+    refused: dict[str, str]
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)

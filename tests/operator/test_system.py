@@ -1,0 +1,94 @@
+"""Who works here and what it runs on, as the console shows it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+from outbox import Outbox, Settings, __version__
+from outbox.operator.databases import Database, Databases
+from outbox.operator.health.system import address, system
+from outbox.operator.health.workers import handlers, workers
+from tests.operator.health import handler, open_databases, report, send, sql
+
+
+def test_workers_and_what_they_have(engine: Engine) -> None:
+    """Living workers come first; a handler that all have the same way is one row, one that differs another."""
+    mail = handler("consumer", "paid", "mail", batch=1)
+    report(engine, number=1, handlers=[mail, handler("compensation", "paid")])
+    report(engine, number=2, handlers=[mail])
+    report(engine, number=3, handlers=[handler("consumer", "paid", "mail", batch=100)])
+    report(engine, number=4, handlers=[handler("checker", "order")])
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '1 minute' WHERE id = :id", id=UUID(int=4))
+    databases = open_databases(bank=engine)
+    assert [(row.name, row.alive, row.database) for row in workers(databases)] == [
+        ("host:1", True, "bank"), ("host:2", True, "bank"), ("host:3", True, "bank"), ("host:4", False, "bank"),
+    ]  # fmt: skip
+    assert [(row.kind, row.topic, row.group, row.options, row.workers) for row in handlers(databases)] == [
+        ("compensation", "paid", None, {}, ["host:1"]),
+        ("consumer", "paid", "mail", {"batch": 1}, ["host:1", "host:2"]),
+        ("consumer", "paid", "mail", {"batch": 100}, ["host:3"]),
+    ]
+
+
+def test_a_real_worker(engine: Engine) -> None:
+    """What a running worker reports is what is shown."""
+    from outbox.worker import Worker
+    from tests.conftest import wait_until
+
+    app = Outbox(engine, settings=Settings())
+    app.consumer("paid", group="mail")(lambda message, session: None)
+    databases = open_databases(bank=engine)
+    with Worker(app):
+        (row,) = wait_until(lambda: workers(databases), "the worker has reported")
+        assert (row.version, row.alive, "consume paid of mail" in row.duties) == (__version__, True, True)
+        (found,) = handlers(databases)
+        assert (found.kind, found.topic, found.group, found.workers) == ("consumer", "paid", "mail", [row.name])
+    assert workers(databases) == []
+
+
+def test_what_it_runs_on(engine: Engine) -> None:
+    """Versions, revisions, the tables with their sizes, the oldest transaction of others, the settings."""
+    send(engine, 50)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE outbox.half_message"))
+    with engine.connect() as other:
+        other.execute(text("SELECT 1"))
+        found = system(open_databases(bank=engine))
+    (view,) = found.databases
+    assert (found.version, view.name, view.parts, view.error) == (__version__, "bank", ["consumer", "producer"], None)
+    assert view.revisions == view.code_revisions
+    assert view.server_version
+    assert view.oldest_transaction is not None
+    tables = {table.name: table for table in view.tables}
+    assert {"half_message", "consumer_message", "worker", "stats_sample"} <= set(tables)
+    assert (tables["half_message"].rows, tables["half_message"].bytes > 8192) == (50, True)
+    assert found.settings["retention"] == Settings().retention
+
+
+def test_a_database_that_is_away(engine: Engine) -> None:
+    """It is shown with the reason; the others as ever."""
+    gone = create_engine(engine.url.set(database="gone", password="hunter2"))  # noqa: S106
+    parts = frozenset({"producer"})
+    both = Databases([Database("gone", gone, Settings(), parts), Database("bank", engine, Settings(), parts)])
+    away, here = system(both).databases
+    assert (away.server_version, bool(away.error)) == (None, True)
+    assert (here.error, "hunter2" in repr(away)) == (None, False)
+    with pytest.raises(DBAPIError):
+        workers(both)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql+psycopg://me:hunter2@host:5433/bank", "postgresql+psycopg://me:***@host:5433/bank"),
+        ("postgresql+psycopg:///bank?password=hunter2&host=x", "postgresql+psycopg:///bank?host=x"),
+        ("postgresql+psycopg://host/bank?sslpassword=hunter2", "postgresql+psycopg://host/bank"),
+    ],
+)
+def test_an_address_has_no_password(url: str, shown: str) -> None:
+    """Wherever it was written."""
+    assert address(make_url(url)) == shown
