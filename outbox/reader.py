@@ -279,19 +279,20 @@ def environment(
     no field's: they are left alone.
 
     Raises:
-        InvalidSettings: a value that can't be read, or a variable with the prefix that is known to nobody.
+        InvalidSettings: a value that can't be read, or an unknown variable with the prefix.
     """
-    given = os.environ if environ is None else environ
+    variables = os.environ if environ is None else environ
     texts: dict[str, str] = {}
-    for name in given:
+    for name in variables:
         if not name.startswith(prefix) or any(fnmatch.fnmatchcase(name, pattern) for pattern in others):
             continue
         key = name.removeprefix(prefix).lower()
         secrets = {f"{each.name}_file": each.name for each in shape_of(kind) if each.option.secret}
+        text = variables[name]
         try:
-            texts[secrets.get(key, key)] = Path(given[name]).read_text().strip() if key in secrets else given[name]
+            texts[secrets.get(key, key)] = Path(text).read_text().strip() if key in secrets else text
         except OSError as error:
-            raise InvalidSettings(f"{name} = {given[name]!r} can't be read: {error.strerror}") from None
+            raise InvalidSettings(f"{name} = {text!r} can't be read: {error.strerror}") from None
     return Reader("text").values(kind, texts, prefix, str.upper)
 
 

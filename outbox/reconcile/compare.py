@@ -169,7 +169,7 @@ class LocalEngine:
         self._workers = workers
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
-        """Yield the result of each task as it is finished; whoever ends this early waits for none of them."""
+        """Yield the result of each task as it is finished; a caller that ends this early waits for none of them."""
         threads: list[int] = []
         with ThreadPoolExecutor(
             self._workers, "reconcile", initializer=lambda: threads.append(threading.get_ident())

@@ -1,6 +1,6 @@
 """What a reconciliation is asked to do: two databases, the pairs to compare, how, and what is done about differences.
 
-This module needs no library of the extra: an application and the commands describe a job with it, and run it elsewhere.
+This module needs no library of the extra: applications and commands describe a job with it, and `run` runs it.
 The fields of `Job`, `Window` and `Spark` are what a file, a command and a mapping in code can say (`config`).
 """
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from outbox.errors import OutboxError
 from outbox.reconcile.compare import Collected, Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
-from outbox.reconcile.measure.compute import Compared, check_measures, measure_all, under_way
+from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import FirstPass, Pairing, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Ids, Record
@@ -178,7 +178,7 @@ def _measures(job: Job, passes: list[FirstPass], snapshots: Snapshots) -> list[M
     return measure_all(
         job.measures,
         [
-            Compared(pair, under_way(first.findings), first.rules.starts)
+            Compared(pair, in_transit(first.findings), first.rules.starts)
             for pair, first in zip(job.pairs, passes, strict=True)
         ],
         snapshots.producer.connection,

@@ -44,7 +44,7 @@ def cancellable(cursor: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        # Under the lock, so that nobody cancels a cursor that is being closed.
+        # Under the lock, so that no thread cancels a cursor that is being closed.
         with _guard:
             del _cursors[thread]
 

@@ -1,7 +1,7 @@
 """Statements that read what a reconciliation compares: rows of id ranges, and digests of many ranges at once.
 
 They join nothing that needn't be joined: the digests of halves, ops and messages are made table by table, and what
-must hold between them is checked by whoever reads them (outbox/reconcile/digest.py).
+must hold between them is checked by `digest`, which reads them.
 
 The rows of a reconciliation for readers that know neither uuid nor time zones (Spark's JDBC source).
 """

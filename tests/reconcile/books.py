@@ -17,7 +17,7 @@ from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import FIRST_ID, Access, Pair, Range, Window
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.measure import Measure
-from outbox.reconcile.measure.compute import Compared, measure_all, under_way
+from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
 from outbox.reconcile.rows import MeasureResult, MeasureRow
 from outbox.reconcile.source import PostgresSide
 
@@ -132,7 +132,7 @@ class Books:
                 connections.append(connection)
             yield connections[1], connections[0]
 
-    def under_way(self, pair: Pair = PAIR) -> list[UUID]:
+    def in_transit(self, pair: Pair = PAIR) -> list[UUID]:
         """Return what a full comparison finds to be under way; without a grace period, so that all is told."""
         producer, consumer = (
             Access(engine.url.render_as_string(hide_password=False), SETTINGS)
@@ -142,13 +142,13 @@ class Books:
         rules = Rules(producer_now=2**62, consumer_now=2**62, grace=0)
         sides = PostgresSide(producer, "producer", pair), PostgresSide(consumer, "consumer", pair)
         found.add(Comparison(*sides, rules)(Task(0, (Range(FIRST_ID, None),))))
-        return under_way(found.table)
+        return in_transit(found.table)
 
     def measure(
         self, *measures: Measure, pair: Pair = PAIR, ids: Sequence[UUID] | None = None, window: Window | None = None
     ) -> list[MeasureResult]:
         """Compare, and compute measures."""
-        compared = Compared(pair, self.under_way(pair) if ids is None else ids)
+        compared = Compared(pair, self.in_transit(pair) if ids is None else ids)
         with self.snapshots() as (producer, consumer):
             return measure_all(measures, [compared], producer, consumer, window or Window())
 

@@ -16,7 +16,7 @@ from outbox.message.model import uuid7, uuid7_at
 from outbox.reconcile.config import access_of
 from outbox.reconcile.job import Job, Outcome, Window
 from outbox.reconcile.measure import Measure
-from outbox.reconcile.measure.compute import Compared, measure_all, under_way
+from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
 from outbox.reconcile.rows import FINDING, InboxState, MeasureRow, ProducerState
 from outbox.reconcile.run import reconcile
 from tests.reconcile.books import OF_PAIR, PAIR, SUM, Books, at, money, row
@@ -280,4 +280,4 @@ def test_what_is_under_way(
         "effects": effects,
     }
     table = pa.Table.from_pylist([finding], schema=FINDING)
-    assert under_way(table, FINDING.empty_table(), table) == ([id_, id_] if expected else [])
+    assert in_transit(table, FINDING.empty_table(), table) == ([id_, id_] if expected else [])

@@ -61,11 +61,11 @@ def test_bodies_that_arent_meant_for_the_group_dont_count(books: Books) -> None:
     measure = money(producer=None)
     with books.producer.connect() as connection:
         queue, position = connection.execute(text("SELECT queue, position FROM outbox.message")).one()
-    compared = Compared(pair, books.under_way(pair), {queue: position})
+    compared = Compared(pair, books.in_transit(pair), {queue: position})
     with books.snapshots() as connections:
         (result,) = measure_all([measure], [compared], *connections, Window())
     assert row(result, "A", "EUR").producer == 2
-    assert {early, late} < set(compared.under_way)
+    assert {early, late} < set(compared.in_transit)
     assert row(result, "A", "EUR").in_flight == 3
     with books.snapshots() as connections:
         (result,) = measure_all([measure], [Compared(pair, [late])], *connections, Window())

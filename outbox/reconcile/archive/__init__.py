@@ -242,7 +242,7 @@ def _unsettled(rows: pa.Table, kind: Kind) -> int:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder against other writers; the system lets go of it when this process ends, however it does."""
-    import fcntl  # noqa: PLC0415 - Unix only; archives can be read elsewhere
+    import fcntl  # noqa: PLC0415 - Unix only; archives can be read on other systems
 
     with (folder / _LOCK).open("wb") as lock:
         try:

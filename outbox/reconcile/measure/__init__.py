@@ -78,9 +78,9 @@ class Measure:
 
     @property
     def selects(self) -> dict[str, str]:
-        """The SELECT statements that were given, by ``producer``, ``rolled_back`` and ``consumer``."""
-        given = {"producer": self.producer, "rolled_back": self.rolled_back, "consumer": self.consumer}
-        return {side: sql for side, sql in given.items() if sql is not None}
+        """The SELECT statements that there are, by ``producer``, ``rolled_back`` and ``consumer``."""
+        selects = {"producer": self.producer, "rolled_back": self.rolled_back, "consumer": self.consumer}
+        return {side: sql for side, sql in selects.items() if sql is not None}
 
     def refused(self, why: str) -> InvalidSettings:
         """Return the error that names this measure."""

@@ -1,10 +1,6 @@
 """Compute measures: what the two sides' business tables, and the messages under way between them, add up to.
 
-What the bodies of messages carry, added up: by the database, and one by one where some can't be read.
-
-The SELECT statements of measures: what they may bind, which columns they must return, what these add up to.
-
-Sums under keys, to the last digit.
+Sums are exact, to the last digit. Bodies are added up by the database, and one by one where it can't read one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, Reconcil
 from outbox.message import codec
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, sql
-from outbox.reconcile.measure import sql as store
 from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
 from outbox.reconcile.source import between, in_savepoint
 from outbox.text import storable
@@ -56,15 +51,15 @@ class Tally:
         ``values`` are as many as there are values in the measure.
         """
         sums = self.sums.setdefault(key, [Decimal()] * self.width)
-        for place, value in enumerate(values):
+        for at, value in enumerate(values):
             if value.is_finite():
-                sums[place] = EXACT.add(sums[place], value)
+                sums[at] = EXACT.add(sums[at], value)
             else:
                 self.faults.append(f"{value} under the key {key!r} can't be added up; mend the row that has it")
 
-    def get(self, key: Key, place: int) -> Decimal:
+    def get(self, key: Key, at: int) -> Decimal:
         """Return one sum; 0 where nothing was added."""
-        return self.sums[key][place] if key in self.sums else Decimal()
+        return self.sums[key][at] if key in self.sums else Decimal()
 
 
 def keys_of(tallies: Iterable[Tally]) -> list[Key]:
@@ -95,7 +90,7 @@ class Bodies:
     pair: Pair
     seconds: float
 
-    def under_way(self, ids: Sequence[UUID]) -> Tally:
+    def in_transit(self, ids: Sequence[UUID]) -> Tally:
         """Return what the bodies of these messages carry."""
         if ids and not self.measure.in_flight:
             what = f"{len(ids)} messages are under way, and what they carry isn't known"
@@ -111,7 +106,7 @@ class Bodies:
                 f"the bodies of {len(ids) - found} of {len(ids)} messages under way are no longer in the producer's "
                 "database (pruned?): what they carry isn't counted"
             )
-        tally.faults += unreadable.told(f"{len(ids)} messages under way")
+        tally.faults += unreadable.faults(f"{len(ids)} messages under way")
         return tally
 
     def settled(self, window: Range, starts: Mapping[int, int]) -> Tally:
@@ -123,7 +118,7 @@ class Bodies:
         for first, last in self._batches(window.first, last_of(window)):
             halves = sql.settled_halves(self.schema, pair, starts, first, last)
             found += self._add(halves, tally, unreadable)
-        tally.faults += unreadable.told(f"{found} messages")
+        tally.faults += unreadable.faults(f"{found} messages")
         return tally
 
     def _tally(self, faults: Sequence[str] = ()) -> Tally:
@@ -197,7 +192,7 @@ class _Unreadable:
         if len(self.examples) < _EXAMPLES:
             self.examples.append(f"{id_}: {why}")
 
-    def told(self, among: str) -> list[str]:
+    def faults(self, among: str) -> list[str]:
         if not self.number:
             return []
         more = f"; and {self.number - len(self.examples)} more" if self.number > len(self.examples) else ""
@@ -302,7 +297,7 @@ class Select:
             InvalidSettings: names the measure, what is wrong, and the mend.
             SourceError: the database can't be asked.
         """
-        columns = self._run(store.select_columns(self._sql), self.measure.refused, _columns)
+        columns = self._run(sql.select_columns(self._sql), self.measure.refused, _columns)
         names = [name for name, _ in columns]
         if missing := [column for column in self.measure.columns if column not in names]:
             raise self._refused(f"lacks {', '.join(missing)}; it returns {', '.join(names) or 'nothing'}")
@@ -327,7 +322,7 @@ class Select:
         """
         measure = self.measure
         rows = self._run(
-            store.select_sums(self._sql, measure.by, measure.values),
+            sql.select_sums(self._sql, measure.by, measure.values),
             lambda why: ReconcileError(f"measure {measure.name!r}: {why}"),
             lambda result: result.all(),
         )
@@ -344,23 +339,23 @@ class Select:
     def _refused(self, why: str) -> OutboxError:
         return self.measure.refused(f"its {self.side} SELECT {why}")
 
-    def _run(self, sql: str, failed: Callable[[str], OutboxError], rows: Callable[[Any], Any]) -> Any:
-        statement = self._bound(sql)
+    def _run(self, select: str, failed: Callable[[str], OutboxError], rows: Callable[[Any], Any]) -> Any:
+        statement = self._bound(select)
         try:
             with in_savepoint(self.connection, self.seconds):
                 return rows(self.connection.execute(statement, self._values()))
         except DBAPIError as error:
-            told = str(error.orig).strip()
+            why = str(error.orig).strip()
             if sqlstate(error) == STATEMENT_CANCELLED:
-                told = f"it took longer than {self.seconds:.0f} s; give it an index, or a shorter window ({told})"
+                why = f"it took longer than {self.seconds:.0f} s; give it an index, or a shorter window ({why})"
             if error.connection_invalidated:
                 raise SourceError(
-                    f"measure {self.measure.name!r}: the {self.side}'s database is lost: {told}"
+                    f"measure {self.measure.name!r}: the {self.side}'s database is lost: {why}"
                 ) from error
-            raise failed(f"its {self.side} SELECT failed: {told}") from error
+            raise failed(f"its {self.side} SELECT failed: {why}") from error
 
-    def _bound(self, sql: str) -> TextClause:
-        statement = text(sql)
+    def _bound(self, select: str) -> TextClause:
+        statement = text(select)
         used = statement.compile(dialect=self.connection.dialect).params
         if unknown := sorted(used.keys() - _TYPES.keys()):
             raise self._refused(
@@ -394,21 +389,21 @@ _COMMITTED = (ProducerState.COMMITTED, ProducerState.SCHEDULED, ProducerState.DI
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A pair that was compared: what is under way (`under_way`), and after which position of each queue it began."""
+    """A pair that was compared: what is under way (`in_transit`), and after which position of each queue it began."""
 
     pair: Pair
-    under_way: Sequence[UUID]
+    in_transit: Sequence[UUID]
     starts: Mapping[int, int] = field(default_factory=dict)
 
 
-def under_way(*tables: pa.Table) -> list[UUID]:
+def in_transit(*tables: pa.Table) -> list[UUID]:
     """Return the ids of messages that were committed and haven't taken effect, of tables of findings (`rows.FINDING`).
 
     The tables are those of one comparison, before its second look: what has healed since was under way in the snapshot
     in which the measures are computed. What decides is what either side says, not the outcome:
 
     - The producer's part is booked if its op is a commit, whether it was dispatched, waits for that, or for its time;
-      not if it is undecided, was rolled back, recalled or compensated (what ``rolled_back`` tells of is booked and
+      not if it is undecided, was rolled back, recalled or compensated (what ``rolled_back`` selects is booked and
       taken back again, and no message accounts for it).
     - The consumer's part isn't booked if the inbox has no row (missing, unconsumed, undispatched, resend exhausted), if
       the handler failed (its transaction was rolled back), if the message is parked or quarantined. A body that was
@@ -418,10 +413,10 @@ def under_way(*tables: pa.Table) -> list[UUID]:
 
     So what took effect without a booked commit (phantom, consumed though rolled back), or twice, stays unexplained.
     """
-    return [id_ for table in tables for id_ in to_uuids(table.filter(_is_under_way(table)))]
+    return [id_ for table in tables for id_ in to_uuids(table.filter(_is_in_transit(table)))]
 
 
-def _is_under_way(table: pa.Table) -> pa.ChunkedArray:
+def _is_in_transit(table: pa.Table) -> pa.ChunkedArray:
     booked = pc.is_in(table["state"], value_set=pa.array(_COMMITTED, pa.int8()))
     taken_back = pc.fill_null(table["compensated"], False)
     consumed = pc.fill_null(pc.equal(table["status"], int(InboxState.CONSUMED)), False)
@@ -484,7 +479,7 @@ def measure_all(
         selects = _selects(measure, producer, consumer, window, seconds)
         tallies = {side: select.tally() for side, select in selects.items()}
         bodies = Bodies(producer, schema, measure, one.pair, seconds)
-        tallies["in_flight"] = bodies.under_way(one.under_way)
+        tallies["in_flight"] = bodies.in_transit(one.in_transit)
         if measure.producer is None:
             tallies["producer"] = bodies.settled(window.range, one.starts)
         results.append(_result(measure, one.pair, tallies))
@@ -503,9 +498,9 @@ def _selects(
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
     nothing = Tally(len(measure.values))
 
-    def row(key: tuple[str, ...], place: int, value: str) -> MeasureRow:
+    def row(key: tuple[str, ...], at: int, value: str) -> MeasureRow:
         parts = {
-            side: tallies.get(side, nothing).get(key, place)
+            side: tallies.get(side, nothing).get(key, at)
             for side in ("producer", "rolled_back", "consumer", "in_flight")
         }
         return MeasureRow(key, value, **parts)
@@ -514,9 +509,7 @@ def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> Measu
         measure.name,
         pair,
         measure.by,
-        tuple(
-            row(key, place, value) for key in keys_of(tallies.values()) for place, value in enumerate(measure.values)
-        ),
+        tuple(row(key, at, value) for key in keys_of(tallies.values()) for at, value in enumerate(measure.values)),
         tuple(fault for tally in tallies.values() for fault in tally.faults),
     )
 

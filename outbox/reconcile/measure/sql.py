@@ -29,7 +29,7 @@ _OF_IDS = f"""
 SELECT h.id, h.content_type, h.body
   FROM {{s}}.half_message h WHERE h.id = ANY (%(ids)b::uuid[]) AND {MATCHES}"""
 
-_KEPT = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%b::uuid[])"
+_COUNT_BODIES = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%b::uuid[])"
 
 _SETTLED = f"""
 SELECT h.id, h.content_type, h.body
@@ -82,7 +82,7 @@ def limits(seconds: float) -> Statement:
 
 def count_bodies(schema: str, ids: Sequence[UUID]) -> Statement:
     """Count those half messages that are still there. Rows: ``(halves,)``."""
-    return Statement(in_schema(_KEPT, schema), (list(ids),))
+    return Statement(in_schema(_COUNT_BODIES, schema), (list(ids),))
 
 
 def halves_of(schema: str, between: Between, ids: Sequence[UUID]) -> Halves:

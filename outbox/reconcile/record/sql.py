@@ -68,7 +68,7 @@ SELECT id, message_id, kind, detail::text, action, result, acted_at FROM {s}.rec
  WHERE run_id = %(run)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
 """
 
-#: What the columns of the statements that read are called by those who show them.
+#: What the columns of the statements that read are called by what shows them.
 RUN = ("id", "job_id", "topic", "group", "window_start", "window_end", "started_at", "finished_at", "applied",
        "counts", "plan", "error", "schedule")  # fmt: skip
 FINDING = ("id", "message_id", "kind", "detail", "action", "result", "acted_at")
@@ -140,7 +140,7 @@ SELECT first_id, end_id, counts::text FROM {s}.reconciliation_settled
 
 _MARK = "SELECT version, mark::text FROM {s}.reconciliation_mark WHERE consumer_group = %s AND topic = %s"
 
-# The first who writes at a version wins; the loser's ranges were judged against a mark that is gone.
+# The first run that writes at a version wins; the loser's ranges were judged against a mark that is gone.
 _WRITE_MARK = """
 INSERT INTO {s}.reconciliation_mark AS m (consumer_group, topic, version, mark)
 VALUES (%(group)s, %(topic)s, %(version)s + 1, %(mark)s::jsonb)

@@ -40,13 +40,13 @@ def repair(
     findings: Iterable[Finding],
     producer: Engine,
     consumer: Engine,
-    told: Callable[[Sequence[Repaired]], None] = lambda _: None,
+    report: Callable[[Sequence[Repaired]], None] = lambda _: None,
 ) -> list[Repaired]:
     """Do what ``job.policy`` says about each difference of a pair; return what became of each attempt.
 
-    ``findings`` are those of `result.to_findings`, in any order; what the policy only tells of, and what is no
-    difference, is left out. ``producer`` and ``consumer`` are engines on the databases of ``job``. ``told`` gets the
-    results of each batch once it is committed: it may write them down, and a repair that is killed has told of all
+    ``findings`` are those of `result.to_findings`, in any order; what the policy only alerts to, and what is no
+    difference, is left out. ``producer`` and ``consumer`` are engines on the databases of ``job``. ``report`` gets the
+    results of each batch once it is committed: it may write them down, and a repair that is killed has reported all
     but its last batch.
 
     Raises:
@@ -63,7 +63,7 @@ def repair(
         for batch in _batches(by_kind[kind]):
             results = attempt(_ACTS[action], work, batch)
             news = [Repaired(finding.id, kind, action, results[finding.id]) for finding in batch]
-            told(news)
+            report(news)
             repaired += news
     return repaired
 

@@ -1,4 +1,4 @@
-"""Statements that repair what a reconciliation has found: locks, looks and writes; what they decide is elsewhere."""
+"""Statements that repair what a reconciliation has found: locks, reads and writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox.database.execute import Statement, in_schema
 
 # One probe for each id in what follows, whatever the statistics say.
 
-# Whoever runs the handler of a failed message holds its row: it is left alone.
+# The consumer that runs the handler of a failed message holds its row: it is left alone.
 _LOCK_INBOX = """
 SELECT c.* FROM unnest(%s::uuid[]) AS m (id) CROSS JOIN LATERAL (
     SELECT message_id, status, attempts, changed_at FROM {s}.consumer_message
@@ -80,7 +80,7 @@ class NewRow:
 
 
 def lock_inbox(schema: str, group: str, ids: Sequence[UUID]) -> Statement:
-    """Lock inbox rows, except those that somebody else has. Rows: ``(id, status, attempts, changed_at)``."""
+    """Lock inbox rows, but those locked by others. Rows: ``(id, status, attempts, changed_at)``."""
     return Statement(in_schema(_LOCK_INBOX, schema), (list(ids), group))
 
 
@@ -125,7 +125,7 @@ def dispatched(schema: str, half_ids: Sequence[UUID]) -> Statement:
 
 
 def lock_checks(schema: str, half_ids: Sequence[UUID]) -> Statement:
-    """Lock the checks of undecided halves, except those that somebody else has. Rows: ``(id, a check is due)``."""
+    """Lock the checks of undecided halves, but those locked by others. Rows: ``(id, a check is due)``."""
     return Statement(in_schema(_LOCK_CHECKS, schema), (list(half_ids),))
 
 

@@ -1,18 +1,18 @@
 """The inbox contradicts what is known: write the truth into it, in the consumer's database.
 
 The truth is `consumed` where the business table has exactly one row of the message and the producer stands by it, and
-`rolled_back`, the quarantine, where the producer has withdrawn it and it took no effect.
+`quarantined` where the producer has withdrawn it and it took no effect.
 
 A handler may be running this very message. What keeps the two apart:
 
-- There is an inbox row, to be retried: whoever runs its handler holds the row's lock from before the handler until the
-  commit (a retry, and an ordered queue). While it does, the row is skipped here. While we hold it, nobody begins; and
-  afterwards the row isn't failed any more, so nobody does.
+- There is an inbox row, to be retried: the consumer that runs its handler holds the row's lock from before the handler
+  until the commit (a retry, and an ordered queue). While it does, the row is skipped here. While we hold it, no
+  consumer begins; and afterwards the row isn't failed any more, so none does.
 - There is no row: a handler inserts it with its commit, and so do we; the primary key lets one of the two through.
-  We are first: the handler's insert waits for us, fails, and takes its business change with it; it looks again, and
-  steps over the message. (Its change isn't in our count: it isn't committed.) The handler is first: our insert waits
-  for it if need be, does nothing, and what the inbox says then is the result. Had both got through, the quarantine
-  would stand over a message that took effect, or the effect be there twice.
+  If we are first, the handler's insert waits for us and fails, and its business change is rolled back with it; the
+  consumer reads the inbox again, and skips the message. (Its change isn't in our count: it isn't committed.) If the
+  handler is first, our insert waits for it if need be and does nothing, and what the inbox says then is the result. Had
+  both got through, the quarantine would stand over a message that took effect, or the effect would be there twice.
 - A parked row, or a quarantine: no consumer runs it. An operator's retry waits for our lock, and finds that it isn't
   parked any more.
 """
@@ -37,7 +37,7 @@ _WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
 
 def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Write what is true where the row, or its absence, is as it was found and the effects still bear it out."""
-    results = _look_again(work, batch)
+    results = _compensated_since(work, batch)
     left = [finding for finding in batch if finding.id not in results]
     with work.in_consumer() as connection:
         there = inbox.lock(work, connection, left)
@@ -57,7 +57,7 @@ def truth_of(finding: Finding) -> Status:
     return Status.QUARANTINED if withdrawn else Status.CONSUMED
 
 
-def _look_again(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+def _compensated_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Return the results of what the producer has compensated since: its quarantine must not be released."""
     quarantined = [finding for finding in batch if finding.status is InboxState.QUARANTINED]
     if not quarantined:
@@ -104,9 +104,9 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
         if finding.id not in mine
     }
     done = [finding for finding in chosen if finding.id not in late]
-    told = {
+    changes = {
         finding.id: {"was": finding.status.name.lower() if finding.status else None, "is": truth.value}
         for finding in done
     }
-    execute(connection, *work.audits(Repair.SYNC_STATUS, done, told))
+    execute(connection, *work.audits(Repair.SYNC_STATUS, done, changes))
     return late

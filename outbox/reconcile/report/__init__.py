@@ -91,8 +91,8 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
     Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
     "then undo its effect at the consumer",
-    Outcome.DIGEST_MISMATCH: "find out who changed the body, and correct its effect at the consumer",
-    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out who took it away",
+    Outcome.DIGEST_MISMATCH: "find out what changed the body, and correct its effect at the consumer",
+    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out what took it away",
     Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
     Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
     Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
@@ -108,7 +108,7 @@ _BY_HAND: Mapping[Outcome, str] = {
 
 # What an action does, and what has been done.
 _DOES: Mapping[Repair, str] = {
-    Repair.ALERT: "only tells of it",
+    Repair.ALERT: "only reports it",
     Repair.RESEND: "sends it once more under its id",
     Repair.DISPATCH: "dispatches it",
     Repair.SYNC_STATUS: "writes what is known to be true into the inbox",

@@ -399,7 +399,7 @@ def _template() -> Template:
 
 
 def _finalize(value: object) -> object:
-    # Control characters as well: who copies them from the page into a terminal mustn't be steered by them.
+    # Control characters as well: copied from the page into a terminal, they mustn't steer it.
     return plain(value) if type(value) is str else value
 
 

@@ -78,11 +78,11 @@ def _outcome(registry: CollectorRegistry, runs: Iterable[tuple[Pair, dt.datetime
 
 
 def _by_kind(pair: PairResult, result: JobResult, found: Gauge, left: Gauge) -> None:
-    told = {kind.kind: kind for kind in kinds(pair, result)}
+    summaries = {kind.kind: kind for kind in kinds(pair, result)}
     for kind in KINDS:
         labels = (pair.pair.topic, pair.pair.group, kind.label)
-        found.labels(*labels).set(told[kind].number if kind in told else 0)
-        left.labels(*labels).set(told[kind].left if kind in told else 0)
+        found.labels(*labels).set(summaries[kind].number if kind in summaries else 0)
+        left.labels(*labels).set(summaries[kind].left if kind in summaries else 0)
 
 
 def _unexplained(measure: MeasureResult, gauge: Gauge) -> None:

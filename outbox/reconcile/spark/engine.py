@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # Each partition costs a fifth of a second in this process, which has few cores; so many for each of them even out
-# what one has to do more than another. On a cluster each task is one: how many cores it will have nobody knows yet.
+# what one has to do more than another. On a cluster each task is one: how many cores it will have isn't known yet.
 _OF_CORE = 4
 # What JDBC reads is asked for its columns first, partition by partition, by the driver.
 _BY_JDBC = 64
@@ -32,7 +32,7 @@ _BY_JDBC = 64
 class SparkEngine:
     """Runs tasks on Spark, which starts when there is something to run, and is kept until `close`.
 
-    ``workers`` tasks run at once where Spark is started in this process; elsewhere as many as the application has
+    ``workers`` tasks run at once where Spark is started in this process; on a cluster as many as the application has
     cores.
     """
 
@@ -71,7 +71,7 @@ class SparkEngine:
         """Yield the result of all tasks.
 
         Raises:
-            InvalidSettings: executors elsewhere would look for a database on their own host.
+            InvalidSettings: executors on other hosts would look for a database on their own.
             SourceError: a side can't be read.
             ReconcileError: Spark doesn't start, or fails.
         """

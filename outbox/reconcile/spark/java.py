@@ -115,7 +115,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 def _version(program: Path) -> tuple[int, ...] | None:
     try:
-        answer = subprocess.run(  # noqa: S603 - the program was found, not typed by somebody
+        answer = subprocess.run(  # noqa: S603 - the program was found, not typed
             [program, "-version"],
             capture_output=True,
             text=True,
@@ -141,7 +141,7 @@ def _caches() -> Iterator[Path]:
 def _private(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
-    # What is in it gets executed: in a folder of somebody else's that could be anything.
+    # What is in it gets executed: in a folder of another user that could be anything.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(f"{folder} isn't a folder that only this user can write")
     return folder

@@ -318,7 +318,7 @@ def _ship(opened: Session, folder: Path) -> None:
         opened.spark.addArtifacts(str(package_zip(folder)), pyfile=True)
         return
     context = opened.spark.sparkContext
-    # An executor that joins later fetches it then: it must be there as long as the context, whoever made that.
+    # An executor that joins later fetches it then: it must be there as long as the context.
     context.addPyFile(str(package_zip(Path(context._temp_dir))))
 
 
@@ -345,7 +345,7 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
             yield path, entry.read_bytes()
 
 
-# --- where Spark runs, and who can reach which database from there -----------------------------------------
+# --- where Spark runs, and which databases its executors reach from there ----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
