@@ -131,7 +131,7 @@ class ConsoleConfig:
         return (found[0] if len(found) == 1 else AnyOf(*found)) if found else None
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> ConsoleConfig:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> ConsoleConfig:
         """Return the configuration of the environment; ``overrides`` that aren't None go before it.
 
         Each field is a variable ``OUTBOX_CONSOLE_…``; a secret one can be in a file that ``OUTBOX_CONSOLE_…_FILE``
@@ -140,6 +140,8 @@ class ConsoleConfig:
         Raises:
             InvalidSettings: a variable that can't be read, or isn't one; names it, and of a secret not its value.
         """
+        # No default in the signature: help() would print the environment of the process.
+        environ = os.environ if environ is None else environ
         values = environment(cls, PREFIX, environ) | {
             name: value for name, value in overrides.items() if value is not None
         }
