@@ -247,7 +247,7 @@ def _id(day: str) -> UUID:
         (Outcome.UNDECIDED, "UNDECIDED", False, None, None, False),
         (Outcome.FAILED, "DISPATCHED", False, "FAILED", -1, True),
         (Outcome.PARKED, "DISPATCHED", False, "PARKED", 0, True),
-        (Outcome.UNCOMPENSATED, "DISPATCHED", False, "ROLLED_BACK", -1, True),
+        (Outcome.UNCOMPENSATED, "DISPATCHED", False, "QUARANTINED", -1, True),
         (Outcome.STATUS_MISMATCH, "DISPATCHED", False, "FAILED", 1, False),
         (Outcome.STATUS_MISMATCH, "DISPATCHED", True, None, None, False),
         (Outcome.UNRECORDED, "DISPATCHED", False, "NONE", 1, False),
