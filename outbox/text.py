@@ -57,8 +57,8 @@ def database_address(url: URL) -> str:
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """Return a number with its noun, whose plural has an s by default: ``1 half``, ``3 halves``."""
-    return f"{count} {one if count == 1 else several or f'{one}s'}"
+    """Return a number with its noun, whose plural has an s by default: ``no rows``, ``1 half``, ``1,200 halves``."""
+    return f"{f'{count:,}' if count else 'no'} {one if count == 1 else several or f'{one}s'}"
 
 
 def error_text(error: BaseException) -> str:

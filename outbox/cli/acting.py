@@ -41,7 +41,6 @@ from outbox.cli.output import (
     RowShape,
     age,
     at_least,
-    counted,
     print_json,
     print_line,
     print_table,
@@ -61,6 +60,7 @@ from outbox.operator.model import (
     Selector,
     Target,
 )
+from outbox.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,10 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_ur
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, confirm, gathered
-from outbox.cli.output import Output, OutputOption, counted, print_json, print_table, say, table
+from outbox.cli.output import Output, OutputOption, print_json, print_table, say, table
 from outbox.errors import pip_install
 from outbox.settings import Settings
+from outbox.text import counted
 
 if TYPE_CHECKING:
     from outbox.operator.operator import Operator

@@ -29,7 +29,6 @@ from outbox.cli.output import (
     age,
     cell,
     console,
-    counted,
     print_json,
     print_rows,
     print_table,
@@ -39,7 +38,7 @@ from outbox.cli.output import (
 from outbox.cli.processes import load
 from outbox.errors import InvalidSettings
 from outbox.operator.health.workers import HandlerRow, WorkerRow
-from outbox.text import plain
+from outbox.text import counted, plain
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -150,11 +150,6 @@ def first_line(text: str | None) -> str:
     return (text or "").partition("\n")[0]
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: ``no problems``, ``1 message``, ``2 messages``."""
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
-
-
 def at_least(total: Total) -> str:
     """Return a count; ``10000+`` where that is the least."""
     return f"{total.value}{'+' if total.relation == 'gte' else ''}"

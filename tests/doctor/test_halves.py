@@ -159,7 +159,7 @@ def test_several_topics(engine: Engine, outbox: Outbox) -> None:
 def test_counting_stops(engine: Engine, outbox: Outbox) -> None:
     """A count that stopped at its limit is "at least" so many."""
     age(engine, prepare(outbox, "payments", 1001), due=500)
-    assert "at least 1000 undecided halves" in the(examine(engine), "checker.missing").sentence
+    assert "at least 1,000 undecided halves" in the(examine(engine), "checker.missing").sentence
 
 
 # --- parked ----------------------------------------------------------------------------------------------

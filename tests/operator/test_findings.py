@@ -153,7 +153,9 @@ def test_a_group_that_falls_behind(engine: Engine, new_engine: NewEngine, apart:
     report(engine)
     report(shop, duties=["dispatch"])
     (problem,) = overview_of(**engines).findings
-    assert problem.sentence == "Group 'mail' is 1190 messages behind in topic 'paid': no living worker consumes for it."
+    assert (
+        problem.sentence == "Group 'mail' is 1,190 messages behind in topic 'paid': no living worker consumes for it."
+    )
     report(shop)
     assert overview_of(**engines).findings == []
     for back in range(1, 6):

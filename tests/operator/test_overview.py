@@ -81,7 +81,7 @@ def test_a_count_that_stopped(engine: Engine) -> None:
     found = overview_of(bank=engine)
     assert (found.tiles["dead"], found.capped) == (10_000, ["dead"])
     (problem,) = findings(found, "parked")
-    assert problem.sentence.startswith("at least 10000 messages")
+    assert problem.sentence.startswith("at least 10,000 messages")
 
 
 def test_a_lag_over_the_border_of_a_database(engine: Engine, new_engine: NewEngine) -> None:

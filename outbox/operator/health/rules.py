@@ -68,8 +68,8 @@ class AtLeast(int):
 
     __slots__ = ()
 
-    def __str__(self) -> str:
-        return f"at least {int(self)}"
+    def __format__(self, format_spec: str) -> str:
+        return f"at least {int(self):{format_spec}}"
 
 
 class NotInspected(Exception):

@@ -58,7 +58,7 @@ from outbox.reconcile.rows import (
     Repaired,
     to_findings,
 )
-from outbox.text import duration
+from outbox.text import counted, duration
 
 #: What each outcome means.
 MEANING: Mapping[Outcome, str] = {
@@ -175,11 +175,6 @@ def _when(moment: dt.datetime | None, now: dt.datetime) -> list[str]:
 
 def _short(digest: bytes | None) -> str:
     return "(none)" if digest is None else digest.hex()[:8]
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: ``no rows``, ``1 row``, ``1,200 rows``."""
-    return f"{f'{number:,}' if number else 'no'} {noun if number == 1 else plural or noun + 's'}"
 
 
 def amount(value: Decimal) -> str:

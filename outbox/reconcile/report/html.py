@@ -30,13 +30,12 @@ from outbox.reconcile.report import (
     ReportDocument,
     amount,
     bound,
-    counted,
     document,
     first_rows,
     sentence_of,
 )
 from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
-from outbox.text import duration, plain
+from outbox.text import counted, duration, plain
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 

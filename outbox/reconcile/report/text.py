@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.report import MEANING, KindSummary, PairReport, amount, counted, document, first_rows, sentence_of
+from outbox.reconcile.report import MEANING, KindSummary, PairReport, amount, document, first_rows, sentence_of
 from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow
-from outbox.text import duration, plain
+from outbox.text import counted, duration, plain
 
 _NO_DIFFERENCE = tuple(outcome for outcome in Outcome if not outcome.differs)
 _ROWS_SHOWN = 20
