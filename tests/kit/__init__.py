@@ -1,0 +1,22 @@
+"""What tests of several folders need: to wait, to run SQL and passes by hand, to age rows, to start and end processes.
+
+Over `outbox.testing`, which is for users' tests: it does in one call what a worker would do. Here each pass, each row and
+each process is in the test's own hands.
+"""
+
+from tests.kit.passes import consume_all, declare, dispatch_all, send_each
+from tests.kit.processes import ROOT, python, read_until
+from tests.kit.tables import Tables
+from tests.kit.waiting import wait_until
+
+__all__ = [
+    "ROOT",
+    "Tables",
+    "consume_all",
+    "declare",
+    "dispatch_all",
+    "python",
+    "read_until",
+    "send_each",
+    "wait_until",
+]

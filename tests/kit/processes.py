@@ -1,0 +1,46 @@
+"""Processes of the project's own, which tests start, talk to and kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+#: The root of the project.
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def python(module: str, *arguments: str | Engine, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a module as a process; it is killed at the end if it is still there. An engine stands for its URL."""
+    texts = [
+        each.url.render_as_string(hide_password=False) if isinstance(each, Engine) else each for each in arguments
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *texts],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], line: str) -> None:
+    """Read the output of the process until it says ``line``."""
+    assert process.stdout
+    for text in process.stdout:
+        if line in text:
+            return
+    pytest.fail(f"the process ended ({process.wait()}) without saying {line!r}")

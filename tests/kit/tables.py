@@ -1,0 +1,97 @@
+"""SQL on one database: what a test reads, changes by hand, and ends."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, text
+
+#: The connections of others to this database.
+OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+_DUE = "clock_timestamp() - interval '1 ms'"
+
+
+class Tables:
+    """The tables of the database of ``observer``; each statement is in a transaction of its own."""
+
+    observer: Engine
+
+    def __init__(self, observer: Engine) -> None:
+        self.observer = observer
+
+    # --- any SQL -----------------------------------------------------------------------------------------
+
+    def run(self, sql: str, **values: Any) -> None:
+        """Execute a statement."""
+        with self.observer.begin() as connection:
+            connection.execute(text(sql), values)
+
+    def records(self, sql: str, **values: Any) -> list[Any]:
+        """Return the rows of a query, which have their columns as attributes."""
+        with self.observer.connect() as connection:
+            return list(connection.execute(text(sql), values))
+
+    def rows(self, sql: str, **values: Any) -> list[Any]:
+        """Return the rows of a query as tuples, or the values where it has one column."""
+        return [row[0] if len(row) == 1 else tuple(row) for row in self.records(sql, **values)]
+
+    def value(self, sql: str, **values: Any) -> Any:
+        """Return the first column of the first row; None if there is none."""
+        with self.observer.connect() as connection:
+            return connection.scalar(text(sql), values)
+
+    # --- the producer's side -----------------------------------------------------------------------------
+
+    def op(self, half_id: UUID) -> tuple[str, str] | None:
+        """Return a half's resolution and its author."""
+        rows = self.rows("SELECT resolution, decided_by FROM outbox.op_message WHERE half_id = :id", id=half_id)
+        return rows[0] if rows else None
+
+    def ops(self) -> dict[UUID, str]:
+        """Return the resolutions of decided halves."""
+        return dict(self.rows("SELECT half_id, resolution FROM outbox.op_message"))
+
+    def messages(self) -> list[UUID]:
+        """Return the halves that have become messages, once for each send, in the order of their positions."""
+        return self.rows("SELECT half_id FROM outbox.message ORDER BY topic, queue, position")
+
+    def age_checks(self, *half_ids: UUID) -> None:
+        """Let the wait of undecided halves be over: of these, or of all; not of those that are being decided."""
+        self.run(
+            f"UPDATE outbox.half_check SET next_check_at = {_DUE} WHERE half_id IN (SELECT half_id"
+            " FROM outbox.half_check WHERE half_id = ANY (:ids) OR cardinality(CAST(:ids AS uuid[])) = 0"
+            " FOR UPDATE SKIP LOCKED)",
+            ids=list(half_ids),
+        )
+
+    def age_bulk_items(self) -> None:
+        """Make the items of bulk jobs due whose time has yet to come."""
+        self.run(f"UPDATE outbox.bulk_item SET next_attempt_at = {_DUE} WHERE state = 'pending'")
+
+    # --- the consumer's side -----------------------------------------------------------------------------
+
+    def age_retries(self) -> None:
+        """Make all failed messages due."""
+        self.run(f"UPDATE outbox.consumer_message SET next_attempt_at = {_DUE} WHERE status = 'failed'")
+
+    # --- both sides --------------------------------------------------------------------------------------
+
+    def audited(self, target: object) -> list[tuple[Any, ...]]:
+        """Return actor, action, reason, result and origin of each audit row of a target."""
+        sql = "SELECT actor, action, reason, result, origin FROM outbox.audit WHERE target = :target ORDER BY id"
+        return self.rows(sql, target=str(target))
+
+    # --- the server --------------------------------------------------------------------------------------
+
+    def connections(self, condition: str = "true") -> int:
+        """Count the connections of others for which an SQL condition on pg_stat_activity is true."""
+        return int(self.value(f"SELECT count(*) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})"))
+
+    def waiting(self) -> bool:
+        """Return whether a connection waits for a lock."""
+        return self.connections("wait_event_type = 'Lock'") > 0
+
+    def cut(self, condition: str = "true") -> None:
+        """End the connections of others for which a condition is true, and wait until they have ended."""
+        self.rows(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})")
