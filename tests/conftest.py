@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -87,13 +86,3 @@ def engine(new_engine: Callable[..., Engine]) -> Engine:
 def settings() -> Settings:
     """The defaults, whatever the environment says."""
     return Settings()
-
-
-def wait_until(fact: Callable[[], T], what: str, seconds: float = 60.0) -> T:
-    """Poll until ``fact`` is true and return it; fail, naming ``what``, when it never is."""
-    deadline = time.monotonic() + seconds
-    while not (value := fact()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds:.0f} s in vain: {what}")
-        time.sleep(0.01)
-    return value

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.database.runner import NewRunner
-from outbox.dispatch.once import dispatch_once
 from outbox.worker.connections import Database, Runners, SyncRunner
-from tests.conftest import wait_until
-
-ROOT = Path(__file__).parents[2]
-#: The connections of others to this database.
-OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-
+from tests.kit import Tables, dispatch_all, python, wait_until
 
 #: The time (seconds) of a checker that is to be given up: on a busy machine, only to be asked takes a while.
 SHORT = 2
 
 
 @dataclass
-class Bench:
+class Bench(Tables):
     """An `Outbox`, a scheduler that makes passes when it is told to, and one who looks on.
 
     ``let_go`` is for checkers that hang: it is set when the test ends.
@@ -79,12 +70,7 @@ class Bench:
 
     def age(self, *half_ids: UUID) -> None:
         """Let the wait of undecided halves be over: of these, or of all; not of those that are being decided."""
-        self.run(
-            "UPDATE outbox.half_check SET next_check_at = now() - interval '1 ms' WHERE half_id IN (SELECT half_id"
-            " FROM outbox.half_check WHERE half_id = ANY (:ids) OR cardinality(CAST(:ids AS uuid[])) = 0"
-            " FOR UPDATE SKIP LOCKED)",
-            ids=list(half_ids),
-        )
+        self.age_checks(*half_ids)
 
     def warm_up(self, *, is_async: bool = False, count: int = 1) -> None:
         """Open connections for checkers, where the time that a checker may take is too short for that as well."""
@@ -108,11 +94,7 @@ class Bench:
 
     def dispatch(self) -> int:
         """Turn committed ops into messages; return how many."""
-        counts = Counts()
-        with self.engine.connect() as connection:
-            while step := dispatch_once(connection, self.settings):
-                counts += step
-        return counts.done
+        return dispatch_all(self.engine, self.settings).done
 
     def register(self, given: Any, topic: str = "paid", **options: Any) -> list[Orphan]:
         """Register a checker that always answers, or raises, the same; return the list of what it is asked about.
@@ -151,9 +133,7 @@ class Bench:
 
     def kill_process_that_asks(self, half_id: UUID) -> None:
         """Have another process ask about the half, the only one that is due; kill it while it waits for an answer."""
-        url = self.engine.url.render_as_string(hide_password=False)
-        command = [sys.executable, "-m", "tests.check.asking_process", url]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        with python("tests.check.asking_process", self.engine) as process:
             assert process.stdout
             assert process.stdout.readline() == f"asked about {half_id}\n"
             process.kill()
@@ -164,25 +144,9 @@ class Bench:
 
     # --- looks -------------------------------------------------------------------------------------------
 
-    def run(self, sql: str, **values: Any) -> None:
-        """Execute a statement in a transaction of its own."""
-        with self.observer.begin() as connection:
-            connection.execute(text(sql), values)
-
     def rows(self, sql: str, **values: Any) -> list[Any]:
-        """Return the rows of a query."""
-        with self.observer.connect() as connection:
-            return list(connection.execute(text(sql), values))
-
-    def value(self, sql: str, **values: Any) -> Any:
-        """Return the first column of the first row."""
-        with self.observer.connect() as connection:
-            return connection.scalar(text(sql), values)
-
-    def op(self, half_id: UUID) -> tuple[str, str] | None:
-        """Return a half's resolution and who decided it."""
-        rows = self.rows("SELECT resolution, decided_by FROM outbox.op_message WHERE half_id = :id", id=half_id)
-        return tuple(rows[0]) if rows else None
+        """Return the rows of a query, which have their columns as attributes."""
+        return self.records(sql, **values)
 
     def waits(self, half_id: UUID) -> Any:
         """Return the check of an undecided half with ``wait``, the seconds until it is due; None if it has none."""
@@ -200,14 +164,6 @@ class Bench:
     def answers(self, half_id: UUID) -> list[str | None]:
         """Return what came of each check of a half."""
         return [row.answer for row in self.history(half_id)]
-
-    def messages(self) -> list[UUID]:
-        """Return the halves that have become messages, as often as they have, in the order of their positions."""
-        return [row[0] for row in self.rows("SELECT half_id FROM outbox.message ORDER BY topic, queue, position")]
-
-    def connections(self, condition: str = "true") -> int:
-        """Count the connections of others for which an SQL condition on pg_stat_activity is true."""
-        return int(self.value(f"SELECT count(*) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})"))
 
     def wait_for(self, fact: Callable[[], Any], what: str) -> Any:
         """Wait until a fact is true."""

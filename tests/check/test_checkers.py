@@ -18,7 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.errors import InvalidHandler, InvalidMessage
-from tests.check.support import OTHERS, SHORT, Bench, asking_threads
+from tests.check.support import SHORT, Bench, asking_threads
+from tests.kit.tables import OTHERS
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN

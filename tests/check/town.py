@@ -17,7 +17,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database.decision import fence_key
 from tests.check.killed import NAME, PAID, SETTINGS
 from tests.check.support import Bench
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 TABLES = """
 CREATE TABLE change (number int, part int, PRIMARY KEY (number, part));

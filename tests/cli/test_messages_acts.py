@@ -19,7 +19,7 @@ from outbox import Message, testing
 from outbox.cli.exits import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli, run_cli
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
 BECAUSE = ("--reason", "mail lost its inbox", "--actor", "ann", "--yes")

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 
 from outbox.cli.exits import Code
 from tests.cli.conftest import Cli
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
 SHOP = """

@@ -16,6 +16,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database.runner import EngineRunner, NewRunner
 from outbox.message.model import Counts
 from tests.consumer.support import Bench, record
+from tests.kit import Tables, declare
 
 BOOKS = """
 CREATE TABLE IF NOT EXISTS account (balance int);
@@ -37,7 +38,6 @@ END $$
 TAKE = text("UPDATE account SET balance = balance - :amount")
 GIVE = text("UPDATE account SET balance = balance + :amount")
 REFUND = text("INSERT INTO refund VALUES (:id, :amount)")
-AGE = "UPDATE outbox.bulk_item SET next_attempt_at = clock_timestamp() - interval '1 s' WHERE state = 'pending'"
 
 
 def give_back(message: Message, session: Session) -> dict[str, int]:
@@ -60,6 +60,7 @@ class Town(Bench):
 
     def __init__(self, producer: Engine, consumer: Engine, settings: Settings) -> None:
         super().__init__(producer, consumer, settings)
+        self.at_a = Tables(producer)
         for engine in {producer, consumer}:
             with engine.begin() as connection:
                 connection.exec_driver_sql(CLEAN)
@@ -95,10 +96,8 @@ class Town(Bench):
 
     def declare_on(self, connection: Connection, handler: Callable[..., Any] = record, **options: Any) -> Consumer:
         """Return a consumer of topic `t` in another database, as its first pass finds it."""
-        app = Outbox(connection.engine, settings=self.settings)
         group = options.pop("group", "g")
-        app.consumer("t", group=group, **options)(handler)
-        consumer = Consumer(app.subscriptions["t", group], self.settings)
+        consumer = declare(connection.engine, "t", group, handler, settings=self.settings, **options)
         consumer.start(connection, self.source)
         return consumer
 
@@ -126,19 +125,19 @@ class Town(Bench):
 
     def age(self) -> None:
         """Make the items due whose time has yet to come."""
-        self.run_at_a(AGE)
+        self.at_a.age_bulk_items()
 
     def cancel(self, bulk_job_id: UUID) -> None:
         """Cancel a bulk job that has begun."""
         sql = "UPDATE outbox.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = 'bob' WHERE id = :id"
-        self.run_at_a(sql, id=bulk_job_id)
+        self.at_a.run(sql, id=bulk_job_id)
 
     # --- looks -------------------------------------------------------------------------------------------
 
     def item(self, bulk_job_id: UUID) -> tuple[str, str | None]:
         """Return state and outcome of the only item of a bulk job."""
         sql = "SELECT state, outcome FROM outbox.bulk_item WHERE bulk_job_id = :id"
-        ((state, outcome),) = self.rows_at_a(sql, id=bulk_job_id)
+        ((state, outcome),) = self.at_a.rows(sql, id=bulk_job_id)
         return state, outcome
 
     def said(self, bulk_job_id: UUID) -> str:
@@ -158,37 +157,18 @@ class Town(Bench):
 
     def refunds(self, half_id: UUID) -> int:
         """Count how often bank A has given the money of a transfer back."""
-        return int(self.rows_at_a("SELECT count(*) FROM refund WHERE message_id = :id", id=half_id)[0])
+        return int(self.at_a.rows("SELECT count(*) FROM refund WHERE message_id = :id", id=half_id)[0])
 
     @property
     def balance(self) -> int:
         """What is in the account at bank A."""
-        return int(self.rows_at_a("SELECT balance FROM account")[0])
+        return int(self.at_a.rows("SELECT balance FROM account")[0])
 
     def acts(self, half_id: UUID) -> list[tuple[str, str, str, str]]:
         """Return what was recorded about a message at both banks: actor, action, target, reason."""
         sql = "SELECT actor, action, target, reason FROM outbox.audit WHERE target LIKE '%' || :id ORDER BY id"
         there = [] if self.producer is self.consumer else self.rows(sql, id=str(half_id))
-        return [*there, *self.rows_at_a(sql, id=str(half_id))]
-
-    def run_at_a(self, sql: str, **values: Any) -> None:
-        """Run a statement at bank A."""
-        with self.producer.begin() as connection:
-            connection.execute(text(sql), values)
-
-    def rows_at_a(self, sql: str, **values: Any) -> list[Any]:
-        """Return the rows of a query at bank A, or the values where it has one column."""
-        with self.producer.begin() as connection:
-            rows = connection.execute(text(sql), values).all()
-        return [row[0] if len(row) == 1 else tuple(row) for row in rows]
-
-    def waiting(self, engine: Engine | None = None) -> bool:
-        """Is somebody waiting for a lock at bank B, or in another database?"""
-        sql = text(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        with (engine or self.consumer).begin() as connection:
-            return bool(connection.execute(sql).scalar_one())
+        return [*there, *self.at_a.rows(sql, id=str(half_id))]
 
 
 def settle(town: Town, consumer: Consumer) -> None:

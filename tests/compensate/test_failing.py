@@ -24,7 +24,7 @@ def give_back_and_fail(message: Message, session: Session) -> None:
 def due_in(town: Town) -> float:
     """Return the seconds until the only item is due, rounded to a multiple of ten."""
     sql = "SELECT extract(epoch FROM next_attempt_at - changed_at)::float8 FROM outbox.bulk_item"
-    return round(float(town.rows_at_a(sql)[0]), -1)
+    return round(float(town.at_a.rows(sql)[0]), -1)
 
 
 def test_tried_five_times(town: Town, caplog: pytest.LogCaptureFixture) -> None:
@@ -40,7 +40,7 @@ def test_tried_five_times(town: Town, caplog: pytest.LogCaptureFixture) -> None:
         said = f"failed: RuntimeError: bank A is closed (attempt {attempt} of 5)"
         assert town.item(bulk_job_id) == ("pending", said)
         assert (town.balance, town.refunds(half_id)) == (900, 0)
-        assert town.rows_at_a("SELECT count(*) FROM outbox.compensation") == [0]
+        assert town.at_a.rows("SELECT count(*) FROM outbox.compensation") == [0]
         waits.append(due_in(town))
         assert not town.work()
         town.age()
@@ -48,7 +48,7 @@ def test_tried_five_times(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     counts = town.work()
     assert (counts.taken, counts.failed, counts.parked) == (1, 0, 1)
     assert town.item(bulk_job_id) == ("failed", "failed 5 times, at last: RuntimeError: bank A is closed")
-    assert town.rows_at_a("SELECT finished_at IS NOT NULL FROM outbox.bulk_job") == [True]
+    assert town.at_a.rows("SELECT finished_at IS NOT NULL FROM outbox.bulk_job") == [True]
     assert [entry.levelname for entry in caplog.records] == ["ERROR"] * 5
     settle(town, town.declare())
     assert town.status(half_id) == {"g": "quarantined"}
@@ -90,14 +90,14 @@ def _defers(message: Message, session: Session) -> None:
 )
 def test_what_counts_as_a_failure(village: Town, function: Any, said: str) -> None:
     """All that can't have been meant as a success is a failure, and leaves nothing behind."""
-    village.run_at_a("CREATE TABLE IF NOT EXISTS deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    village.at_a.run("CREATE TABLE IF NOT EXISTS deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     village.compensate_by(function)
     half_id = village.transfer()
     bulk_job_id = village.order(half_id)
     assert village.work().failed == 1
     assert said in village.said(bulk_job_id)
     assert village.balance == 900
-    assert village.rows_at_a("SELECT count(*) FROM outbox.compensation") == [0]
+    assert village.at_a.rows("SELECT count(*) FROM outbox.compensation") == [0]
 
 
 def test_connection_is_lost(village: Town) -> None:
@@ -124,7 +124,7 @@ def test_worker_dies_each_time(village: Town) -> None:
     """One that is begun again and again without an end is given up."""
     half_id = village.transfer()
     bulk_job_id = village.order(half_id)
-    village.run_at_a("UPDATE outbox.bulk_item SET attempts = 5")
+    village.at_a.run("UPDATE outbox.bulk_item SET attempts = 5")
     assert village.work().parked == 1
     assert village.item(bulk_job_id) == ("failed", "failed: the worker died over it each time")
 
@@ -144,7 +144,7 @@ def test_database_of_a_consumer_is_down(town: Town) -> None:
         assert due_in(town) == 30
         town.age()
     assert town.status(half_id) == {"g": "parked"}
-    assert town.rows_at_a("SELECT attempts FROM outbox.bulk_item") == [1]
+    assert town.at_a.rows("SELECT attempts FROM outbox.bulk_item") == [1]
     town.compensate_by()
     assert town.work().done == 1
 
@@ -229,7 +229,7 @@ def test_pruned_before_its_turn(town: Town) -> None:
     half_id = town.transfer()
     bulk_job_id = town.order(half_id)
     for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
-        town.run_at_a(f"DELETE FROM outbox.{table} WHERE {column} = :id", id=half_id)
+        town.at_a.run(f"DELETE FROM outbox.{table} WHERE {column} = :id", id=half_id)
     town.work()
     assert town.item(bulk_job_id)[0] == "skipped"
     assert "no half message has this id" in town.said(bulk_job_id)
@@ -241,7 +241,7 @@ def test_compensated_by_the_application_meanwhile(town: Town) -> None:
     bulk_job_id = town.order(half_id)
 
     def compensate(is_async: bool) -> EngineRunner:
-        town.run_at_a(
+        town.at_a.run(
             "INSERT INTO outbox.compensation (half_id, function, requested_by, reason) VALUES (:id, 'f', 'me', 'x')",
             id=half_id,
         )

@@ -18,7 +18,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.errors import NotParked
 from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,7 @@ def withdrawn(town: Town, bulk_job_id: UUID) -> None:
     town.cancel(bulk_job_id)
     assert town.work().taken == 1
     assert town.item(bulk_job_id) == ("cancelled", "refused: cancelled by bob")
-    assert town.rows_at_a("SELECT finished_at IS NOT NULL FROM outbox.bulk_job WHERE id = :id", id=bulk_job_id) == [
+    assert town.at_a.rows("SELECT finished_at IS NOT NULL FROM outbox.bulk_job WHERE id = :id", id=bulk_job_id) == [
         True
     ]
 

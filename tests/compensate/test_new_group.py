@@ -83,7 +83,7 @@ def test_what_a_dead_worker_left(town: Town) -> None:
     begun(town, half_id)
     consumer = town.declare()
     settle(town, consumer)
-    town.run_at_a("UPDATE outbox.bulk_item SET state = 'cancelled'")
+    town.at_a.run("UPDATE outbox.bulk_item SET state = 'cancelled'")
     settle(town, consumer)
     assert town.effects(half_id) == 0
     settle(town, town.declare())
@@ -163,7 +163,7 @@ def test_what_lies_before_the_start(town: Town) -> None:
 def test_compensated_without_an_order(town: Town) -> None:
     """What the application has compensated by itself is quarantined as well, in nobody's name."""
     half_id = town.transfer()
-    town.run_at_a(
+    town.at_a.run(
         "INSERT INTO outbox.compensation (half_id, function, requested_by, reason) VALUES (:id, 'f', 'me', 'test')",
         id=half_id,
     )

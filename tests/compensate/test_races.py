@@ -21,7 +21,7 @@ from outbox.dispatch.once import newest_sends, resend
 from outbox.errors import ActRefused, CompensationRefused
 from outbox.message.model import Counts
 from tests.compensate.support import Town, give_back, record
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 RIVALS = 20
 
@@ -124,7 +124,7 @@ def test_many_orders_of_one_message(town: Town) -> None:
     (taken,) = [each for each in results if isinstance(each, UUID)]
     why = f"bulk job {taken} is about to compensate it; wait for that, or cancel it"
     assert {each for each in results if each != taken} == {f"message {half_id} can't be compensated: {why}"}
-    assert town.rows_at_a("SELECT id FROM outbox.bulk_job") == [taken]
+    assert town.at_a.rows("SELECT id FROM outbox.bulk_job") == [taken]
 
 
 def test_quarantine_comes_before_the_handler_ends(town: Town) -> None:
@@ -218,7 +218,7 @@ def test_quarantine_does_not_wait_for_ever(town: Town, monkeypatch: pytest.Monke
     assert not town.work()
     town.age()
     assert town.work().done == 1
-    assert town.rows_at_a("SELECT attempts FROM outbox.bulk_item") == [1]
+    assert town.at_a.rows("SELECT attempts FROM outbox.bulk_item") == [1]
 
 
 def test_sent_again_meanwhile(town: Town) -> None:
@@ -249,12 +249,12 @@ def test_resend_waits_for_the_compensation(town: Town) -> None:
     with elsewhere(town.work) as working:
         compensation.begun.wait(60)
         with elsewhere(lambda: town.app.operator.resend(half_id, by="me", why="test")) as resending:
-            wait_until(lambda: town.waiting(town.producer), "the resend waits")
+            wait_until(town.at_a.waiting, "the resend waits")
             compensation.go_on.set()
             assert working.result(60).done == 1
             with pytest.raises(ActRefused, match="its local transaction was compensated"):
                 resending.result(60)
-    assert town.rows_at_a("SELECT count(*) FROM outbox.message") == [1]
+    assert town.at_a.rows("SELECT count(*) FROM outbox.message") == [1]
 
 
 def test_cancelled_while_it_runs(town: Town) -> None:
@@ -265,7 +265,7 @@ def test_cancelled_while_it_runs(town: Town) -> None:
     bulk_job_id = town.order(half_id)
     with elsewhere(town.work) as working:
         compensation.begun.wait(60)
-        town.run_at_a("UPDATE outbox.bulk_item SET state = 'cancelled'")
+        town.at_a.run("UPDATE outbox.bulk_item SET state = 'cancelled'")
         compensation.go_on.set()
         assert working.result(60).done == 0
     assert town.item(bulk_job_id)[0] == "cancelled"

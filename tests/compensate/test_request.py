@@ -25,7 +25,7 @@ def test_what_is_written(village: Town) -> None:
     """An order is a bulk job of one item, with who and why, and is recorded."""
     half_id = village.transfer()
     bulk_job_id = village.order(half_id, acknowledge_delivered=True)
-    assert village.rows_at_a(
+    assert village.at_a.rows(
         "SELECT id, action, requested_by, reason, options, selector, total, started_at, origin FROM outbox.bulk_job"
     ) == [
         (
@@ -43,10 +43,10 @@ def test_what_is_written(village: Town) -> None:
             None,
         )
     ]
-    assert village.rows_at_a(
+    assert village.at_a.rows(
         "SELECT bulk_job_id, number, action, message_id, topic, consumer_group, state, attempts FROM outbox.bulk_item"
     ) == [(bulk_job_id, 1, "compensate", half_id, "t", None, "pending", 0)]
-    assert village.rows_at_a("SELECT actor, action, target, reason FROM outbox.audit") == [
+    assert village.at_a.rows("SELECT actor, action, target, reason FROM outbox.audit") == [
         ("ada", "bulk", str(bulk_job_id), "no such account")
     ]
 
@@ -57,7 +57,7 @@ def test_several_at_once(village: Town) -> None:
     bulk_job = village.app.operator.compensate([*ids, ids[0]], by="ada", why="x")
     with pytest.raises(ActRefused, match="3: its local transaction is being compensated"):
         village.app.operator.compensate(ids, by="ada", why="x")
-    assert village.rows_at_a("SELECT bulk_job_id, number FROM outbox.bulk_item ORDER BY number") == [
+    assert village.at_a.rows("SELECT bulk_job_id, number FROM outbox.bulk_item ORDER BY number") == [
         (bulk_job.id, number) for number in (1, 2, 3)
     ]
     assert village.work().done == 3
@@ -104,12 +104,12 @@ def ordered(town: Town) -> UUID:
 def test_refused(village: Town, make: Callable[[Town], UUID], why: str) -> None:
     """What can't be compensated is refused with the reason, and nothing is written."""
     half_id = make(village)
-    before = village.rows_at_a("SELECT count(*) FROM outbox.bulk_job")
+    before = village.at_a.rows("SELECT count(*) FROM outbox.bulk_job")
     with pytest.raises(CompensationRefused) as refused:
         village.order(half_id)
     assert str(refused.value).startswith(f"message {half_id} can't be compensated: ")
     assert why in str(refused.value)
-    assert village.rows_at_a("SELECT count(*) FROM outbox.bulk_job") == before
+    assert village.at_a.rows("SELECT count(*) FROM outbox.bulk_job") == before
 
 
 def test_unknown(village: Town) -> None:
@@ -122,7 +122,7 @@ def test_decided_after_the_order(village: Town) -> None:
     """What the order overlooked is refused when it is carried out."""
     half_id = rolled_back(village)
     bulk_job_id = village.order(village.transfer())
-    village.run_at_a("UPDATE outbox.bulk_item SET message_id = :id", id=half_id)
+    village.at_a.run("UPDATE outbox.bulk_item SET message_id = :id", id=half_id)
     assert village.work().taken == 1
     assert village.item(bulk_job_id) == (
         "skipped",

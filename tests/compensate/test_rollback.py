@@ -50,12 +50,12 @@ def test_parked_transfer(town: Town) -> None:
         ("ada", "quarantine", f"g/{half_id}", "no such account"),
         ("ada", "compensate", str(half_id), "no such account"),
     ]
-    ((function, by, reason, result),) = town.rows_at_a(
+    ((function, by, reason, result),) = town.at_a.rows(
         "SELECT function, requested_by, reason, result FROM outbox.compensation"
     )
     assert (function, by, reason) == ("tests.compensate.support.give_back", "ada", "no such account")
     assert result == {"given back": 300}
-    (finished,) = town.rows_at_a("SELECT finished_at IS NOT NULL AND started_at IS NOT NULL FROM outbox.bulk_job")
+    (finished,) = town.at_a.rows("SELECT finished_at IS NOT NULL AND started_at IS NOT NULL FROM outbox.bulk_job")
     assert finished
     see_nothing_happens(town, half_id)
     settle(town, town.declare())
@@ -89,9 +89,9 @@ def test_transfer_that_is_no_message_yet(town: Town, options: dict[str, Any]) ->
     if options:
         town.dispatch()
     assert town.roll_back(half_id) == "done"
-    town.run_at_a("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 s'")
+    town.at_a.run("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 s'")
     town.dispatch()
-    assert town.rows_at_a("SELECT count(*) FROM outbox.message WHERE half_id = :id", id=half_id) == [1]
+    assert town.at_a.rows("SELECT count(*) FROM outbox.message WHERE half_id = :id", id=half_id) == [1]
     see_nothing_happens(town, half_id)
 
 
@@ -115,11 +115,11 @@ def test_one_database_for_both_sides(village: Town) -> None:
 def test_producer_without_inboxes(town: Town) -> None:
     """A producer's database needs no consumer's tables."""
     half_id = town.parked()
-    town.run_at_a("ALTER TABLE outbox.consumer_message RENAME TO elsewhere")
+    town.at_a.run("ALTER TABLE outbox.consumer_message RENAME TO elsewhere")
     try:
         assert town.roll_back(half_id) == "done"
     finally:
-        town.run_at_a("ALTER TABLE outbox.elsewhere RENAME TO consumer_message")
+        town.at_a.run("ALTER TABLE outbox.elsewhere RENAME TO consumer_message")
     assert town.balance == 1000
 
 
@@ -177,7 +177,7 @@ def test_acknowledged(town: Town) -> None:
     assert ", although g (database " in town.said(bulk_job_id)
     assert town.status(half_id) == {"g": "consumed", "h": "quarantined"}
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
-    (told,) = town.rows_at_a("SELECT result FROM outbox.audit WHERE action = 'compensate'")
+    (told,) = town.at_a.rows("SELECT result FROM outbox.audit WHERE action = 'compensate'")
     assert [name.partition(" ")[0] for name in (*told["consumed"], *told["quarantined"])] == ["g", "h"]
 
 
@@ -213,10 +213,10 @@ def test_what_a_compensation_is_given_and_may_do(town: Town) -> None:
     town.dispatch()
     assert town.roll_back(half_id) == "done"
     (message,) = seen
-    ((queue, position),) = town.rows_at_a("SELECT queue, position FROM outbox.message WHERE half_id = :id", id=half_id)
+    ((queue, position),) = town.at_a.rows("SELECT queue, position FROM outbox.message WHERE half_id = :id", id=half_id)
     assert (message.id, message.topic, message.queue, message.position) == (half_id, "t", queue, position)
     assert (message.key, message.tag, message.headers, message.attempt) == ("me", "x", {"a": "b"}, 1)
-    assert town.rows_at_a("SELECT count(*) FROM outbox.op_message WHERE half_id = :id", id=UUID(int=1)) == [1]
+    assert town.at_a.rows("SELECT count(*) FROM outbox.op_message WHERE half_id = :id", id=UUID(int=1)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_result_is_stored_as_json(village: Town, given: Any, stored: Any) -> Non
     village.compensate_by(lambda message, session: given)
     half_id = village.transfer()
     assert village.roll_back(half_id) == "done"
-    (result,) = village.rows_at_a("SELECT result::text FROM outbox.compensation")
+    (result,) = village.at_a.rows("SELECT result::text FROM outbox.compensation")
     assert (None if result is None else json.loads(result)) == stored
 
 
@@ -281,20 +281,20 @@ def test_rate_and_turns(town: Town) -> None:
     """A bulk job of many items begins no more than its rate lets it, and doesn't hold up another one."""
     ids = [town.transfer() for _ in range(6)]
     bulk_job_id = town.order(ids[0])
-    town.run_at_a(
+    town.at_a.run(
         "INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id, topic)"
         " SELECT :id, n + 1, 'compensate', m, 't' FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY x (m, n)",
         id=bulk_job_id,
         ids=ids[1:5],
     )
-    town.run_at_a("UPDATE outbox.bulk_job SET total = 5, rate = 0.001")
+    town.at_a.run("UPDATE outbox.bulk_job SET total = 5, rate = 0.001")
     single = town.order(ids[5])
     assert town.work().done == 2
     assert town.item(single)[0] == "done"
     assert not town.work()
-    town.run_at_a("UPDATE outbox.bulk_job SET started_at = started_at - interval '1100 s' WHERE rate IS NOT NULL")
+    town.at_a.run("UPDATE outbox.bulk_job SET started_at = started_at - interval '1100 s' WHERE rate IS NOT NULL")
     assert town.work().done == 1
-    town.run_at_a("UPDATE outbox.bulk_job SET rate = NULL")
+    town.at_a.run("UPDATE outbox.bulk_job SET rate = NULL")
     counts = town.work(limit=2)
     assert (counts.done, counts.more) == (2, True)
     assert town.work().done == 1

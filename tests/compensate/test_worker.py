@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox
 from outbox.worker import Worker
 from tests.compensate.support import GIVE, REFUND, Town, give_back, record, refuse
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 
 def test_parked_is_rolled_back_by_a_worker(town: Town) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import Counts
+from tests.kit import Tables, consume_all, declare, dispatch_all
 
 LEDGER = text("INSERT INTO ledger (message_id, body, attempt) VALUES (:id, :body, :attempt)")
 DUE = "UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'"
@@ -39,10 +39,11 @@ class InboxRow:
     error: str | None
 
 
-class Bench:
-    """A producer and the consumers of its topic `t`, driven by hand, pass by pass."""
+class Bench(Tables):
+    """A producer and the consumers of its topic `t`, driven by hand, pass by pass; SQL is on the consumer's side."""
 
     def __init__(self, producer: Engine, consumer: Engine, settings: Settings) -> None:
+        super().__init__(consumer)
         self.settings = settings
         self.producer, self.consumer = producer, consumer
         self.app = Outbox(producer, settings=settings)
@@ -67,11 +68,7 @@ class Bench:
 
     def dispatch(self) -> None:
         """Dispatch and release all there is."""
-        with self.producer.connect() as connection:
-            while dispatch_once(connection, self.settings).more:
-                pass
-            while release_due_once(connection, self.settings).more:
-                pass
+        dispatch_all(self.producer, self.settings)
 
     def resend(self, *ids: UUID) -> None:
         """Append messages once more."""
@@ -85,9 +82,7 @@ class Bench:
         group, topic = options.pop("group", "g"), options.pop("topic", "t")
         early = options.pop("early", False)
         limits = options.pop("settings", self.settings)
-        app = Outbox(self.consumer, settings=limits)
-        app.consumer(topic, group=group, **options)(handler)
-        consumer = Consumer(app.subscriptions[topic, group], limits)
+        consumer = declare(self.consumer, topic, group, handler, settings=limits, **options)
         if not early:
             consumer.start(self.connection, self.source)
         return consumer
@@ -98,30 +93,13 @@ class Bench:
 
     def consume_on(self, consumer: Consumer, connection: Connection, source: Connection) -> Counts:
         """Do the same on other connections."""
-        total = Counts()
-        for _ in range(10_000):
-            counts = consumer.consume_once(connection, source)
-            total += replace(counts, more=False)
-            if not counts.more and not counts.taken:
-                return total
-        raise AssertionError("the consumer never comes to an end")
+        return consume_all(consumer, connection, source)
 
     def retry(self, consumer: Consumer, *, due: bool = True) -> Counts:
         """Make all failures due, and retry them once."""
         if due:
-            self.run(DUE)
+            self.age_retries()
         return consumer.retry_once(self.connection, self.source)
-
-    def run(self, sql: str, **values: Any) -> None:
-        """Run a statement in the consumer's database."""
-        with self.consumer.begin() as connection:
-            connection.execute(text(sql), values)
-
-    def rows(self, sql: str, **values: Any) -> list[Any]:
-        """Return the rows of a query in the consumer's database, or the values where it has one column."""
-        with self.consumer.begin() as connection:
-            rows = connection.execute(text(sql), values).all()
-        return [row[0] if len(row) == 1 else tuple(row) for row in rows]
 
     def ledger(self) -> list[str]:
         """Return the bodies that were recorded, in order."""

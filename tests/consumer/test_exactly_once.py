@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from tests.conftest import wait_until
 from tests.consumer.support import Bench, record
+from tests.kit import wait_until
 
 QUARANTINE = """INSERT INTO outbox.consumer_message
                 (consumer_group, message_id, topic, queue, position, status, attempts)

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from tests.conftest import wait_until
 from tests.consumer import workers
 from tests.consumer.support import Bench, make_ledger
+from tests.kit import wait_until
 
 ACCOUNTS = 10
 KILLS = 200

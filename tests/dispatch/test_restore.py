@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Outbox, Settings, embedded
 from outbox.dispatch.once import dispatch_once, release_due_once
-from tests.conftest import wait_until
 from tests.dispatch.support import (
     WAITING,
     act,
@@ -30,6 +29,7 @@ from tests.dispatch.support import (
     send,
     write_now,
 )
+from tests.kit import wait_until
 
 
 def pg_dump() -> Path:

@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
 from outbox.errors import ActRefused
-from tests.conftest import wait_until
 from tests.dispatch.support import (
     WAITING,
     act,
@@ -24,6 +23,7 @@ from tests.dispatch.support import (
     scalar,
     send,
 )
+from tests.kit import wait_until
 
 KILL = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid <> pg_backend_pid()"

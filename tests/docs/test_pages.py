@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from outbox.embedded import ServerLike
-from tests.conftest import wait_until
 from tests.docs.page import ROOT, Reader, blocks, reader
+from tests.kit import wait_until
 
 QUICK_START = ROOT / "docs" / "quick-start.md"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

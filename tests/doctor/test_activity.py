@@ -17,8 +17,8 @@ from sqlalchemy import Engine, create_engine
 from outbox.embedded import Server
 from outbox.operator.health.examine import Inspected
 from outbox.operator.health.rules import Thresholds
-from tests.conftest import wait_until
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
+from tests.kit import wait_until
 
 AT_ONCE = Thresholds(idle_transaction=0, running_transaction=0, prepared_transaction=0)
 

@@ -14,8 +14,8 @@ from outbox.embedded import ServerLike
 from outbox.operator.health.examine import Inspected
 from outbox.worker import Worker
 from tests.cli.conftest import run_cli
-from tests.conftest import wait_until
 from tests.doctor.support import examine, inspected, sql
+from tests.kit import wait_until
 
 
 def test_empty_database(durable_url: str) -> None:

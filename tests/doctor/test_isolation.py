@@ -18,8 +18,8 @@ from outbox.errors import InvalidSettings
 from outbox.operator.health.examine import Examination, HealthReport, Inspected, Inspection
 from outbox.operator.health.examine import examine as examine_database
 from outbox.operator.health.rules import Diagnosis, Severity, Thresholds
-from tests.conftest import wait_until
 from tests.doctor.support import codes, examine, inspected, sql, the
+from tests.kit import wait_until
 
 module = importlib.import_module("outbox.operator.health.examine")
 

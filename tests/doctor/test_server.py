@@ -19,8 +19,8 @@ from outbox.embedded.external import URL_VARIABLE
 from outbox.operator.health.examine import Inspected, ServerIdentity
 from outbox.operator.health.rules import Severity, Subject, Thresholds
 from outbox.operator.health.server import judge_version
-from tests.conftest import wait_until
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
+from tests.kit import wait_until
 
 ours_to_set_up = pytest.mark.skipif(URL_VARIABLE in os.environ, reason="the user's server is set up as it is")
 

@@ -20,8 +20,8 @@ from outbox.database import migration
 from outbox.database.migration import chain
 from outbox.embedded import Server, ServerLike
 from outbox.operator.health.examine import Inspected
-from tests.conftest import wait_until
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_command, mend_by_sql, raw, role, sql, the
+from tests.kit import wait_until
 
 PROJECT = Path(__file__).parents[2]
 

@@ -25,8 +25,8 @@ from examples.bank_transfer.teller import arguments
 from outbox import Counts, Outbox, Settings, testing
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
-from tests.conftest import wait_until
 from tests.examples.conftest import HEADER
+from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
 #: One order for 30.00, and one to a receiver on the compliance desk's watch list.

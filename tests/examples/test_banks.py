@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from examples.bank_transfer import bank_a
 from examples.bank_transfer.bank_a import Account, LedgerEntry, Refused, Transfer, order_transfer
 from examples.bank_transfer.orders import Order
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.bank_transfer", "--engine", "local"]

@@ -27,7 +27,7 @@ from examples.bank_transfer.bank_a_tcc import (
 from examples.bank_transfer.orders import Order
 from outbox import Orphan, Resolution
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")
 OTHER = Order(2, 502, 7, "AB", "71000002", Decimal("80.00"), "RENT")

@@ -1,7 +1,7 @@
 """What tests of several folders need: to wait, to run SQL and passes by hand, to age rows, to start and end processes.
 
-Over `outbox.testing`, which is for users' tests: it does in one call what a worker would do. Here each pass, each row and
-each process is in the test's own hands.
+`outbox.testing` is for users' tests, and does in one call what a worker would do. Here each pass, each row and each
+process is in the test's own hands.
 """
 
 from tests.kit.passes import consume_all, declare, dispatch_all, send_each

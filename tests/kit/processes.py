@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def python(module: str, *arguments: str | Engine, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run a module as a process; it is killed at the end if it is still there. An engine stands for its URL."""
-    texts = [
-        each.url.render_as_string(hide_password=False) if isinstance(each, Engine) else each for each in arguments
-    ]
+    texts = [each.url.render_as_string(hide_password=False) if isinstance(each, Engine) else each for each in arguments]
     process = subprocess.Popen(
         [sys.executable, "-m", module, *texts],
         cwd=ROOT,

@@ -45,16 +45,16 @@ class Tables:
 
     def op(self, half_id: UUID) -> tuple[str, str] | None:
         """Return a half's resolution and its author."""
-        rows = self.rows("SELECT resolution, decided_by FROM outbox.op_message WHERE half_id = :id", id=half_id)
-        return rows[0] if rows else None
+        rows = self.records("SELECT resolution, decided_by FROM outbox.op_message WHERE half_id = :id", id=half_id)
+        return tuple(rows[0]) if rows else None
 
     def ops(self) -> dict[UUID, str]:
         """Return the resolutions of decided halves."""
-        return dict(self.rows("SELECT half_id, resolution FROM outbox.op_message"))
+        return {row[0]: row[1] for row in self.records("SELECT half_id, resolution FROM outbox.op_message")}
 
     def messages(self) -> list[UUID]:
         """Return the halves that have become messages, once for each send, in the order of their positions."""
-        return self.rows("SELECT half_id FROM outbox.message ORDER BY topic, queue, position")
+        return [row[0] for row in self.records("SELECT half_id FROM outbox.message ORDER BY topic, queue, position")]
 
     def age_checks(self, *half_ids: UUID) -> None:
         """Let the wait of undecided halves be over: of these, or of all; not of those that are being decided."""

@@ -15,7 +15,7 @@ from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.operator.acts import ACTS
 from outbox.operator.model import Target
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.operator.acting import Desk, open_desk
 from tests.operator.test_acts import state_of
 

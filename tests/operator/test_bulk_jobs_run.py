@@ -14,7 +14,7 @@ from outbox.errors import ActRefused
 from outbox.message.model import Counts, Status
 from outbox.operator.bulk import run
 from outbox.operator.model import Actor, BulkJob, InboxFilter, MessageFilter, MessageStatus
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.operator.acting import ANN, Desk
 from tests.operator.test_bulk_jobs_order import PARKED
 

@@ -37,7 +37,7 @@ def test_workers_and_what_they_have(engine: Engine) -> None:
 def test_a_real_worker(engine: Engine) -> None:
     """What a running worker reports is what is shown."""
     from outbox.worker import Worker
-    from tests.conftest import wait_until
+    from tests.kit import wait_until
 
     app = Outbox(engine, settings=Settings())
     app.consumer("paid", group="mail")(lambda message, session: None)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings
 from outbox.message.model import uuid7
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.producer.bank import (
     KINDS,
     Kind,

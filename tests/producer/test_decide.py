@@ -23,7 +23,7 @@ from outbox import Decision, Outbox, Resolution, Settings
 from outbox.database.decision import decide, decide_first
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, TransactionRequired
 from outbox.message.model import uuid7
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.producer.bank import (
     KINDS,
     Databases,

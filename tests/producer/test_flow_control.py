@@ -23,8 +23,8 @@ from outbox.errors import OutboxBusy, SchemaMissing
 from outbox.producer import flow_control
 from outbox.testing import check, drain
 from outbox.worker import Worker
-from tests.conftest import wait_until
 from tests.consumer.support import Bench, make_ledger
+from tests.kit import wait_until
 from tests.producer.backlog import FURTHER_TABLES, dispatch_all, prepare_many, send_many
 from tests.producer.bank import (
     KINDS,

@@ -13,8 +13,8 @@ from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
 from outbox.errors import ActRefused, MessageNotFound
 from outbox.prune.once import prune_consumer_once, prune_producer_once
-from tests.conftest import wait_until
 from tests.dispatch.support import act
+from tests.kit import wait_until
 
 OLD = "200 hours"
 

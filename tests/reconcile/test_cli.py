@@ -20,7 +20,7 @@ from sqlalchemy import make_url, text
 from outbox.cli.exits import Code
 from outbox.reconcile.rows import InboxState
 from tests.cli.conftest import Result, run_cli
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.reconcile.town import HOUR, Town, fate, ids_at, url_of
 
 ROOT = Path(__file__).parents[2]

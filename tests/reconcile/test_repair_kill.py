@@ -16,7 +16,7 @@ from outbox import Settings
 from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Job, Outcome, Repair
 from outbox.reconcile.rows import Finding
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.reconcile.repair_process import Repairer
 from tests.reconcile.repairing import Night
 

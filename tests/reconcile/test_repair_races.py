@@ -26,9 +26,9 @@ from outbox.reconcile.repair import acts as dispatch
 from outbox.reconcile.repair import work
 from outbox.reconcile.repair.work import BUSY
 from outbox.worker import Worker
-from tests.conftest import wait_until
 from tests.consumer.support import record
 from tests.dispatch.support import WAITING, flush
+from tests.kit import wait_until
 from tests.reconcile.repairing import Night
 
 GATE = 4711

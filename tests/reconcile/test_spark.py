@@ -23,7 +23,7 @@ from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.engine import SparkEngine
 from outbox.reconcile.spark.session import session
 from outbox.reconcile.spark.tasks import planned
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.reconcile import spark_secrets
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import PASSWORD, findings, summed

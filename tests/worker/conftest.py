@@ -13,11 +13,12 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 
 from outbox import Message, Outbox, Settings
 from outbox.worker import Worker
+from tests.kit import Tables, send_each
 
 
 @dataclass
-class Bench:
-    """An `Outbox` on one database, with the table ``effect`` that handlers write to, and one who looks on."""
+class Bench(Tables):
+    """An `Outbox` on one database, with the table ``effect`` that handlers write to."""
 
     engine: Engine
     observer: Engine
@@ -34,11 +35,7 @@ class Bench:
 
     def send(self, topic: str = "paid", count: int = 1, **options: Any) -> list[UUID]:
         """Send messages, each in a transaction of its own."""
-        ids = []
-        for number in range(count):
-            with self.engine.begin() as connection:
-                ids.append(self.outbox.send(connection, topic, {"number": number}, key=str(number), **options))
-        return ids
+        return [send_each(self.outbox, topic, {"number": n}, key=str(n), **options)[0] for n in range(count)]
 
     def effects(self) -> list[UUID]:
         """Return the ids of the handled messages, as often as they took effect."""
@@ -46,14 +43,7 @@ class Bench:
 
     def inbox(self) -> list[tuple[str, int]]:
         """Return status and attempts of all inbox rows."""
-        with self.observer.connect() as connection:
-            rows = connection.execute(text("SELECT status, attempts FROM outbox.consumer_message ORDER BY received_at"))
-            return [(row[0], row[1]) for row in rows]
-
-    def rows(self, sql: str) -> list[Any]:
-        """Return the first column of a query."""
-        with self.observer.connect() as connection:
-            return list(connection.scalars(text(sql)))
+        return self.rows("SELECT status, attempts FROM outbox.consumer_message ORDER BY received_at")
 
     def work(self, **options: Any) -> Worker:
         """Start a worker; it is stopped when the test ends."""

@@ -19,7 +19,7 @@ from outbox.embedded import ServerLike
 from outbox.errors import InvalidHandler, SchemaMissing
 from outbox.testing import bulk
 from outbox.worker import Worker
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.operator.acting import Desk
 from tests.operator.test_bulk_jobs_order import PARKED
 from tests.operator.test_bulk_jobs_run import acted_once, retry

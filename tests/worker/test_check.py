@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
@@ -22,13 +19,12 @@ from outbox import INJECTED, Orphan, Outbox, Resolution, Settings, embedded
 from outbox.database import migration
 from outbox.errors import AlreadyRolledBack
 from outbox.worker import Worker
-from tests.conftest import wait_until
+from tests.kit import python, read_until, wait_until
 from tests.producer.bank import idle_in_transaction
 from tests.worker.conftest import Bench
-from tests.worker.test_signals import read_until, wait_for_rollback
+from tests.worker.test_signals import wait_for_rollback
 
 NewBench = Callable[..., Bench]
-ROOT = Path(__file__).parents[2]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 NOTE = text("INSERT INTO effect (message_id) VALUES (:id)")
 
@@ -39,15 +35,9 @@ def prepare(bench: Bench, topic: str = "paid", count: int = 1, immunity: float =
         return [bench.outbox.prepare(connection, topic, {}, immunity=immunity) for _ in range(count)]
 
 
-def ops(bench: Bench) -> dict[UUID, str]:
-    """Return the resolutions of decided halves."""
-    with bench.observer.connect() as connection:
-        return {row[0]: row[1] for row in connection.execute(text("SELECT half_id, resolution FROM outbox.op_message"))}
-
-
 def wait_for_ops(bench: Bench, ids: list[UUID]) -> None:
     """Wait until all these halves are decided."""
-    wait_until(lambda: set(ids) <= set(ops(bench)), "the halves are decided")
+    wait_until(lambda: set(ids) <= set(bench.ops()), "the halves are decided")
 
 
 @pytest.fixture
@@ -92,8 +82,8 @@ def test_orphans_are_decided_and_delivered(new_bench: NewBench) -> None:
         pay()
     wait_until(lambda: len(bench.effects()) >= 23, "what was committed is handled")
     assert sorted(bench.effects()) == sorted(ids)
-    wait_until(lambda: len(ops(bench)) == 24, "the orphan of the function is decided")
-    assert list(ops(bench).values()).count("rollback") == 1
+    wait_until(lambda: len(bench.ops()) == 24, "the orphan of the function is decided")
+    assert list(bench.ops().values()).count("rollback") == 1
     assert worker.health()["check"].last_success is not None
     assert worker.stop()
     assert bench.rows("SELECT count(*) FROM outbox.half_check") == [0]
@@ -115,7 +105,7 @@ def test_on_an_async_engine(new_bench: NewBench) -> None:
     ids = prepare(bench, count=5), prepare(bench, "shipped", count=5)
     with Worker(outbox, roles=["check"]):
         wait_for_ops(bench, ids[0] + ids[1])
-    assert ops(bench) == dict.fromkeys(ids[0], "commit") | dict.fromkeys(ids[1], "rollback")
+    assert bench.ops() == dict.fromkeys(ids[0], "commit") | dict.fromkeys(ids[1], "rollback")
     assert sorted(bench.effects()) == sorted(ids[1])
 
 
@@ -153,7 +143,7 @@ def test_without_the_role_nothing_is_checked(new_bench: NewBench) -> None:
     prepare(bench)
     ids = bench.send(count=3)
     wait_until(lambda: len(bench.rows("SELECT half_id FROM outbox.message")) == 3, "the others do their work")
-    assert set(ops(bench)) == set(ids)
+    assert set(bench.ops()) == set(ids)
 
 
 def test_topics_own_interval(new_bench: NewBench) -> None:
@@ -247,30 +237,16 @@ def test_checkers_that_hang_one_after_the_other(new_bench: NewBench, let_go: thr
 # --- signals -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def hanging_checker(bench: Bench, kind: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
+def hanging_checker(bench: Bench, kind: str, **settings: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run the worker process; killed at the end if it is still there."""
-    url = bench.engine.url.render_as_string(hide_password=False)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.worker.hanging_checker", url, kind],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **settings},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return python("tests.worker.hanging_checker", bench.engine, kind, **settings)
 
 
 def heal(bench: Bench, ids: list[UUID]) -> None:
-    """See that nothing of the worker that ended is left, and that the next one decides."""
+    """Make sure that nothing is left of the worker that ended, and that the next one decides."""
     wait_for_rollback(bench)
-    assert (bench.effects(), ops(bench)) == ([], {})
-    with bench.observer.begin() as connection:
-        connection.execute(text("UPDATE outbox.half_check SET next_check_at = now()"))
+    assert (bench.effects(), bench.ops()) == ([], {})
+    bench.age_checks()
 
     @bench.outbox.checker("paid")
     def checker(orphan: Orphan, session: Any) -> Resolution:
@@ -404,7 +380,7 @@ def test_outage_while_checkers_run(
             connection.execute(
                 text("UPDATE outbox.half_check SET next_check_at = now() WHERE next_check_at > now() + interval '5 s'")
             )
-        return set(ids) <= set(ops(bench))
+        return set(ids) <= set(bench.ops())
 
     wait_until(hurried, "all halves are decided")
     assert sorted(bench.effects()) == sorted(ids)

@@ -19,7 +19,7 @@ from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Backoff, Duty, Lane, jittered
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 NEVER = 3600.0
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import embedded
 from outbox.database import migration
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.worker.conftest import Bench
 
 

@@ -20,7 +20,7 @@ from outbox.reconcile.job import Pair, Reconciliation
 from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
 from outbox.worker.reconciliation import LOST_AFTER, RETRY_AFTER, LastRun, Reconciler, Timetable, reconcilers
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.test_outages import own_server, own_url  # noqa: F401 - fixtures
 

@@ -17,7 +17,7 @@ from outbox import Outbox, Resolution, Settings
 from outbox.message.model import uuid7
 from outbox.worker import Worker
 from outbox.worker.report import Facts, handlers_of, leave, report_once
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.worker.conftest import Bench
 
 

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.conftest import wait_until
+from tests.kit import python, read_until, wait_until
 from tests.worker.conftest import Bench
 
-ROOT = Path(__file__).parents[2]
 
-
-@contextmanager
-def slow_worker(bench: Bench, **settings: str) -> Iterator[subprocess.Popen[str]]:
+def slow_worker(bench: Bench, **settings: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run the worker process; killed at the end if it is still there."""
-    url = bench.engine.url.render_as_string(hide_password=False)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.worker.slow_worker", url],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **settings},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def read_until(process: subprocess.Popen[str], line: str) -> None:
-    """Read the output of the process until it says ``line``."""
-    assert process.stdout
-    for text in process.stdout:
-        if line in text:
-            return
-    pytest.fail(f"the worker ended ({process.wait()}) without saying {line!r}")
+    return python("tests.worker.slow_worker", bench.engine, **settings)
 
 
 def wait_for_rollback(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Message, Outbox, Retry, Settings, embedded
 from outbox.errors import InvalidSettings, SchemaMissing
 from outbox.worker import Worker
-from tests.conftest import wait_until
+from tests.kit import wait_until
 from tests.worker.conftest import Bench
 
 NewBench = Callable[..., Bench]

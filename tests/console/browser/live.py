@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from outbox import Resolution, testing
 from outbox.message.model import Status
 from outbox.operator.model import Actor, InboxFilter, PageRequest, Selector, Target
-from tests.conftest import wait_until
 from tests.console.browser.town import CLERK, CREDIT, Town
+from tests.kit import wait_until
 
 #: Whatever of this is taken for markup sets ``window.hacked``, or is asked for.
 HOSTILE = (

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import text
 
-from tests.conftest import wait_until
 from tests.console.browser.steps import carried_out, dialog, rows
+from tests.kit import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from tests.conftest import wait_until
 from tests.console.browser.steps import carried_out, dialog, pace, row, rows, told
 from tests.console.browser.town import a_town
+from tests.kit import wait_until
 
 if TYPE_CHECKING:
     from uuid import UUID

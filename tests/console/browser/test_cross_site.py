@@ -12,11 +12,11 @@ from fastapi import FastAPI
 from sqlalchemy import text
 
 from outbox.console import AnyOf, Basic, Bearer, Principal, create_console_router, hash_token
-from tests.conftest import wait_until
 from tests.console.browser.conftest import PREFIX, Visit
 from tests.console.browser.live import attacker, serving
 from tests.console.browser.town import Town
 from tests.console.browser.watch import Watch
+from tests.kit import wait_until
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

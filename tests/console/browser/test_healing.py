@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.conftest import wait_until
 from tests.console.browser.steps import carried_out, dialog, order_rollback, row, told
 from tests.console.browser.town import KNOWN, OPENING, a_town
+from tests.kit import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -20,7 +20,7 @@ from examples.bank_transfer.orders import Order
 from outbox import Message, Outbox, Park, Settings
 from outbox.operator.operator import Operator
 from outbox.worker import Worker
-from tests.conftest import wait_until
+from tests.kit import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
