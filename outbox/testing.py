@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.check.sql import hurry
+from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database.execute import execute
 from outbox.database.runner import EngineRunner, Runner
@@ -122,6 +123,7 @@ def _consume(outbox: Outbox, subscription: Subscription) -> Counts:
             source = stack.enter_context(_source(stack, subscription.source))
         consumer = Consumer(subscription, outbox.settings)
         consumer.start(connection, source)
+        quarantine_group(connection, source, outbox.settings.schema, subscription.group, subscription.topic)
         counts = Counts()
         while step := consumer.consume_once(connection, source):
             counts += step

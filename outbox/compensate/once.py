@@ -27,9 +27,8 @@ from outbox.compensate.places import BUSY, UNREACHABLE, Place, Places, Waits
 from outbox.compensate.quarantine import Order
 from outbox.database.execute import Row, execute
 from outbox.database.runner import NewRunner, Runner
-from outbox.database.sql import plan_by_index
+from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.message.model import Counts, Resolution
-from outbox.operator.bulk.sql import finish
 from outbox.settings import Settings
 from outbox.text import summary_of
 
@@ -113,7 +112,7 @@ def compensate_once(
         _, _, due = execute(
             connection,
             plan_by_index(),
-            finish(settings.schema),
+            finish_bulk_jobs(settings.schema),
             sql.due(settings.schema, sorted(compensations), limit),
         )
     if not due:
@@ -128,7 +127,7 @@ def compensate_once(
     finally:
         run.end()
     with connection.begin():
-        execute(connection, finish(settings.schema))
+        execute(connection, finish_bulk_jobs(settings.schema))
     return counts + Counts(more=len(due) == limit)
 
 

@@ -17,11 +17,10 @@ from outbox.compensate.declaration import Compensation
 from outbox.compensate.quarantine import Order
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
-from outbox.database.sql import audit, plan_by_index, wait_at_most
+from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import codec
 from outbox.message.model import Counts, Message, Park, Retry, Skip
-from outbox.operator.bulk.sql import begin
 from outbox.settings import Settings
 from outbox.text import storable
 
@@ -109,7 +108,7 @@ class Book:
         item = Item.of(rows[0])
         if not item.started:
             # Not with the claim: who cancels locks the bulk job first, and then its items.
-            self._run(begin(self.schema, key.bulk_job_id))
+            self._run(begin_bulk_job(self.schema, key.bulk_job_id))
         return item
 
     def look(self, item: Item) -> tuple[Row, Order]:

@@ -35,10 +35,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.compensate import sql
-from outbox.consumer.queue import read_source
-from outbox.consumer.sql import Place
-from outbox.database.execute import Row, Statement, execute
-from outbox.database.sql import plan_by_index, take_lock, wait_at_most
+from outbox.database.execute import Row, Statement, execute, read_source
+from outbox.database.sql import GroupQueue, plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
 
 if TYPE_CHECKING:
@@ -222,7 +220,7 @@ def _reached(schema: str, order: Order, group: str | None) -> Statement:
 
 def _lock_queues(connection: Connection, schema: str, order: Order, groups: Iterable[str]) -> None:
     """Take the locks of those who consume; in one order everywhere."""
-    places = (Place(schema, group, order.topic, queue) for group in groups for queue in order.queues)
+    places = (GroupQueue(schema, group, order.topic, queue) for group in groups for queue in order.queues)
     if keys := sorted(place.lock for place in places):
         execute(connection, *(take_lock(key) for key in keys))
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from outbox.consumer.sql import GROUP_QUEUES
 from outbox.database.execute import Statement, in_schema
+from outbox.database.sql import GROUP_QUEUES
 
 #: How the outcome of an item begins whose message will not be compensated.
 REFUSED = "refused: "

@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer import sql
-from outbox.consumer.queue import QueueConsumer, State, read_source
+from outbox.consumer.queue import QueueConsumer, State
 from outbox.consumer.retry import Retrier
 from outbox.consumer.subscription import Subscription
-from outbox.database.execute import Row, execute, lock_key
-from outbox.database.sql import take_lock
+from outbox.database.execute import Row, execute, lock_key, read_source
+from outbox.database.sql import GroupQueue, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts
 from outbox.settings import Settings
@@ -45,13 +44,9 @@ class Consumer:
         """Make the group ready to consume: to be called before anything else, by each worker.
 
         A new group gets its first offsets, by the subscription's ``start``; a known group keeps its own. Queues (and
-        topics) that come later are read from their first message. Messages whose local transactions are rolled back are
-        quarantined from it.
+        topics) that come later are read from their first message. After this and before it consumes, a worker
+        quarantines for the group what is compensated (`outbox.compensate.quarantine.quarantine_group`).
         """
-        self._register(connection, source)
-        quarantine_group(connection, source, self._settings.schema, self.subscription.group, self.subscription.topic)
-
-    def _register(self, connection: Connection, source: Connection) -> None:
         subscription, schema = self.subscription, self._settings.schema
         with connection.begin():
             # Two workers of a new group must not start it at two different positions.
@@ -64,7 +59,7 @@ class Consumer:
                 return
             rows = read_source(source, sql.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
             for queue, last, first in rows:
-                place = sql.Place(schema, subscription.group, subscription.topic, queue)
+                place = GroupQueue(schema, subscription.group, subscription.topic, queue)
                 position = last if subscription.start == "now" else first - 1
                 execute(connection, sql.append_offset(place, position), sql.write_start(place, position))
 

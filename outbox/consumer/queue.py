@@ -27,9 +27,9 @@ from outbox.consumer import sql
 from outbox.consumer.handler import CRASH_KIND, Failure, HandlerSession, counts_of, failure_from, settle
 from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import at_commit
-from outbox.database.execute import Row, Statement, execute, is_autocommit, is_lost
+from outbox.database.execute import Row, Statement, execute, is_lost, read_source
 from outbox.database.session import commit
-from outbox.database.sql import try_lock
+from outbox.database.sql import GroupQueue, try_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Message, Status
 from outbox.settings import Settings
@@ -52,16 +52,6 @@ class Entry:
     def digest(self) -> bytes | None:
         """Return the first 16 bytes of the SHA-256 of the body as it arrived; None if it wasn't read."""
         return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
-
-
-def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
-    """Read from the producer's database: in the running transaction if there is one on it, else in none or its own."""
-    if not statements:
-        return []
-    if source.in_transaction() or is_autocommit(source):
-        return execute(source, *statements)
-    with source.begin():
-        return execute(source, *statements)
 
 
 def next_messages(subscription: Subscription, settings: Settings, queue: int, position: int) -> Statement:
@@ -158,7 +148,7 @@ class QueueConsumer:
     def __init__(self, subscription: Subscription, settings: Settings, queue: int) -> None:
         self._subscription = subscription
         self._settings = settings
-        self._place = sql.Place(settings.schema, subscription.group, subscription.topic, queue)
+        self._place = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
         self._lock = self._place.lock
         self._ahead: deque[Entry] = deque()
         self._position = -1

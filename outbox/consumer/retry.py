@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from outbox.consumer import sql
 from outbox.consumer.handler import CRASH_KIND, Failure, HandlerSession, counts_of, failure_from, settle
-from outbox.consumer.queue import Entry, filter_of, read_source, to_entry
+from outbox.consumer.queue import Entry, filter_of, to_entry
 from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import at_commit
-from outbox.database.execute import execute, is_lost
+from outbox.database.execute import execute, is_lost, read_source
 from outbox.database.session import commit
+from outbox.database.sql import GroupQueue
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
 
@@ -51,7 +52,7 @@ class Retrier:
             if not due:
                 return Counts()
         message_id, queue, position, attempts, claims = due[0]
-        place = sql.Place(settings.schema, subscription.group, subscription.topic, queue)
+        place = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
         entry = Entry(position, message_id, None)
         if claims > settings.max_claims:
             died = f"started {claims - 1} times without ever finishing: the worker died each time"
@@ -75,7 +76,7 @@ class Retrier:
         except _Failed as failed:
             return self._record(connection, place, entry, attempts + 1, failed.failure)
 
-    def _attempt(self, connection: Connection, place: sql.Place, entry: Entry, attempt: int) -> Counts:
+    def _attempt(self, connection: Connection, place: GroupQueue, entry: Entry, attempt: int) -> Counts:
         message = entry.message
         assert message is not None  # noqa: S101 - the filter has let it through
         message.attempt = attempt
@@ -99,7 +100,7 @@ class Retrier:
         return Counts(taken=1, done=1, more=True)
 
     def _record(
-        self, connection: Connection, place: sql.Place, entry: Entry, attempts: int, failure: Failure
+        self, connection: Connection, place: GroupQueue, entry: Entry, attempts: int, failure: Failure
     ) -> Counts:
         row = settle(
             self._subscription,

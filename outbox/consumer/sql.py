@@ -7,20 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox.database.execute import Statement, in_schema, lock_key
-
-#: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the
-#: table has a row for each batch.
-GROUP_QUEUES = """
-WITH RECURSIVE place AS (
-    (SELECT consumer_group, topic, queue FROM {s}.consumer_offset
-      ORDER BY consumer_group, topic, queue LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM place p CROSS JOIN LATERAL (
-        SELECT consumer_group, topic, queue FROM {s}.consumer_offset o
-         WHERE (o.consumer_group, o.topic, o.queue) > (p.consumer_group, p.topic, p.queue)
-         ORDER BY consumer_group, topic, queue LIMIT 1) n
-)"""
+from outbox.database.execute import Statement, in_schema
+from outbox.database.sql import GroupQueue
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
@@ -153,26 +141,6 @@ _STATUS = "SELECT status FROM {s}.consumer_message WHERE consumer_group = %s AND
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One queue of a topic as one group sees it."""
-
-    schema: str
-    group: str
-    topic: str
-    queue: int
-
-    @property
-    def values(self) -> tuple[str, str, int]:
-        """Return the three columns that name the place."""
-        return self.group, self.topic, self.queue
-
-    @property
-    def lock(self) -> int:
-        """The advisory lock that whoever consumes the queue for the group holds."""
-        return lock_key("queue", *self.values, self.schema)
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
     """The state of a message in an inbox after an attempt that was not a plain success."""
 
@@ -232,7 +200,7 @@ def message_by_id(
     return Statement(in_schema(_BY_ID, schema), values)
 
 
-def offset(place: Place) -> Statement:
+def offset(place: GroupQueue) -> Statement:
     """Read the newest offset. Rows: ``(position, claims)`` or none."""
     return Statement(in_schema(_OFFSET, place.schema), place.values)
 
@@ -247,17 +215,17 @@ def group_is_known(schema: str, group: str, topic: str) -> Statement:
     return Statement(in_schema(_KNOWN_GROUP, schema), (group, topic))
 
 
-def write_start(place: Place, position: int) -> Statement:
+def write_start(place: GroupQueue, position: int) -> Statement:
     """Write down where a new group begins in a queue: up to ``position``, nothing was meant for it."""
     return Statement(in_schema(_START, place.schema), (*place.values, position))
 
 
-def append_offset(place: Place, position: int, claims: int = 0) -> Statement:
+def append_offset(place: GroupQueue, position: int, claims: int = 0) -> Statement:
     """Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end."""
     return Statement(in_schema(_APPEND_OFFSET, place.schema), (*place.values, position, claims))
 
 
-def drop_claims(place: Place, position: int) -> Statement:
+def drop_claims(place: GroupQueue, position: int) -> Statement:
     """Forget the starts that were counted at the offset ``position``: one of them had an end."""
     group, topic, queue = place.values
     return Statement(
@@ -265,19 +233,19 @@ def drop_claims(place: Place, position: int) -> Statement:
     )
 
 
-def known(place: Place, ids: Sequence[UUID]) -> Statement:
+def known(place: GroupQueue, ids: Sequence[UUID]) -> Statement:
     """Read which messages the inbox knows. Rows: ``(id, status, attempts, seconds until the next attempt)``."""
     return Statement(in_schema(_KNOWN, place.schema), (list(ids), place.group))
 
 
-def consumed(place: Place, ids: list[UUID], positions: list[int], digests: list[bytes | None]) -> Statement:
+def consumed(place: GroupQueue, ids: list[UUID], positions: list[int], digests: list[bytes | None]) -> Statement:
     """Insert the inbox rows of messages that were consumed at the first attempt."""
     return Statement(
         in_schema(_CONSUMED, place.schema), (place.group, place.topic, place.queue, ids, positions, digests)
     )
 
 
-def settle(place: Place, row: Settled) -> Statement:
+def settle(place: GroupQueue, row: Settled) -> Statement:
     """Write the inbox row of one message after an attempt, over a failed one if there is one."""
     values: dict[str, Any] = {
         "group": place.group,

@@ -124,6 +124,16 @@ def execute(
     return cast("list[list[Row]]", rows[int(begins) : int(begins) + len(statements)])
 
 
+def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
+    """Read from the producer's database: in the running transaction if there is one on it, else in none or its own."""
+    if not statements:
+        return []
+    if source.in_transaction() or is_autocommit(source):
+        return execute(source, *statements)
+    with source.begin():
+        return execute(source, *statements)
+
+
 def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | None:
     """Return the statements as one round trip; None where the driver is one that can't be driven so."""
     try:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
 
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, in_schema, lock_key
 
 # Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
 # all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
@@ -35,6 +37,66 @@ NOW = Statement("SELECT clock_timestamp()")
 REPORT_INTERVAL = 10.0
 #: A worker that has not reported for so many seconds is taken for dead.
 ALIVE = 3 * REPORT_INTERVAL
+
+
+#: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the
+#: table has a row for each batch.
+GROUP_QUEUES = """
+WITH RECURSIVE place AS (
+    (SELECT consumer_group, topic, queue FROM {s}.consumer_offset
+      ORDER BY consumer_group, topic, queue LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT consumer_group, topic, queue FROM {s}.consumer_offset o
+         WHERE (o.consumer_group, o.topic, o.queue) > (p.consumer_group, p.topic, p.queue)
+         ORDER BY consumer_group, topic, queue LIMIT 1) n
+)"""
+
+_BEGIN = "UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"
+
+BULK_COUNTS = """(SELECT jsonb_object_agg(state, items)
+          FROM (SELECT state, count(*) AS items FROM {s}.bulk_item i WHERE i.bulk_job_id = p.id
+                 GROUP BY state) n)"""
+
+# Nothing becomes pending again, so that the counts are the last ones.
+_FINISH = f"""
+UPDATE {{s}}.bulk_job p
+   SET finished_at = clock_timestamp(), started_at = coalesce(started_at, clock_timestamp()),
+       selector = selector || jsonb_build_object('counts', {BULK_COUNTS})
+ WHERE finished_at IS NULL AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
+   AND NOT EXISTS (SELECT FROM {{s}}.bulk_item i WHERE i.bulk_job_id = p.id AND i.state = 'pending')
+RETURNING id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
+    """One queue of a topic as one group sees it."""
+
+    schema: str
+    group: str
+    topic: str
+    queue: int
+
+    @property
+    def values(self) -> tuple[str, str, int]:
+        """The three columns that name it."""
+        return self.group, self.topic, self.queue
+
+    @property
+    def lock(self) -> int:
+        """The advisory lock that a worker holds while it consumes the queue for the group."""
+        return lock_key("queue", *self.values, self.schema)
+
+
+def begin_bulk_job(schema: str, bulk_job_id: UUID) -> Statement:
+    """Write down that a bulk job has begun."""
+    return Statement(in_schema(_BEGIN, schema), (bulk_job_id,))
+
+
+def finish_bulk_jobs(schema: str, bulk_job_id: UUID | None = None) -> Statement:
+    """End the bulk jobs of which no item is pending; only this one, if one is named. Rows: ``(id,)``."""
+    return Statement(in_schema(_FINISH, schema), {"id": bulk_job_id})
 
 
 def take_lock(key: int) -> Statement:

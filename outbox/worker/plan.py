@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
+from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import execute
@@ -144,6 +145,7 @@ class Plan:
 
         def start_group(connection: Connection, producer: Connection) -> Counts:
             first.start(connection, producer)
+            quarantine_group(connection, producer, settings.schema, group, topic)
             return Counts()
 
         def prune(connection: Connection, producer: Connection) -> Counts:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Settings
 from outbox.compensate.declaration import Compensation
 from outbox.compensate.once import compensate_once
+from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database.runner import EngineRunner, NewRunner
 from outbox.message.model import Counts
@@ -99,6 +100,7 @@ class Town(Bench):
         group = options.pop("group", "g")
         consumer = declare(connection.engine, "t", group, handler, settings=self.settings, **options)
         consumer.start(connection, self.source)
+        quarantine_group(connection, self.source, self.settings.schema, group, "t")
         return consumer
 
     # --- compensations ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.database.sql import audit, plan_by_index
+from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobNotFound, CompensationRefused, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.acts import STATES, act_named
@@ -193,7 +193,7 @@ class BulkJobs(OverDatabases):
                 what = "was cancelled before" if cancelled_at else f"has finished at {finished_at.isoformat()}"
                 raise ActRefused(f"bulk job {bulk_job_id} can't be cancelled: it {what}")
             cancelled, _ = execute(
-                connection, sql.cancel(schema, bulk_job_id, actor.name), sql.finish(schema, bulk_job_id)
+                connection, sql.cancel(schema, bulk_job_id, actor.name), finish_bulk_jobs(schema, bulk_job_id)
             )
             result = {"did": "cancel", "cancelled": len(cancelled)}
             execute(connection, audit(schema, actor.name, "bulk", str(bulk_job_id), why, result, actor.origin))

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from outbox.database.execute import Row, execute, is_lost
 from outbox.database.failure import CONTENDED, sqlstate
-from outbox.database.sql import wait_at_most
+from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS
@@ -70,7 +70,7 @@ def bulk_once(
     schema, limit = settings.schema, BULK_JOBS if bulk_job_id is None else 1
     with connection.begin():
         _, rows = execute(
-            connection, sql.finish(schema, bulk_job_id), sql.open_bulk_jobs(schema, _ACTIONS, limit, bulk_job_id)
+            connection, finish_bulk_jobs(schema, bulk_job_id), sql.open_bulk_jobs(schema, _ACTIONS, limit, bulk_job_id)
         )
     counts = NOTHING
     for row in rows:
@@ -105,14 +105,14 @@ class _Run:
         schema, until = self._settings.schema, time.monotonic() + SLICE
         if not self._begun:
             with self._connection.begin():
-                execute(self._connection, sql.begin(schema, self._id))
+                execute(self._connection, begin_bulk_job(schema, self._id))
         counts, after = NOTHING, 0
         while not self._stopping() and time.monotonic() < until:
             step = self._batch(after, BATCH)
             counts += step
             if not step.more:
                 with self._connection.begin():
-                    execute(self._connection, sql.finish(schema, self._id))
+                    execute(self._connection, finish_bulk_jobs(schema, self._id))
                 return replace(counts, more=False)
             after = self._taken[-1][0]
         return replace(counts, more=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.database.execute import Statement, in_schema
+from outbox.database.sql import BULK_COUNTS
 
 # Compensations are left to those who have the compensations, and what only a newer version knows to its workers.
 _OPEN = """
@@ -15,8 +16,6 @@ SELECT id, action, requested_by, reason, options::text, origin::text, rate, star
  WHERE finished_at IS NULL AND action = ANY (%(actions)s::text[]) AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
  ORDER BY created_at LIMIT %(limit)s
 """
-
-_BEGIN = "UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"
 
 # Who has this lock is the only one that carries the bulk job out: what the others just did would not be seen.
 _LOCK_RATED = "SELECT id FROM {s}.bulk_job WHERE id = %s AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED"
@@ -50,20 +49,6 @@ UPDATE {s}.bulk_item i
    AND i.state = 'pending'
 """
 
-_COUNTS = """(SELECT jsonb_object_agg(state, items)
-          FROM (SELECT state, count(*) AS items FROM {s}.bulk_item i WHERE i.bulk_job_id = p.id
-                 GROUP BY state) n)"""
-
-# Nothing becomes pending again, so that the counts are the last ones.
-_FINISH = f"""
-UPDATE {{s}}.bulk_job p
-   SET finished_at = clock_timestamp(), started_at = coalesce(started_at, clock_timestamp()),
-       selector = selector || jsonb_build_object('counts', {_COUNTS})
- WHERE finished_at IS NULL AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
-   AND NOT EXISTS (SELECT FROM {{s}}.bulk_item i WHERE i.bulk_job_id = p.id AND i.state = 'pending')
-RETURNING id
-"""
-
 _LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %s FOR UPDATE"
 
 # A compensation that has begun has quarantined the message at consumers: a worker releases it there, and ends the item.
@@ -85,7 +70,7 @@ ITEM = ("number", "action", "message_id", "topic", "group", "state", "outcome", 
 # A finished bulk job has its counts in its row. A compensation is begun by its first attempt.
 _ROWS = f"""
 SELECT id, action, requested_by, reason, options::text, selector ->> 'described', rate, total,
-       coalesce(selector -> 'counts', {_COUNTS})::text AS counts, created_at, began, finished_at, cancelled_at,
+       coalesce(selector -> 'counts', {BULK_COUNTS})::text AS counts, created_at, began, finished_at, cancelled_at,
        cancelled_by, state
   FROM (SELECT p.*, b.began,
                CASE WHEN p.cancelled_at IS NOT NULL THEN 'cancelled'
@@ -141,11 +126,6 @@ def open_bulk_jobs(schema: str, actions: Collection[str], limit: int, bulk_job_i
     return Statement(in_schema(_OPEN, schema), {"actions": sorted(actions), "limit": limit, "id": bulk_job_id})
 
 
-def begin(schema: str, bulk_job_id: UUID) -> Statement:
-    """Write down that a bulk job has begun."""
-    return Statement(in_schema(_BEGIN, schema), (bulk_job_id,))
-
-
 def lock_rated(schema: str, bulk_job_id: UUID) -> Statement:
     """Keep everybody else from carrying this bulk job out. Rows: one, or none if somebody does."""
     return Statement(in_schema(_LOCK_RATED, schema), (bulk_job_id,))
@@ -175,11 +155,6 @@ def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statemen
             "delays": [item.delay for item in items],
         },
     )
-
-
-def finish(schema: str, bulk_job_id: UUID | None = None) -> Statement:
-    """End the bulk jobs of which no item is pending; only this one, if one is named. Rows: ``(id,)``."""
-    return Statement(in_schema(_FINISH, schema), {"id": bulk_job_id})
 
 
 def lock(schema: str, bulk_job_id: UUID) -> Statement:

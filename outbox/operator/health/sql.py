@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.check.sql import KNOWN_TOPICS
-from outbox.consumer.sql import GROUP_QUEUES
 from outbox.database.execute import Statement, in_schema
-from outbox.database.sql import ALIVE
+from outbox.database.sql import ALIVE, GROUP_QUEUES
 from outbox.dispatch.sql import Cursor
 
 

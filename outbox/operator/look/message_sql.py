@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from outbox.check.sql import UNANSWERED
-from outbox.consumer.sql import GROUP_QUEUES
 from outbox.database.execute import Row, Statement, in_schema
+from outbox.database.sql import GROUP_QUEUES
 from outbox.database.status import message_status
 
 HALF = ("id", "producer_group", "topic", "key", "tag", "headers", "content_type", "body_bytes", "raw", "deliver_at",
