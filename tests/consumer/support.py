@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
+from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.message.model import Counts
 from tests.kit import Tables, consume_all, declare, dispatch_all
@@ -85,6 +86,7 @@ class Bench(Tables):
         consumer = declare(self.consumer, topic, group, handler, settings=limits, **options)
         if not early:
             consumer.start(self.connection, self.source)
+            quarantine_group(self.connection, self.source, limits.schema, group, topic)
         return consumer
 
     def consume(self, consumer: Consumer) -> Counts:
