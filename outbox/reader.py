@@ -190,7 +190,7 @@ class Reader:
             return make(self._items(get_args(hint)[0], value, known, path))
         if get_origin(hint) is Mapping:
             return self._mapping(get_args(hint), value, known, path)
-        value = value if get_origin(hint) is tuple else self._only(value, path)
+        value = value if get_origin(hint) is tuple and self.form != "text" else self._only(value, path)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and not isinstance(value, hint):
             if isinstance(value, Mapping) and self.form != "code":
                 return self.values(hint, value, f"{path}.") if self.partial else self.read(hint, value, path)

@@ -13,15 +13,15 @@ from outbox.console.app import create_console_app, create_console_router
 from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader
 from outbox.console.context import Authorizer
 from outbox.console.login import hash_password, hash_token
-from outbox.console.permissions import Permission, Principal, Role
+from outbox.console.permissions import PERMISSIONS, Principal, Role
 
 __all__ = [
+    "PERMISSIONS",
     "AllowAll",
     "AnyOf",
     "Authorizer",
     "Basic",
     "Bearer",
-    "Permission",
     "Principal",
     "Role",
     "TrustedHeader",

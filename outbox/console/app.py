@@ -23,7 +23,7 @@ import outbox
 from outbox.console import api, pages
 from outbox.console.api import probes
 from outbox.console.auth import authentication
-from outbox.console.connections import admin_source
+from outbox.console.connections import operator_source
 from outbox.console.context import Authorizer, Console, RequestContext, Trust, context_of
 from outbox.console.guard import ContextAndHeaders, ErrorAnswers, Guard, Slots
 from outbox.console.problems import Problem, as_problem, log, log_failure
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from outbox.operator.look.redact import Redactor
     from outbox.settings import Settings
 
-#: Who may read the metrics: nobody (there are none), whoever has the permission to view, or everybody.
+#: Who may read the metrics: there are none, principals with the permission to view, or everybody.
 Metrics = Literal["off", "authenticated", "open"]
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -138,8 +138,8 @@ def build_console(
         raise InvalidSettings(
             "TrustedHeader believes trusted_proxies only, and there are none: name the proxy's address"
         )
-    admin = admin_source(source, databases or {}, settings, redactor, read_only=read_only)
-    return Console(admin, authorizer, trust, read_only=read_only, environment=environment)
+    operator = operator_source(source, databases or {}, settings, redactor, read_only=read_only)
+    return Console(operator, authorizer, trust, read_only=read_only, environment=environment)
 
 
 def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> FastAPI:

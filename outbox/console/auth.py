@@ -1,6 +1,6 @@
-"""Who may come in: authorizers for passwords, tokens and proxies, or any FastAPI dependency of the application.
+"""Who is let in: authorizers for passwords, tokens and proxies, or any FastAPI dependency of the application.
 
-An authorizer is a FastAPI dependency, sync or async, that returns a `Principal`, or None for nobody. Those here are
+An authorizer is a FastAPI dependency, sync or async, that returns a `Principal`, or None for a stranger. Those here are
 objects that are called with the request.
 """
 
@@ -23,7 +23,7 @@ from fastapi import Depends, Request
 from outbox.console.context import Authorizer, Context, context_of
 from outbox.console.guard import SAFE_METHODS
 from outbox.console.login import COOKIE, PasswordHash, Sessions, Throttle, Tokens
-from outbox.console.permissions import Permission, Principal, Role
+from outbox.console.permissions import VIEW, Principal, Role
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 
@@ -54,7 +54,7 @@ def authentication(authorizer: Authorizer, *, read_only: bool) -> Callable[..., 
         if not isinstance(found, Principal):
             raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
         context.identity = found
-        context.demand(Permission.VIEW)
+        context.demand(VIEW)
         reads = request.method in SAFE_METHODS or getattr(request.scope["endpoint"], "only_reads", False)
         if read_only and not reads:
             raise Problem.read_only()
@@ -80,7 +80,7 @@ class AllowAll:
 
 
 class Basic:
-    """Names and passwords, asked for by the browser (HTTP Basic).
+    """Names and passwords, for which the browser has a dialog (HTTP Basic).
 
     ``users`` maps a name to ``(hash, role)``, the hash by `hash_password`. Failed logins are slowed down by name and
     address. A password that was right is recognised by a keyed digest for as long as the process runs, since scrypt
@@ -103,7 +103,7 @@ class Basic:
         self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
 
     def __call__(self, request: Request) -> Principal | None:
-        """Return who has sent a name with the right password.
+        """Return the user whose name came with the right password.
 
         Raises:
             Problem: (429) too many have failed.
@@ -207,7 +207,7 @@ class TrustedHeader:
 
 
 class AnyOf:
-    """Lets in whom any of some authorizers lets in, asked in turn; each is one of this module."""
+    """Lets in whom any of some authorizers lets in, tried in turn; each is one of this module."""
 
     def __init__(self, *authorizers: Callable[[Request], Principal | None]) -> None:
         if not authorizers:

@@ -1,4 +1,4 @@
-"""The console's own connections: few, named, with a time limit, and the service layer over them."""
+"""The console's own connections: few, named, with a time limit, and the operator over them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.console.context import AdminSource
+    from outbox.console.context import OperatorSource
     from outbox.operator.look.redact import Redactor
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ _NAME = "outbox console"
 _BEGIN = "SELECT set_config('application_name', %s, true), set_config('statement_timeout', %s, true)"
 
 
-def admin_source(
+def operator_source(
     source: Source,
     databases: Mapping[str, Bind],
     settings: Settings | None,
     redactor: Redactor | None,
     *,
     read_only: bool,
-) -> AdminSource:
-    """Return what gives the service layer over ``source`` and further databases.
+) -> OperatorSource:
+    """Return what gives an `Operator` over ``source`` and further databases.
 
     Raises:
         InvalidSettings: two databases of one name, or further ones beside an `Operator`.
@@ -60,14 +60,14 @@ def admin_source(
     if isinstance(source, Operator):
         if databases or redactor or settings:
             raise InvalidSettings("an Operator has its databases, settings and redactor already; pass them to it")
-        return SharedAdmin(source, read_only=read_only)
+        return SharedOperator(source, read_only=read_only)
     if isinstance(source, Outbox):
         settings, source = settings or source.settings, source.engine
     binds = dict(source) if isinstance(source, Mapping) else {_name_of(source): source}
     if duplicates := sorted(binds.keys() & databases.keys()):
         raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
     engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | dict(databases)).items()}
-    return ConnectingAdmin(engines, settings or Settings.from_env(), redactor)
+    return OwnOperator(engines, settings or Settings.from_env(), redactor)
 
 
 def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = False) -> Engine:
@@ -98,8 +98,8 @@ def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = Fa
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
 
-class ConnectingAdmin:
-    """Opens the service layer at the first request, over those of the databases that can be reached.
+class OwnOperator:
+    """Connects at the first request, over those of the databases that can be reached.
 
     The others are tried again from time to time: an operator needs the console most when one of them is down.
     """
@@ -109,7 +109,7 @@ class ConnectingAdmin:
             raise InvalidSettings("the console needs at least one database")
         self._engines, self._settings, self._redactor = dict(engines), settings, redactor
         self._opened: dict[str, Database] = {}
-        self._admin: Operator | None = None
+        self._operator: Operator | None = None
         self._last_try = -_AGAIN
         self._lock = threading.Lock()
 
@@ -119,7 +119,7 @@ class ConnectingAdmin:
         return tuple(name for name in self._engines if name not in self._opened)
 
     def __call__(self) -> Operator:
-        """Return the service layer.
+        """Return what operators see and do.
 
         Raises:
             SchemaMissing, SchemaOutdated: no database could be opened, and that is why.
@@ -127,9 +127,9 @@ class ConnectingAdmin:
         """
         with self._lock:
             due = time.monotonic() - self._last_try >= _AGAIN
-            if self._admin is None or (self.missing and due):
-                self._admin = self._open()
-            return self._admin
+            if self._operator is None or (self.missing and due):
+                self._operator = self._open()
+            return self._operator
 
     def close(self) -> None:
         """Close the connections; they are opened again when they are needed."""
@@ -148,24 +148,24 @@ class ConnectingAdmin:
         if not self._opened:
             raise errors[0]
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
-        return Operator(Databases(in_order), redactor=self._redactor)
+        return Operator(Databases(in_order), self._redactor)
 
 
-class SharedAdmin:
-    """A service layer that the application has opened; its connections are the application's."""
+class SharedOperator:
+    """An operator of the application; its connections are the application's."""
 
     missing: tuple[str, ...] = ()
 
-    def __init__(self, admin: Operator, *, read_only: bool) -> None:
+    def __init__(self, operator: Operator, *, read_only: bool) -> None:
         reading = [
             dataclasses.replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
-            for each in admin.databases.values()
+            for each in operator.databases.values()
         ]
-        self._admin = Operator(Databases(reading), redactor=admin.redactor) if read_only else admin
+        self._operator = Operator(Databases(reading), operator.redactor) if read_only else operator
 
     def __call__(self) -> Operator:
-        """Return the service layer."""
-        return self._admin
+        """Return what operators see and do."""
+        return self._operator
 
     def close(self) -> None:
         """Leave the connections to the application."""

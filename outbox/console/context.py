@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 
-from outbox.console.permissions import Permission, Principal, needed_for
+from outbox.console.permissions import VIEW, Principal
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS
@@ -100,15 +100,15 @@ class Trust:
 Authorizer = Callable[..., Any]
 
 
-class AdminSource(Protocol):
-    """Gives the service layer."""
+class OperatorSource(Protocol):
+    """Gives what operators see and do."""
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The names of the databases that couldn't be reached yet."""
 
     def __call__(self) -> Operator:
-        """Return the service layer.
+        """Return what operators see and do.
 
         Raises:
             SchemaMissing, SchemaOutdated: a database has no outbox tables, or not those of this code.
@@ -121,13 +121,13 @@ class AdminSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """One console: its service layer, who may come in, and how it is reached.
+    """One console: what it shows, who may come in, and how it is reached.
 
-    ``environment`` is the name in the badge (``prod`` is red). ``source`` gives the service layer, and connects at the
-    first call. ``slots`` is how many requests are worked on at once; the others wait without holding a thread.
+    ``environment`` is the name in the badge (``prod`` is red). ``source`` connects to the databases at the first
+    call. ``slots`` is how many requests are worked on at once; the others wait without holding a thread.
     """
 
-    source: AdminSource
+    source: OperatorSource
     authorizer: Authorizer
     trust: Trust
     read_only: bool = False
@@ -193,8 +193,8 @@ class RequestContext:
         )
 
     @property
-    def admin(self) -> Operator:
-        """The service layer. Its calls are synchronous: use it in endpoints that are plain functions.
+    def operator(self) -> Operator:
+        """What an operator can see and do. Its calls are synchronous: use it in endpoints that are plain functions.
 
         Raises:
             SchemaMissing, SchemaOutdated: a database has no outbox tables, or not those of this code.
@@ -241,13 +241,16 @@ class RequestContext:
         pairs = {name: value for name, value in query.items() if value is not None and value != ""}
         return (path if segments else path + "/") + (f"?{urlencode(pairs, doseq=True)}" if pairs else "")
 
-    def may(self, needed: Permission | str) -> bool:
-        """Return whether the sender could do this here: has the permission, in a console that doesn't only read."""
+    def may(self, needed: str) -> bool:
+        """Return whether the sender could do this here: has the permission, in a console that doesn't only read.
+
+        ``needed`` is a permission, or the name of an act.
+        """
         permission = _permission(needed)
-        writes = permission is not Permission.VIEW
+        writes = permission != VIEW
         return self.principal.may(permission) and not (writes and self.console.read_only)
 
-    def demand(self, needed: Permission | str) -> None:
+    def demand(self, needed: str) -> None:
         """Refuse the request unless its sender could do this here.
 
         Raises:
@@ -256,7 +259,7 @@ class RequestContext:
         permission = _permission(needed)
         if not self.principal.may(permission):
             raise Problem.forbidden(self.principal.id, permission)
-        if self.console.read_only and permission is not Permission.VIEW:
+        if self.console.read_only and permission != VIEW:
             raise Problem.read_only()
 
 
@@ -270,7 +273,7 @@ def context_of(request: Request) -> RequestContext:
 Context = Annotated[RequestContext, Depends(context_of)]
 
 
-def requires(needed: Permission | str) -> Dependency:
+def requires(needed: str) -> Dependency:
     """Return a dependency that refuses senders without a permission: ``dependencies=[requires("message:resend")]``."""
 
     def permitted(context: Context) -> None:
@@ -307,5 +310,5 @@ def _network(text: str) -> Network:
         raise InvalidSettings(f"trusted proxy {text!r} must be an address or network: {error}") from None
 
 
-def _permission(needed: Permission | str) -> Permission:
-    return needed_for(needed) if needed in ACTS else Permission(needed)
+def _permission(needed: str) -> str:
+    return ACTS[needed].permission if needed in ACTS else needed

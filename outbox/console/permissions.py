@@ -10,27 +10,15 @@ from types import MappingProxyType
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS
 
-
-class Permission(enum.StrEnum):
-    """One thing that somebody may do in the console."""
-
-    VIEW = "view"
-    RESEND = "message:resend"
-    RECALL = "message:recall"
-    RETRY = "dead:retry"
-    DISCARD = "dead:discard"
-    CHECK = "half:check"
-    CANCEL = "bulk_job:cancel"
-    DECIDE = "half:decide"
-    COMPENSATE = "tx:compensate"
-    REVEAL = "payload:read"
+#: See everything, bodies masked; cancel bulk jobs; see bodies as they are. Each act has a permission of its own.
+VIEW, CANCEL, REVEAL = "view", "bulk_job:cancel", "payload:read"
 
 
 class Role(enum.StrEnum):
     """A bundle of permissions; each role has those of the one before it.
 
-    ``viewer`` sees, with bodies masked. ``operator`` acts where nothing is lost. ``admin`` decides halves, rolls local
-    transactions back and sees bodies unmasked.
+    ``viewer`` sees, with bodies masked. ``operator`` acts where nothing is lost. ``admin`` decides halves, compensates
+    local transactions and sees bodies unmasked.
     """
 
     VIEWER = "viewer"
@@ -38,7 +26,7 @@ class Role(enum.StrEnum):
     ADMIN = "admin"
 
     @property
-    def permissions(self) -> frozenset[Permission]:
+    def permissions(self) -> frozenset[str]:
         """What the role may do."""
         return ROLES[self]
 
@@ -55,34 +43,32 @@ class Role(enum.StrEnum):
             raise InvalidSettings(f"role {name!r} must be one of: {', '.join(cls)}") from None
 
 
-_VIEWER = frozenset({Permission.VIEW})
-_OPERATOR = _VIEWER | {
-    Permission.RESEND,
-    Permission.RECALL,
-    Permission.RETRY,
-    Permission.DISCARD,
-    Permission.CHECK,
-    Permission.CANCEL,
-}
+_VIEWER = frozenset({VIEW})
+_OPERATOR = _VIEWER | {CANCEL, *(act.permission for act in ACTS.values() if act.role == "operator")}
 
+#: Every permission that there is.
+PERMISSIONS = _OPERATOR | {REVEAL, *(act.permission for act in ACTS.values())}
 #: The permissions of each role.
-ROLES: Mapping[Role, frozenset[Permission]] = MappingProxyType(
-    {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: frozenset(Permission)}
+ROLES: Mapping[Role, frozenset[str]] = MappingProxyType(
+    {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: PERMISSIONS}
 )
-
-
-def needed_for(action: str) -> Permission:
-    """Return the permission that an act needs, alone or in a bulk job."""
-    return Permission(ACTS[action].permission)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks: ``id`` is what the audit records, ``name`` what the pages show."""
+    """Who sends a request: ``id`` is what the audit records, ``name`` what the pages show.
+
+    Raises:
+        InvalidSettings: a permission that isn't one of `PERMISSIONS`.
+    """
 
     id: str
     name: str
-    permissions: frozenset[Permission] = _VIEWER
+    permissions: frozenset[str] = _VIEWER
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.permissions - PERMISSIONS):
+            raise InvalidSettings(f"permission {unknown[0]!r} must be one of: {', '.join(sorted(PERMISSIONS))}")
 
     @classmethod
     def of(cls, id: str, role: Role | str = Role.VIEWER, *, name: str | None = None) -> Principal:  # noqa: A002
@@ -98,6 +84,6 @@ class Principal:
         """The biggest role whose permissions the principal has; ``custom`` where it has none of them."""
         return next((str(role) for role in reversed(Role) if self.permissions >= role.permissions), "custom")
 
-    def may(self, permission: Permission | str) -> bool:
-        """Tell whether the principal has a permission."""
+    def may(self, permission: str) -> bool:
+        """Return whether the principal has a permission."""
         return permission in self.permissions

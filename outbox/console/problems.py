@@ -25,7 +25,7 @@ MEDIA_TYPE = "application/problem+json"
 #: What kinds of problems there are: slug, status, title.
 KINDS: Mapping[str, tuple[int, str]] = {
     "bad-page-token": (400, "The page token isn't one of this list"),
-    "unauthenticated": (401, "Nobody is logged in"),
+    "unauthenticated": (401, "Not logged in"),
     "forbidden": (403, "Not allowed"),
     "read-only": (403, "The console only reads"),
     "host-not-allowed": (403, "The console isn't served under this name"),
@@ -33,8 +33,8 @@ KINDS: Mapping[str, tuple[int, str]] = {
     "not-found": (404, "Not found"),
     "method-not-allowed": (405, "This can't be done here"),
     "state-conflict": (409, "The state doesn't allow it"),
-    "already-resolved": (409, "Decided before"),
-    "compensation-refused": (409, "The local transaction can't be rolled back"),
+    "already-decided": (409, "Decided before"),
+    "compensation-refused": (409, "The local transaction can't be compensated"),
     "selector-changed": (409, "The selection has changed"),
     "version-mismatch": (412, "It has changed meanwhile"),
     "too-large": (413, "Too large"),
@@ -136,7 +136,7 @@ _SLUGS = {
 }
 #: Conflicts that a client may want to tell apart.
 _CONFLICTS: Mapping[type[OutboxError], str] = {
-    AlreadyDecided: "already-resolved",
+    AlreadyDecided: "already-decided",
     CompensationRefused: "compensation-refused",
     SelectorChanged: "selector-changed",
 }

@@ -156,7 +156,7 @@ class ConsoleConfig:
 def serve(
     config: ConsoleConfig, *, settings: Settings | None = None, announce: Callable[[str], None] | None = None
 ) -> None:
-    """Serve the console until the process is told to stop.
+    """Serve the console until the process is stopped.
 
     ``settings`` default to those of the environment. Without users, tokens or a user header it makes up a token for
     this run and announces it (``announce``; default: standard error). The token is typed into the page: a link with it

@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from outbox.operator.acts import ACTS
+from outbox.operator.acts import ACTS, Act
 from tests.console.web import GROUP, Http, Shop
 
 WHY = {"reason": "ticket 4711"}
@@ -114,11 +114,11 @@ def test_of_many_who_do_the_same_one_does_it(shop: Shop, acting: Http) -> None:
     assert len(audited(acting, message_id)) == 1
 
 
-@pytest.mark.parametrize("action", [each for each in ACTS if each != "compensate"])
-def test_nobody_knows_the_message(acting: Http, action: str) -> None:
+@pytest.mark.parametrize("act", [each for each in ACTS.values() if not each.as_job], ids=lambda act: act.name)
+def test_nobody_knows_the_message(acting: Http, act: Act) -> None:
     """An act on what isn't there is not found, as long as the request itself is one."""
-    where = f"/inbox/{GROUP}/{uuid.uuid4()}" if ACTS[action].part == "consumer" else f"/messages/{uuid.uuid4()}"
-    assert problem(acting.post(f"{where}/{action}", WHY)) == (404, "not-found")
+    where = f"/inbox/{GROUP}/{uuid.uuid4()}" if act.noun == "inbox" else f"/messages/{uuid.uuid4()}"
+    assert problem(acting.post(f"{where}/{act.name}", WHY)) == (404, "not-found")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_nobody_knows_the_message(acting: Http, action: str) -> None:
         ([], "body"),
         ({}, "reason"),
         ({**WHY, "database": "elsewhere"}, "database"),
-        ({**WHY, "force": True}, "options"),
+        ({**WHY, "force": True}, "body.force"),
     ],
 )
 def test_bad_bodies_are_refused(shop: Shop, acting: Http, body: Any, field: str) -> None:

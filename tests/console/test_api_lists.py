@@ -145,7 +145,7 @@ def test_what_is_not_there_is_not_found(looking: Http) -> None:
     [
         ("/messages", {"since": "yesterday"}, "query.since"),
         ("/messages", {"since": "2026-01-01T00:00:00"}, "query.since"),
-        ("/messages", {"status": "lost"}, "query.status.0"),
+        ("/messages", {"status": "lost"}, "query.status[1]"),
         ("/messages", {"stauts": "recalled"}, "query.stauts"),
         ("/messages", {"header": "no pair"}, "query.header"),
         ("/messages", {"key": "a\x00b"}, "query.key"),

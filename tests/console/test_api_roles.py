@@ -18,7 +18,7 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 PUBLIC = {"/login", "/logout", "/static/{name}", "/healthz", "/readyz"}
 #: What changes nothing although its method is POST.
 READING = {f"{API}/messages/query"}
-#: Actions that need more than an operator.
+#: Acts that need more than an operator.
 OF_ADMINS = {"commit", "rollback", "compensate"}
 
 TARGETS = {"action": "compensate", "selector": {"ids": [str(uuid.uuid4())]}, "reason": "x"}
@@ -96,9 +96,9 @@ def test_a_viewer_can_change_nothing(looking: Http) -> None:
 def test_an_operator_decides_and_compensates_nothing(looking: Http) -> None:
     """What only an admin may do is forbidden to an operator, alone and in bulk jobs."""
     operator = looking.as_role("operator")
-    for action in ACTS:
-        where = f"/inbox/{GROUP}/{uuid.uuid4()}" if ACTS[action].part == "consumer" else f"/messages/{uuid.uuid4()}"
-        of_group = {"group": GROUP} if ACTS[action].part == "consumer" else {}
+    for action, act in ACTS.items():
+        where = f"/inbox/{GROUP}/{uuid.uuid4()}" if act.noun == "inbox" else f"/messages/{uuid.uuid4()}"
+        of_group = {"group": GROUP} if act.noun == "inbox" else {}
         order = {"action": action, "selector": {"ids": [str(uuid.uuid4())], **of_group}, "reason": "x"}
         for answer in (operator.post(f"{where}/{action}", {"reason": "x"}), operator.post("/bulk-jobs", order)):
             assert (answer.status_code == 403) == (action in OF_ADMINS), (action, answer.text)

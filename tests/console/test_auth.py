@@ -12,7 +12,7 @@ from fastapi import Depends, Header, HTTPException
 from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
 from outbox.console.context import Authorizer
 from outbox.console.login import Throttle, verify_password
-from outbox.console.permissions import ROLES, Permission
+from outbox.console.permissions import CANCEL, PERMISSIONS, ROLES, VIEW
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, authorizer, bearer, console_of, token_of
@@ -51,7 +51,7 @@ def test_a_token_has_a_role(door: Callable[..., Http]) -> None:
         meta = door(authorizer()).as_role(role).get("/meta").json()
         assert (meta["principal"], meta["role"]) == (name, role)
         assert meta["permissions"] == sorted(ROLES[Role(role)])
-    assert ROLES[Role.VIEWER] < ROLES[Role.OPERATOR] < ROLES[Role.ADMIN] == set(Permission)
+    assert ROLES[Role.VIEWER] < ROLES[Role.OPERATOR] < ROLES[Role.ADMIN] == PERMISSIONS
 
 
 def test_passwords_are_checked(door: Callable[..., Http]) -> None:
@@ -162,7 +162,7 @@ def of_function(x_key: Annotated[str, Header()] = "") -> Principal | None:
         raise HTTPException(307, headers={"Location": "/sso"})
     if x_key != "good":
         raise HTTPException(401, "no such key", headers={"WWW-Authenticate": "Key"})
-    return Principal("eve", "Eve", frozenset({Permission.VIEW, Permission.CHECK}))
+    return Principal("eve", "Eve", frozenset({VIEW, "half:check"}))
 
 
 def test_any_dependency_authorizes(door: Callable[..., Http]) -> None:
@@ -176,6 +176,13 @@ def test_any_dependency_authorizes(door: Callable[..., Http]) -> None:
     assert (refused := http.ask("GET", META, headers={"X-Key": "bad"})).status_code == 401
     assert (refused.headers["www-authenticate"], refused.json()["detail"]) == ("Key", "no such key")
     assert http.ask("GET", META).headers["location"] == "/sso"
+
+
+def test_a_permission_that_does_not_exist_is_refused() -> None:
+    """A misspelt one would be missed at the first act only."""
+    assert Principal("eve", "Eve", frozenset({VIEW, CANCEL})).role == "viewer"
+    with pytest.raises(InvalidSettings, match="permission 'half:chek' must be one of: bulk_job:cancel, dead:discard"):
+        Principal("eve", "Eve", frozenset({"half:chek"}))
 
 
 def test_who_may_not_even_look_sees_nothing(door: Callable[..., Http]) -> None:

@@ -104,7 +104,7 @@ def test_without_a_prefix_the_rest_is_the_applications(museum: Shop, ask: Asker)
     http = ask(of_application(museum, ""), "admin")
     assert http.ask("GET", "/api/v1/meta").json()["principal"] == "ada"
     assert http.ask("PUT", "/api/v1/meta").headers["allow"] == "GET"
-    for path in ("orders", "api/v2/orders", "bulk jobs/1/nothing"):
+    for path in ("orders", "api/v2/orders", "operations/1/nothing"):
         assert http.ask("GET", f"/{path}").json() == f"the application has {path}"
 
 
@@ -175,9 +175,14 @@ def test_the_lifespan_of_the_router_closes_its_connections(
 def test_any_source_will_do(museum: Shop, ask: Asker) -> None:
     """An Outbox, an engine, a URL, several by name, or an Operator of the application."""
     url = museum.engine.url
-    admin = Operator.open({"mine": museum.engine}, museum.outbox.settings)
+    operator = Operator.open({"mine": museum.engine}, museum.outbox.settings)
     named = {"mine": url.render_as_string(hide_password=False)}
-    for source, name in ((museum.engine, "console_museum"), (url, "console_museum"), (named, "mine"), (admin, "mine")):
+    for source, name in (
+        (museum.engine, "console_museum"),
+        (url, "console_museum"),
+        (named, "mine"),
+        (operator, "mine"),
+    ):
         router = create_console_router(source, authorizer=AllowAll("viewer"), read_only=True)
         app = FastAPI(routes=router.routes)
         assert ask(app).get("/meta").json()["databases"][0]["name"] == name
@@ -188,9 +193,9 @@ def test_options_that_can_not_be_are_told_at_once(museum: Shop) -> None:
     """Two databases of a name, or settings for an Operator that has its own."""
     with pytest.raises(InvalidSettings, match="two databases are named"):
         create_console_router({"a": museum.engine}, authorizer=AllowAll(), databases={"a": museum.engine})
-    admin = Operator.open({"a": museum.engine}, museum.outbox.settings)
+    operator = Operator.open({"a": museum.engine}, museum.outbox.settings)
     with pytest.raises(InvalidSettings, match="an Operator has its databases"):
-        create_console_router(admin, authorizer=AllowAll(), databases={"b": museum.engine})
+        create_console_router(operator, authorizer=AllowAll(), databases={"b": museum.engine})
     with pytest.raises(TypeError, match="authorizer"):
         create_console_router(museum.outbox)  # type: ignore[call-arg]
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Settings
 from outbox.console import connections
-from outbox.console.connections import ConnectingAdmin, own_engine
+from outbox.console.connections import OwnOperator, own_engine
 from outbox.console.problems import as_problem
 from outbox.errors import (
     AlreadyCommitted,
@@ -64,7 +64,7 @@ def test_errors_of_the_outbox_have_their_kind() -> None:
     some = uuid4()
     kinds = {
         HalfNotFound(some): "not-found",
-        AlreadyCommitted(some, "check"): "already-resolved",
+        AlreadyCommitted(some, "check"): "already-decided",
         CompensationRefused("no"): "compensation-refused",
         BulkJobTooLarge("no"): "too-large",
         OutboxBusy("orders", "halves", 2, 1, "max"): "unavailable",
@@ -102,7 +102,7 @@ def test_a_database_that_comes_back_is_found(museum: Shop, url: str, monkeypatch
     engines = {"a": own_engine(museum.engine), "b": own_engine(url)}
     with engines["b"].begin() as connection:
         connection.execute(text("ALTER SCHEMA outbox RENAME TO hidden"))
-    opened = ConnectingAdmin(engines, Settings())
+    opened = OwnOperator(engines, Settings())
     assert list(opened().databases) == ["a"]
     assert list(opened.missing) == ["b"]
     with engines["b"].begin() as connection:

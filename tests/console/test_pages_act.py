@@ -90,7 +90,7 @@ def test_what_has_changed_meanwhile_is_looked_at_again(visitor: Visitor, shop: S
     page = visitor.send(asked.form("/do/discard"), reason=WHY)
     assert page.status == 412
     assert "has changed since you looked at it" in page.text
-    assert "failed" in visitor.go(page.link("Look again")).text
+    assert "failed" in visitor.go(page.link("Back to it")).text
     assert on_record(visitor, message, "discard") == []
 
 
@@ -208,7 +208,7 @@ def test_a_local_transaction_is_rolled_back(visitor: Visitor, shop: Shop) -> Non
     assert "1 of 1" in visitor.go(visitor.at).text
     assert status(shop, message) == "quarantined"
     told = visitor.go(f"messages/{message}")
-    assert re.search(rf"Rolled back \(compensated\) on .* As ordered by ada: {WHY}", told.text)
+    assert re.search(rf"Compensated on .* As ordered by ada: {WHY}", told.text)
     assert not told.has_link("Compensate…")
 
 
@@ -218,7 +218,7 @@ def test_a_rollback_of_what_took_effect_is_acknowledged(visitor: Visitor, shop: 
     shop.drain()
     asked = ask(visitor, message, "Compensate…")
     assert "It took effect already in billing." in asked.text
-    (box,) = [values for name, values in asked.tags if values.get("name") == "acknowledged"]
+    (box,) = [values for name, values in asked.tags if values.get("name") == "acknowledge_delivered"]
     assert "required" in box
 
 

@@ -147,7 +147,7 @@ def test_who_may_not_cannot_preview_or_order(visitor: Visitor) -> None:
         ({"action": "retry", "of": "inbox"}, "no row is selected"),
         ({"action": "retry", "of": "inbox", "target": "nonsense"}, "target 'nonsense' must be id/group/database"),
         ({"action": "", "of": "inbox"}, "action '' must be one of"),
-        ({"action": "retry", "of": "inbox", "all": "1", "filter": "attempts=x"}, "attempts 'x' must be"),
+        ({"action": "retry", "of": "inbox", "all": "1", "filter": "attempts=x"}, "attempts = 'x' must be"),
         ({"action": "retry", "of": "halves", "all": "1"}, "retry can't be done by halves"),
     ],
 )
@@ -186,10 +186,10 @@ def test_one_database_at_a_time(two: tuple[Engine, Engine], make_console: Callab
     boxes = [value for form in listed.forms if form.id == "bulk" for _, value in form.boxes if "/" in value]
     asked = preview(visitor, {"action": "retry", "of": "inbox", "target": boxes})
     assert "A bulk job works in one database, and the selected rows are in 2." in asked.text
-    east = next(form for form in asked.forms if ("in", "east") in form.fields)
+    east = next(form for form in asked.forms if ("chosen", "east") in form.fields)
     assert "Retry 2 of 2?" in visitor.send(east).text
     by_filter = visitor.go("bulk?action=retry&of=inbox&status=parked")
-    west = next(form for form in by_filter.forms if ("in", "west") in form.fields)
+    west = next(form for form in by_filter.forms if ("chosen", "west") in form.fields)
     chosen = visitor.send(west)
     assert "Retry 2 of 2?" in chosen.text
     assert "0 of 2" in visitor.send(chosen.form("/bulk/start"), reason=WHY).text

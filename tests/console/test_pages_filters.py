@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from outbox.console.pages.fields import Fields, fixed, half_filter, inbox_filter, message_filter
+from outbox.console.pages.lists import PERIODS, pairs_of, read
 from outbox.errors import InvalidRequest
-from outbox.operator.model import MessageFilter
+from outbox.operator.model import HalfFilter, InboxFilter, MessageFilter, MessageStatus
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http
 
@@ -62,20 +61,20 @@ def test_a_filter_is_filled_in_and_sent(visitor: Visitor) -> None:
 @pytest.mark.parametrize(
     ("path", "fault"),
     [
-        ("messages?header=nonsense", "header 'nonsense' must be written as name=value"),
-        ("messages?since=yesterday", "since 'yesterday' must be a time like"),
-        ("messages?within=2y", "within '2y' must be one of"),
+        ("messages?header=nonsense", "header = 'nonsense' must be a pair, written name=value"),
+        ("messages?since=yesterday", "since = 'yesterday' must be a time"),
+        ("messages?within=2y", "within = '2y' must be one of"),
         ("messages?status=lost", "lost"),
-        ("messages?size=0", "size '0' must be a whole number from 1 to 500"),
+        ("messages?size=0", "size = '0' must be from 1 to 500"),
         ("messages?after=garbage", "token"),
         ("messages?database=other", "no database 'other' is registered"),
-        ("messages?key=%00", "has a character that is in no stored text"),
-        ("inbox?message=12", "message '12' isn't an id"),
-        ("inbox?attempts=many", "attempts 'many' must be a whole number"),
-        ("inbox?discarded=maybe", "discarded 'maybe' must be yes or no"),
-        ("halves?age=-1", "age '-1' must be a number over 0"),
+        ("messages?key=%00", "must be a text"),
+        ("inbox?message=12", "message = '12' must be an id"),
+        ("inbox?attempts=many", "attempts = 'many' must be a whole number"),
+        ("inbox?discarded=maybe", "discarded = 'maybe' must be true or false"),
+        ("halves?older_than=-1", "older_than = '-1' must be a duration"),
         ("halves?status=lost", "lost"),
-        ("audit?until=never", "until 'never' must be a time like"),
+        ("audit?until=never", "until = 'never' must be a time"),
         ("bulk-jobs?state=lost", "lost"),
     ],
 )
@@ -158,7 +157,7 @@ def test_halves_are_filtered(visitor: Visitor) -> None:
     """By how they stand; both wait for their check."""
     assert sorted(keys(visitor.go("halves"))) == ["order-41", "order-42"]
     assert keys(visitor.go("halves?status=parked")) == []
-    assert keys(visitor.go("halves?age=60")) == []
+    assert keys(visitor.go("halves?older_than=60m")) == []
 
 
 def test_the_audit_leads_to_its_file(visitor: Visitor) -> None:
@@ -168,29 +167,36 @@ def test_the_audit_leads_to_its_file(visitor: Visitor) -> None:
     assert visitor.http.ask("GET", link).headers["content-type"].startswith("text/csv")
 
 
-def test_a_span_becomes_a_moment() -> None:
-    """So that a bulk job on all that fits means the same a minute later."""
-    fields = fixed(Fields.of_query("within=1h&topic=orders"))
-    since = fields.since()
-    assert since is not None
-    assert dt.timedelta(0) < dt.datetime.now(dt.UTC) - since - dt.timedelta(hours=1) < dt.timedelta(minutes=1)
-    assert message_filter(fields).topic == "orders"
-    assert message_filter(Fields.of_query(fields.query())) == message_filter(fields)
+def test_a_period_begins_at_a_moment() -> None:
+    """It ends now."""
+    criteria = read(MessageFilter, pairs_of("within=1h&topic=orders"))
+    assert criteria.since is not None
+    assert dt.timedelta(0) < dt.datetime.now(dt.UTC) - criteria.since - PERIODS["1h"][1] < dt.timedelta(minutes=1)
+    assert criteria.topic == "orders"
+
+
+def test_a_bulk_job_gets_a_moment_for_a_period(visitor: Visitor) -> None:
+    """So that a bulk job on all that the filter fits means the same a minute later."""
+    forms = visitor.go(f"messages?within=1h&topic={TOPIC}").forms
+    form = next(form for form in forms if form.id == "bulk" and "filter" in dict(form.fields))
+    criteria = dict(pairs_of(dict(form.fields)["filter"]))
+    assert criteria.keys() == {"topic", "since"}
+    assert read(MessageFilter, list(criteria.items())) == read(MessageFilter, pairs_of(dict(form.fields)["filter"]))
 
 
 def test_fields_become_filters() -> None:
     """Each with its type; what is empty is no condition."""
-    assert message_filter(Fields([("topic", " "), ("key", "")])) == MessageFilter()
-    wanted = message_filter(Fields.of_query("status=a&status=b&header=x=y=z&body=order.id=42&since=2026-05-24T13:30"))
-    assert wanted.status == ("a", "b")
-    assert (wanted.header, wanted.body) == (("x", "y=z"), ("order.id", "42"))
-    assert wanted.since == dt.datetime(2026, 5, 24, 13, 30, tzinfo=dt.UTC)
-    assert half_filter(Fields.of_query("age=1.5")).min_age == 90
-    assert inbox_filter(Fields.of_query("discarded=no&attempts=3")).discarded is False
+    assert read(MessageFilter, pairs_of("topic=+&key=")) == MessageFilter()
+    query = "status=recalled&status=scheduled&header=x=y=z&body=order.id=42&since=2026-05-24T13:30"
+    criteria = read(MessageFilter, pairs_of(query))
+    assert criteria.status == (MessageStatus.RECALLED, MessageStatus.SCHEDULED)
+    assert (criteria.header, criteria.body) == (("x", "y=z"), ("order.id", "42"))
+    assert criteria.since == dt.datetime(2026, 5, 24, 13, 30, tzinfo=dt.UTC)
+    assert read(HalfFilter, pairs_of("older_than=1.5m")).min_age == 90
+    assert read(InboxFilter, pairs_of("discarded=no&attempts=3")) == InboxFilter(discarded=False, attempts_gte=3)
 
 
-@pytest.mark.parametrize("read", [lambda f: f.text("x"), lambda f: f.uuid("x"), lambda f: f.pair("x")])
-def test_what_is_too_long_is_no_filter(read: Callable[[Fields], object]) -> None:
+def test_what_is_too_long_is_no_filter() -> None:
     """Nothing that the database holds is as long; the text itself isn't repeated."""
-    with pytest.raises(InvalidRequest, match="x has 501 characters"):
-        read(Fields([("x", "y" * 501)]))
+    with pytest.raises(InvalidRequest, match=r"key = 'y{79} must be at most 1000 characters"):
+        read(MessageFilter, [("key", "y" * 1001)])

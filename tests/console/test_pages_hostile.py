@@ -39,10 +39,10 @@ def message(hostile: Shop) -> UUID:
     first = hostile.order(1, park=True, trouble=SCRIPT, send=options, **{SCRIPT: STEERING})
     second = hostile.order(2, park=True, trouble=STEERING, send={"key": STEERING.replace("\x07", "")})
     hostile.drain()
-    admin = Operator.open({"shop": hostile.engine}, Settings())
+    operator = Operator.open({"shop": hostile.engine}, Settings())
     actor = Actor(SCRIPT, {"via": SCRIPT, "ip": STEERING})
-    admin.act("discard", Target(second, GROUP), by=actor, why=SCRIPT)
-    admin.start("retry", Selector((Target(first, GROUP),)), by=actor, why=STEERING)
+    operator.act("discard", Target(second, GROUP), by=actor, why=SCRIPT)
+    operator.start("retry", Selector((Target(first, GROUP),)), by=actor, why=STEERING)
     return first
 
 

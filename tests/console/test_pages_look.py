@@ -103,8 +103,17 @@ def test_a_message_shows_its_whole_way(visitor: Visitor) -> None:
     found = visitor.go("messages?key=order-11")
     page = visitor.go(found.link("…"))
     well_made(page)
-    for text in ("dispatched", "Waits for a human: parked by group billing", "Half message written", "Parked by group",
-                 "no such customer", '"number": 11', "Not possible now", "outbox messages show", "queue "):  # fmt: skip
+    for text in (
+        "dispatched",
+        "Waits for an operator: parked by group billing",
+        "Half message written",
+        "Parked by group",
+        "no such customer",
+        '"number": 11',
+        "Not possible now",
+        "outbox messages show",
+        "queue ",
+    ):
         assert text in page.text, text
     assert {f"{label}…" for label in ("Retry in billing", "Discard in billing", "Resend")} <= {
         text for _, text in page.links

@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from outbox.console.api import acts, bulk_jobs, export, lists, probes
+from outbox.console.api import acts, bulk_jobs, lists, probes
 from outbox.console.problems import Problem
 
 #: Fixed paths come before those that have an id at the same level.
-ROUTERS = (lists.router, export.router, acts.router, bulk_jobs.router, probes.document)
+ROUTERS = (lists.router, bulk_jobs.router, acts.router, probes.document)
 
 #: Everything else under ``/api``.
 unknown = APIRouter(include_in_schema=False)

@@ -1,198 +1,166 @@
-"""Endpoints that do one thing to one message; those on an inbox are in `inbox`.
-
-The bodies of acts and orders. Unknown fields are refused, not ignored.
-"""
+"""Endpoints of the acts: one for each row of `outbox.operator.acts.ACTS`, made of what the row says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Response
-from pydantic import Field
 
-from outbox.console.api.answers import Acted, problems
-from outbox.console.api.fields import (
+from outbox.console.api.bulk_jobs import located
+from outbox.console.api.requests import (
     PREFIX,
-    ActName,
-    Halves,
+    IdempotencyKey,
     IfMatch,
-    Inbox,
-    Messages,
-    Reason,
-    Strict,
-    Text,
-    Token,
     etag,
     expected_version,
+    from_body,
+    order_key,
+    problems,
 )
 from outbox.console.context import Context, RequestContext, requires
-from outbox.errors import InvalidRequest
-from outbox.operator.acts import ACTS
-from outbox.operator.model import MAX_IDS, Selector, Target
+from outbox.errors import VersionMismatch
+from outbox.operator.acts import ACTS, Act
+from outbox.operator.model import BulkJob, MessageView, Preview, Selector, Target
+from outbox.reader import option
 
 Group = Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")]
 
-router = APIRouter(prefix=PREFIX, responses=problems())
+router = APIRouter(prefix=PREFIX)
 
 
-class Act(Strict):
-    """One act. ``force`` is for ``commit`` of a half that carries a fence."""
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """What came of an act, in a sentence, and the message as it is now."""
 
-    reason: Reason = ""
-    force: bool = False
-    database: Text | None = None
+    outcome: str
+    message: MessageView
 
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    database: str | None = option(None, "The database, where several have the message.", most=1000)
+
+    @property
     def options(self) -> dict[str, Any]:
-        """Return the options as the service layer takes them."""
-        return {"force": True} if self.force else {}
+        """The options of the act that are set."""
+        own = {"database", "reason", "token"}
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in own}
+        return {name: value for name, value in found.items() if value not in (None, False)}
 
 
-class Why(Strict):
-    """Why something is done."""
-
-    reason: Reason = ""
+_REASON = ("reason", str, option("", "Why; the audit records it.", most=2000))
+_TOKEN = ("token", str | None, option(None, "The token of the preview.", most=20_000))
 
 
-class CompensationPreview(Strict):
-    """What a compensation of one message would do."""
-
-    acknowledge_delivered: bool = False
-    database: Text | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Return the options as the service layer takes them."""
-        return {"acknowledge_delivered": True} if self.acknowledge_delivered else {}
-
-
-class CompensationOrder(CompensationPreview):
-    """A compensation of one message; ``token`` is that of its preview."""
-
-    reason: Reason = ""
-    token: Token | None = None
+def _body_of(act: Act, *more: tuple[str, Any, Any]) -> Any:
+    """Return the body of an endpoint of an act: its options, and ``more`` fields."""
+    fields: list[Any] = list(more)
+    for each in act.options:
+        is_flag = each.type is bool
+        fields.append((each.name, bool if is_flag else each.type | None, option(False if is_flag else None, each.help)))
+    namespace = {"__doc__": act.summary}
+    return from_body(
+        make_dataclass(f"{act.name.title()}Body", fields, bases=(_Body,), frozen=True, namespace=namespace)
+    )
 
 
-class Ids(Strict):
-    """Messages by their ids, in one bulk job."""
+def _act(act: Act) -> Callable[..., Acted]:
+    read = _body_of(act, _REASON)
 
-    ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_IDS)]
-    reason: Reason = ""
-    database: Text | None = None
-    rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
-
-    def selector(self) -> Selector:
-        """Return the messages as the service layer takes them."""
-        return Selector(targets=tuple(Target(each) for each in self.ids))
-
-
-class Named(Strict):
-    """One message, of a group where the act is on an inbox."""
-
-    message_id: UUID
-    group: Text | None = None
-
-
-class Selected(Strict):
-    """What a bulk job acts on: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
-
-    ids: Annotated[list[UUID], Field(max_length=MAX_IDS)] | None = None
-    group: Text | None = None
-    targets: Annotated[list[Named], Field(max_length=MAX_IDS)] | None = None
-    messages: Messages | None = None
-    inbox: Inbox | None = None
-    halves: Halves | None = None
-
-    def selector(self) -> Selector:
-        """Return the selection as the service layer takes it.
-
-        Raises:
-            InvalidRequest: not exactly one of them is given, or a group without ids.
-        """
-        given = [name for name in ("ids", "targets", "messages", "inbox", "halves") if getattr(self, name) is not None]
-        if len(given) != 1:
-            said = f"it has {', '.join(given)}" if given else "it has none"
-            raise InvalidRequest(f"a selector has one of ids, targets, messages, inbox and halves; {said}", "selector")
-        if self.group is not None and self.ids is None:
-            raise InvalidRequest("group goes with ids; a filter or target has a group of its own", "selector.group")
-        named = [Target(each, self.group) for each in self.ids or []]
-        named += [Target(each.message_id, each.group) for each in self.targets or []]
-        return Selector(
-            targets=tuple(named) if self.ids is not None or self.targets is not None else None,
-            messages=self.messages.filter() if self.messages else None,
-            inbox=self.inbox.filter() if self.inbox else None,
-            halves=self.halves.filter() if self.halves else None,
-        )
-
-
-class Options(Strict):
-    """What a bulk job is told beside: ``force`` for ``commit``, ``acknowledge_delivered`` for ``compensate``."""
-
-    force: bool = False
-    acknowledge_delivered: bool = False
-
-    def chosen(self) -> dict[str, Any]:
-        """Return those that are set."""
-        return {name: True for name, value in self if value}
-
-
-class BulkJobPreview(Strict):
-    """What a bulk job would do."""
-
-    action: ActName
-    selector: Selected
-    database: Text | None = None
-    options: Options = Options()
-
-
-class Order(BulkJobPreview):
-    """A bulk job; ``token`` is that of its preview, ``rate`` how many items a second at most."""
-
-    reason: Reason = ""
-    token: Token | None = None
-    rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
-
-
-def _act(action: str) -> Callable[..., Acted]:
-    def act(context: Context, message_id: UUID, body: Act, response: Response, if_match: IfMatch = None) -> Acted:
-        return _do(context, action, Target(message_id), body, response, if_match)
-
-    def act_in_group(
-        context: Context, group: Group, message_id: UUID, body: Act, response: Response, if_match: IfMatch = None
+    def on_message(
+        context: Context, message_id: UUID, response: Response, body: Any = read, if_match: IfMatch = None
     ) -> Acted:
-        return _do(context, action, Target(message_id, group), body, response, if_match)
+        return _do(context, act, Target(message_id), body, response, if_match)
 
-    return act_in_group if ACTS[action].part == "consumer" else act
+    def in_group(
+        context: Context, group: Group, message_id: UUID, response: Response, body: Any = read, if_match: IfMatch = None
+    ) -> Acted:
+        return _do(context, act, Target(message_id, group), body, response, if_match)
+
+    return in_group if act.noun == "inbox" else on_message
 
 
 def _do(
-    context: RequestContext, action: str, target: Target, body: Act, response: Response, if_match: str | None
+    context: RequestContext, act: Act, target: Target, body: Any, response: Response, if_match: str | None
 ) -> Acted:
-    """Do one thing to one message, and return what came of it with the message as it is now."""
-    outcome = context.admin.act(
-        action,
+    outcome = context.operator.act(
+        act.name,
         target,
         by=context.actor,
         why=body.reason,
-        options=body.options(),
+        options=body.options,
         version=expected_version(if_match),
         database=body.database,
     )
-    view = context.admin.message(target.message_id)
+    view = context.operator.message(target.message_id)
     response.headers["ETag"] = etag(view.version)
     return Acted(outcome, view)
 
 
-for _name, _row in ACTS.items():
-    if not _row.as_job:
-        router.add_api_route(
-            f"/inbox/{{group}}/{{message_id}}/{_name}" if _row.noun == "inbox" else f"/messages/{{message_id}}/{_name}",
-            _act(_name),
-            methods=["POST"],
-            name=f"{_name}_message",
-            summary=_row.summary,
-            description=_row.details,
-            dependencies=[requires(_name)],
-            responses=problems(404, 409, 412, 415),
-            tags=["inbox" if _row.noun == "inbox" else "acts"],
+def _preview(act: Act) -> Callable[..., Preview]:
+    read = _body_of(act)
+
+    def preview(context: Context, message_id: UUID, body: Any = read) -> Preview:
+        return context.operator.preview(act.name, _one(message_id), database=body.database, options=body.options)
+
+    return preview
+
+
+def _order(act: Act) -> Callable[..., BulkJob]:
+    read = _body_of(act, _REASON, _TOKEN)
+
+    def order(
+        context: Context,
+        message_id: UUID,
+        response: Response,
+        body: Any = read,
+        if_match: IfMatch = None,
+        idempotency_key: IdempotencyKey = None,
+    ) -> BulkJob:
+        expected = expected_version(if_match)
+        if expected is not None and context.operator.message(message_id).version != expected:
+            raise VersionMismatch(f"message {message_id} has changed since you read it; read it again, then decide")
+        job = context.operator.start(
+            act.name,
+            _one(message_id),
+            by=context.actor,
+            why=body.reason,
+            token=body.token,
+            database=body.database,
+            options=body.options,
+            idempotency_key=order_key(context.principal, idempotency_key),
         )
+        return located(context, response, job)
+
+    return order
+
+
+def _one(message_id: UUID) -> Selector:
+    return Selector(targets=(Target(message_id),))
+
+
+def _add(act: Act) -> None:
+    path = f"{'/inbox/{group}' if act.noun == 'inbox' else '/messages'}/{{message_id}}/{act.name}"
+    shared: dict[str, Any] = {
+        "methods": ["POST"],
+        "description": f"{act.details}\n\nAn example of a reason: {act.why}.",
+        "dependencies": [requires(act.name)],
+        "tags": [f"acts on {act.noun}"],
+    }
+    if not act.as_job:
+        errors = problems(404, 409, 412, 415)
+        router.add_api_route(path, _act(act), name=act.name, summary=act.summary, responses=errors, **shared)
+        return
+    shared["responses"] = problems(404, 409, 415)
+    router.add_api_route(
+        f"{path}/preview", _preview(act), name=f"preview_{act.name}", summary=f"Preview: {act.summary}", **shared
+    )
+    shared["responses"] = problems(404, 409, 412, 415)
+    router.add_api_route(path, _order(act), name=act.name, summary=act.summary, status_code=202, **shared)
+
+
+for _row in ACTS.values():
+    _add(_row)

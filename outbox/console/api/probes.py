@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from outbox.console.api.fields import PREFIX
+from outbox.console.api.requests import PREFIX
 from outbox.console.context import Console, Context
 from outbox.console.problems import Problem, log
 from outbox.database.execute import execute
@@ -80,7 +80,7 @@ def readyz(request: Request) -> JSONResponse:
 @metrics.get("/metrics")
 def numbers(context: Context) -> Response:
     """Return the gauges in the text format of Prometheus."""
-    return Response(exposition(context.admin.overview("1h")), media_type=CONTENT_TYPE)
+    return Response(exposition(context.operator.overview("1h")), media_type=CONTENT_TYPE)
 
 
 @document.get("/openapi.json")

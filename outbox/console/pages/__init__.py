@@ -1,15 +1,21 @@
-"""The pages: HTML made on the server, over `outbox.operator`. Everything works without JavaScript."""
+"""The pages: HTML made on the server, over `outbox.operator`; here the login and the files that pages load.
+
+Everything works without JavaScript.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import re
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Form, Query, Response
+from fastapi.responses import RedirectResponse
 
+from outbox.console.login import COOKIE
 from outbox.console.pages import bulk_jobs, lists, message, overview
-from outbox.console.pages.login import login, static
-from outbox.console.pages.view import Badges, problem_page
-from outbox.console.problems import Problem
+from outbox.console.pages.view import Badges, PageView, View, problem_page, static_files
+from outbox.console.problems import Problem, log
 
 __all__ = ["ROUTERS", "Badges", "login", "problem_page", "static", "unknown"]
 
@@ -17,6 +23,68 @@ ROUTERS = (overview.router, lists.router, message.router, bulk_jobs.router)
 
 #: Everything else below the console.
 unknown = APIRouter(include_in_schema=False)
+#: No login is needed for these.
+login = APIRouter(include_in_schema=False)
+static = APIRouter(include_in_schema=False)
+
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+#: A path below the console's root: nothing that a browser could take for another host.
+_BELOW = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
+
+
+@static.get("/static/{name}")
+def static_file(name: str) -> Response:
+    """Return a static file."""
+    file = next((file for file in static_files().values() if file.name == name), None)
+    if file is None:
+        raise Problem("not-found", f"there is no file {name[:100]!r}; reload the page that links to it")
+    return Response(file.content, headers=_FOR_EVER | {"Content-Type": file.content_type})
+
+
+@login.get("/login")
+def login_page(view: View, onward: Annotated[str, Query(alias="next")] = "/") -> Response:
+    """Show the page for logging in."""
+    return _page(view, onward)
+
+
+@login.post("/login")
+def log_in(view: View, token: Annotated[str, Form()], onward: Annotated[str, Form(alias="next")] = "/") -> Response:
+    """Log in with a token: set the cookie, and go on to the page that sent here."""
+    context, sessions = view.context, view.context.console.sessions
+    fields = {"client": context.client, "request_id": context.request_id}
+    cookie = sessions.log_in(token, context.client) if sessions else None
+    if sessions is None or cookie is None:
+        log(logging.WARNING, "login.failed", **fields)
+        return _page(view, onward, Problem("unauthenticated", "That isn't a token of this console."))
+    log(logging.INFO, "login.succeeded", **fields)
+    response = RedirectResponse(context.base + _below(onward), 303)
+    response.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=sessions.seconds,
+        path=context.base or "/",
+        secure=context.secure,
+        httponly=True,
+        samesite="strict",
+    )
+    return response
+
+
+@login.post("/logout")
+def log_out(view: View) -> Response:
+    """Log out: take the cookie away."""
+    context = view.context
+    response = RedirectResponse(context.url("login"), 303)
+    response.delete_cookie(COOKIE, path=context.base or "/", secure=context.secure, httponly=True, samesite="strict")
+    return response
+
+
+def _page(view: PageView, onward: str, problem: Problem | None = None) -> Response:
+    return view.render("login.html", problem.status_code if problem else 200, onward=_below(onward), problem=problem)
+
+
+def _below(path: str) -> str:
+    return path if _BELOW.fullmatch(path) else "/"
 
 
 @unknown.get("/{rest:path}")

@@ -2,29 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import datetime as dt
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
-from urllib.parse import urlencode
+from typing import Annotated, Any, Generic, TypeVar, cast
+from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
-from outbox.console.pages import fields
-from outbox.console.pages.fields import PERIODS, Fields, fixed
 from outbox.console.pages.view import PageView, View
-from outbox.errors import BulkJobNotFound, InvalidRequest, UnknownDatabase
-from outbox.operator.acts import AUDITED
-from outbox.operator.model import MAX_PAGE, HalfStatus, MessageStatus, Page, PageRequest
+from outbox.errors import BulkJobNotFound, InvalidRequest
+from outbox.message.model import Status
+from outbox.operator.acts import AUDITED, Act
+from outbox.operator.model import (
+    MAX_PAGE,
+    AuditFilter,
+    HalfFilter,
+    HalfStatus,
+    InboxFilter,
+    MessageFilter,
+    MessageStatus,
+    Page,
+    PageRequest,
+    ScheduledFilter,
+)
+from outbox.reader import Reader, grouped, option, shape_of
 
 T = TypeVar("T")
+F = TypeVar("F")
+#: Names and texts, as a URL or a form has them; a name may come several times.
+Pairs = list[tuple[str, str]]
 
-#: Rows on a page, if nobody says otherwise, and how many pages one can go back.
-ROWS = 50
+#: Periods that can be picked instead of a moment.
+PERIODS = MappingProxyType(
+    {
+        "15m": ("last 15 minutes", dt.timedelta(minutes=15)),
+        "1h": ("last hour", dt.timedelta(hours=1)),
+        "24h": ("last 24 hours", dt.timedelta(hours=24)),
+        "7d": ("last 7 days", dt.timedelta(days=7)),
+        "30d": ("last 30 days", dt.timedelta(days=30)),
+    }
+)
+#: How many pages one can go back.
 _TRAIL = 20
 _FIRST = "first"
+#: The most groups of dead letters on the page.
+_GROUPS = 200
+
+READER = Reader("text", error=InvalidRequest, zone=dt.UTC)
+
+
+def pairs_of(query: str) -> Pairs:
+    """Return the names and texts of a query; an empty text counts as none."""
+    pairs = parse_qsl(query, keep_blank_values=False, max_num_fields=200)
+    return [(name, text.strip()) for name, text in pairs if text.strip()]
+
+
+def read(kind: type[F], pairs: Pairs) -> F:
+    """Return the dataclass that these fields are, the others are left out; ``within`` is a period that begins now.
+
+    Raises:
+        InvalidRequest: a text that isn't a value; names the field.
+    """
+    return READER.read(kind, grouped(_with_moment(only(kind, pairs))))
+
+
+async def _form_pairs(request: Request) -> Pairs:
+    form = await request.form()
+    return [(name, text.strip()) for name, text in form.multi_items() if isinstance(text, str) and text.strip()]
+
+
+#: The parameter by which an endpoint gets the fields of a form; an empty text counts as none.
+FormPairs = Annotated[Pairs, Depends(_form_pairs)]
+
+
+def options_of(act: Act, pairs: Pairs) -> dict[str, Any]:
+    """Return the options of an act that are set in a form.
+
+    Raises:
+        InvalidRequest: a text that isn't a value; names the option.
+    """
+    texts = dict(pairs)
+    options: dict[str, Any] = {}
+    for each in act.options:
+        try:
+            options |= {each.name: each.type(texts[each.name])} if each.name in texts else {}
+        except ValueError:
+            raise InvalidRequest(f"{each.name} = {texts[each.name][:80]!r} must be a number", each.name) from None
+    return options
+
+
+def only(kind: type, pairs: Pairs) -> Pairs:
+    """Return the fields that a dataclass has."""
+    names = {name for each in shape_of(kind) for name in (each.name, *each.option.aliases)}
+    names |= {"within"} if "since" in names else set()
+    return [(name, text) for name, text in pairs if name in names]
+
+
+def _with_moment(pairs: Pairs) -> Pairs:
+    """Return the same fields with a moment in place of a period, so that they mean the same a minute later."""
+    period = dict(pairs).get("within")
+    if period is None:
+        return pairs
+    if period not in PERIODS:
+        raise InvalidRequest(f"within = {period!r} must be one of {', '.join(PERIODS)}", "within")
+    since = (dt.datetime.now(dt.UTC) - PERIODS[period][1]).replace(microsecond=0)
+    return [pair for pair in pairs if pair[0] not in {"within", "since"}] + [("since", since.isoformat())]
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Which page of a list: its size, the token after which it begins, and the tokens of the pages before."""
+
+    size: int = option(50, least=1, most=MAX_PAGE)
+    after: str | None = option(None)
+    trail: tuple[str, ...] = option(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +128,7 @@ class Listing(Generic[T]):
 
     ``values`` are those of the filter's fields, ``applied`` is for each of them its name, its text and the URL without
     it. ``before`` and ``after`` are the URLs of the pages beside this one. ``filter`` selects the same rows again, for
-    a bulk job on all of them. ``fault`` tells what is wrong with the filter; then there are no rows.
+    a bulk job on all of them. ``fault`` says what is wrong with the filter; then there are no rows.
     """
 
     of: str
@@ -56,106 +151,74 @@ class Listing(Generic[T]):
 def listing(
     view: PageView,
     of: str,
-    labels: Mapping[str, str],
-    fetch: Callable[[Fields, PageRequest], Page[T]],
+    kind: type[F],
+    fetch: Callable[[F, PageRequest], Page[T]],
     *,
-    fixed_fields: Mapping[str, str] | None = None,
+    tabs: Collection[str] = (),
+    fixed: Mapping[str, str] | None = None,
 ) -> Listing[T]:
-    """Return the page of a list that the URL asks for.
+    """Return the page of a list that the URL requests.
 
-    ``labels`` names the fields of its filter, those without a text are no part of what can be cleared. The page itself
-    sets ``fixed_fields``.
+    ``kind`` is the filter. ``tabs`` are its fields that select a tab of the page: they aren't cleared with the filter.
+    The page itself sets ``fixed`` fields.
     """
-    everything = Fields.of_query(view.request.url.query)
-    asked = everything.only(list(labels))
-    wanted = Fields([*asked.pairs(), *(fixed_fields or {}).items()])
+    everything = pairs_of(view.request.url.query)
+    shown = [pair for pair in everything if pair in only(kind, [pair]) or pair[0] in tabs]
+    criteria = [pair for pair in shown if pair[0] not in (fixed or {})] + list((fixed or {}).items())
     fault = None
+    paging = Paging()
     try:
-        size = everything.count("size", least=1, most=MAX_PAGE) or ROWS
-        page = fetch(wanted, PageRequest(size, everything.text("after")))
-        selector = fixed(wanted).query()
-    except (InvalidRequest, UnknownDatabase) as error:
-        fault, page, size, selector = str(error), Page([]), ROWS, ""
-    here = view.context.url(*view.context.path.strip("/").split("/"))
-    turn = _Turn(here, asked, {"size": str(size)} if size != ROWS else {}, everything.texts("trail")[-_TRAIL:])
+        paging = READER.read(Paging, grouped(only(Paging, everything)))
+        page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after))
+        selector = urlencode(_with_moment(only(kind, criteria)))
+    except InvalidRequest as error:
+        fault, page, selector = str(error), Page([]), ""
+    turn = _Turn(view.context.url(*view.context.path.strip("/").split("/")), shown, paging)
+    many = {each.name for each in shape_of(cast(Any, kind)) if each.many}
     return Listing(
         of,
         page,
-        _values(asked),
+        {name: [text for other, text in shown if other == name] if name in many else value for name, value in shown},
         [
-            (labels[name], _text(name, value), turn.to(asked.without(name, value)))
-            for name, value in asked.pairs()
-            if labels[name]
+            (name.replace("_", " "), PERIODS[text][0] if name == "within" and text in PERIODS else text,
+             turn.to([pair for pair in shown if pair != (name, text)]))
+            for name, text in shown
+            if name not in tabs
         ],
-        turn.to(Fields([pair for pair in asked.pairs() if not labels[pair[0]]])),
-        turn.to(asked) if everything.text("after") else None,
+        turn.to([pair for pair in shown if pair[0] in tabs]),
+        turn.to(shown) if paging.after else None,
         turn.back(),
-        turn.on(everything.text("after"), page.next_page_token),
+        turn.on(page.next_page_token),
         selector,
         fault,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Makes the URLs of other pages of the same list. ``trail`` are the tokens of the pages before this one."""
+    """Makes the URLs of other pages of the same list, whose filter is ``shown``."""
 
     here: str
-    asked: Fields
-    size: Mapping[str, str]
-    trail: tuple[str, ...]
+    shown: Pairs
+    paging: Paging
 
-    def to(self, fields: Fields, *more: tuple[str, str]) -> str:
-        pairs = [*fields.pairs(), *self.size.items(), *more]
-        return self.here + (f"?{urlencode(pairs)}" if pairs else "")
+    def to(self, pairs: Pairs, *more: tuple[str, str]) -> str:
+        size = [("size", str(self.paging.size))] if self.paging.size != Paging().size else []
+        query = urlencode([*pairs, *size, *more])
+        return self.here + (f"?{query}" if query else "")
 
     def back(self) -> str | None:
-        if not self.trail:
+        if not self.paging.trail:
             return None
-        *rest, last = self.trail
+        *rest, last = self.paging.trail[-_TRAIL:]
         token = [] if last == _FIRST else [("after", last)]
-        return self.to(self.asked, *token, *(("trail", each) for each in rest))
+        return self.to(self.shown, *token, *(("trail", each) for each in rest))
 
-    def on(self, current: str | None, following: str | None) -> str | None:
+    def on(self, following: str | None) -> str | None:
         if following is None:
             return None
-        trail = [*self.trail, current or _FIRST][-_TRAIL:]
-        return self.to(self.asked, ("after", following), *(("trail", each) for each in trail))
-
-
-def _values(fields: Fields) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in fields.pairs():
-        if name == "status":
-            values.setdefault(name, []).append(value)
-        else:
-            values[name] = value
-    return values
-
-
-def _text(name: str, value: str) -> str:
-    return PERIODS[value][0] if name == "within" and value in PERIODS else value
-
-
-_TIMES = {"within": "within", "since": "since", "until": "until"}
-_MESSAGES = MappingProxyType(
-    {"status": "status", "topic": "topic", "key": "key", "tag": "tag", "producer_group": "producer", "header": "header",
-     "body": "body", "database": "database", **_TIMES}
-)  # fmt: skip
-_INBOX = MappingProxyType(
-    {"status": "status", "group": "group", "topic": "topic", "message": "message", "error": "error",
-     "attempts": "attempts at least", "fingerprint": "kind of error", "discarded": "discarded", "database": "database",
-     **_TIMES}
-)  # fmt: skip
-_DISCARDED = MappingProxyType({"tab": "", "group": "group", "topic": "topic", "database": "database"})
-_HALVES = MappingProxyType({"status": "status", "topic": "topic", "age": "minutes old", "database": "database"})
-_SCHEDULED = MappingProxyType({"topic": "topic", "recalled": "", "database": "database"})
-_AUDIT = MappingProxyType(
-    {"actor": "who", "action": "action", "target": "target", "database": "database", **_TIMES}
-)  # fmt: skip
-
-#: The most groups of dead letters on the page.
-_GROUPS = 200
+        trail = [*self.paging.trail, self.paging.after or _FIRST][-_TRAIL:]
+        return self.to(self.shown, ("after", following), *(("trail", each) for each in trail))
 
 
 router = APIRouter(include_in_schema=False)
@@ -164,69 +227,61 @@ router = APIRouter(include_in_schema=False)
 @router.get("/messages")
 def messages(view: View) -> Response:
     """Show the messages of the producers."""
-    found = listing(view, "messages", _MESSAGES, lambda f, page: view.admin.messages(fields.message_filter(f), page))
-    return view.page("messages.html", found.status, list=found, statuses=list(MessageStatus), spans=PERIODS)
+    found = listing(view, "messages", MessageFilter, view.operator.messages)
+    return view.page("messages.html", found.status, list=found, statuses=list(MessageStatus), periods=PERIODS)
 
 
 @router.get("/dead")
 def dead(view: View, tab: str = "open") -> Response:
     """Show the dead letters in groups, or the discarded ones as a list."""
     if tab == "discarded":
-        found = listing(
-            view,
-            "inbox",
-            _DISCARDED,
-            lambda f, page: view.admin.inbox(fields.inbox_filter(f), page),
-            fixed_fields={"status": "parked", "discarded": "yes"},
-        )
+        fixed = {"status": "parked", "discarded": "yes"}
+        found = listing(view, "inbox", InboxFilter, view.operator.inbox, tabs={"tab"}, fixed=fixed)
         return view.page("discarded.html", found.status, list=found)
-    query = Fields.of_query(view.request.url.query)
-    where = {name: query.text(name) for name in ("database", "group", "topic")}
-    groups = view.admin.dead_groups(**where, limit=_GROUPS)
+    criteria = read(InboxFilter, pairs_of(view.request.url.query))
+    where = {"database": criteria.database, "group": criteria.group, "topic": criteria.topic}
+    groups = view.operator.dead_groups(**where, limit=_GROUPS)
     return view.page("dead.html", groups=groups, where=where, limit=_GROUPS)
 
 
 @router.get("/halves")
 def halves(view: View) -> Response:
     """Show the undecided halves."""
-    found = listing(view, "halves", _HALVES, lambda f, page: view.admin.halves(fields.half_filter(f), page))
+    found = listing(view, "halves", HalfFilter, view.operator.halves)
     return view.page("halves.html", found.status, list=found, statuses=list(HalfStatus))
 
 
 @router.get("/scheduled")
 def scheduled(view: View) -> Response:
     """Show the scheduled messages, or the recalled ones."""
-    found = listing(
-        view, "messages", _SCHEDULED, lambda f, page: view.admin.scheduled(fields.scheduled_filter(f), page)
-    )
+    found = listing(view, "messages", ScheduledFilter, view.operator.scheduled, tabs={"recalled"})
     return view.page("scheduled.html", found.status, list=found)
 
 
 @router.get("/inbox")
 def inbox(view: View) -> Response:
     """Show the rows of the inboxes."""
-    found = listing(view, "inbox", _INBOX, lambda f, page: view.admin.inbox(fields.inbox_filter(f), page))
-    statuses = ("consumed", "failed", "parked", "rolled_back")
-    return view.page("inbox.html", found.status, list=found, statuses=statuses, spans=PERIODS)
+    found = listing(view, "inbox", InboxFilter, view.operator.inbox)
+    return view.page("inbox.html", found.status, list=found, statuses=list(Status), periods=PERIODS)
 
 
 @router.get("/handlers")
 def handlers(view: View) -> Response:
     """Show the workers and what is registered on them."""
-    return view.page("handlers.html", handlers=view.admin.handlers(), workers=view.admin.workers())
+    return view.page("handlers.html", handlers=view.operator.handlers(), workers=view.operator.workers())
 
 
 @router.get("/audit")
 def audit(view: View) -> Response:
     """Show what operators did."""
-    found = listing(view, "audit", _AUDIT, lambda f, page: view.admin.audit(fields.audit_filter(f), page))
-    return view.page("audit.html", found.status, list=found, actions=list(AUDITED), spans=PERIODS)
+    found = listing(view, "audit", AuditFilter, view.operator.audit)
+    return view.page("audit.html", found.status, list=found, actions=AUDITED, periods=PERIODS)
 
 
 @router.get("/system")
 def system(view: View) -> Response:
-    """Show what all of this runs on."""
-    return view.page("system.html", system=view.admin.system())
+    """Show versions, revisions, tables and settings."""
+    return view.page("system.html", system=view.operator.system())
 
 
 @router.get("/jump")
@@ -238,6 +293,6 @@ def jump(view: View, q: str = "") -> Response:
     except ValueError:
         return RedirectResponse(url("messages", key=text), 303)
     try:
-        return RedirectResponse(url("bulk-jobs", view.admin.bulk_job(found).id), 303)
+        return RedirectResponse(url("bulk-jobs", view.operator.bulk_job(found).id), 303)
     except BulkJobNotFound:
         return RedirectResponse(url("messages", found), 303)

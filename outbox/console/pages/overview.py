@@ -55,7 +55,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/")
 def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
-    found = view.admin.overview(window)
+    found = view.operator.overview(window)
     return view.page(
         "overview.html", overview=found, charts=charts(found.series), window=window, windows=WINDOWS, tiles=TILES
     )
@@ -142,8 +142,8 @@ def draw(
     columns = list(zip(*values, strict=True))
     peak = nice(max((value for column in columns for value in column if value is not None), default=0))
     shapes = tuple(
-        Shape(one.name, colours[min(place, len(colours) - 1)], *_line(known, peak), _last(known))
-        for place, (one, known) in enumerate(zip(series, values, strict=True))
+        Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
+        for index, (one, known) in enumerate(zip(series, values, strict=True))
     )
     return Chart(
         name,
@@ -180,9 +180,9 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     lines: list[str] = []
     areas: list[str] = []
     run: list[tuple[float, float]] = []
-    for place, value in enumerate([*values, None]):
+    for index, value in enumerate([*values, None]):
         if value is not None:
-            run.append((place * step, 100 - 100 * value / peak))
+            run.append((index * step, 100 - 100 * value / peak))
         elif run:
             if len(run) == 1:
                 # A point alone would be nothing to see.
@@ -200,7 +200,7 @@ def _hits(
     step = 100 / len(times)
     return tuple(
         Hit(
-            round(step * place, 3),
+            round(step * index, 3),
             round(step, 3),
             "\n".join(
                 [moment(time, long=True)]
@@ -210,15 +210,15 @@ def _hits(
                 ]
             ),
         )
-        for place, (time, column) in enumerate(zip(times, columns, strict=True))
+        for index, (time, column) in enumerate(zip(times, columns, strict=True))
     )
 
 
 def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:
     count = min(_LABELS, len(times))
-    places = sorted({round(place * (len(times) - 1) / max(1, count - 1)) for place in range(count)})
+    indices = sorted({round(index * (len(times) - 1) / max(1, count - 1)) for index in range(count)})
     long = (times[-1] - times[0]) > dt.timedelta(hours=36)
-    return tuple(moment(times[place], long=long) for place in places)
+    return tuple(moment(times[index], long=long) for index in indices)
 
 
 def moment(time: dt.datetime, *, long: bool) -> str:

@@ -1,4 +1,4 @@
-"""From data to a page: Jinja2 with escaping always on, and what every template may use."""
+"""From data to a page: Jinja2 with escaping always on, what every template may use, and how statuses are shown."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -21,11 +22,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.console.context import RequestContext, context_of
-from outbox.console.pages import words
-from outbox.console.permissions import Permission
 from outbox.console.problems import Problem, log
 from outbox.errors import OutboxError
-from outbox.operator.acts import ACTS
+from outbox.operator.acts import ACTS, acts_for
 from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from outbox.text import duration, plain
@@ -40,7 +39,7 @@ NAVIGATION = (
     ("inbox", "Inbox", "inbox", "i"),
     ("bulk-jobs", "Bulk jobs", "list", "p"),
     ("handlers", "Handlers", "braces", "l"),
-    ("audit", "Audit", "book", "a"),
+    ("audit", "Audit", "ledger", "a"),
     ("system", "System", "server", "y"),
 )
 
@@ -57,6 +56,106 @@ _TYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """How a status is shown: never by its colour alone."""
+
+    icon: str
+    tone: str
+    word: str
+    meaning: str
+
+
+_UNKNOWN = Chip("question", "", "unknown", "this version of the console doesn't know it")
+
+_CHIPS = MappingProxyType(
+    {
+        # A message, on the producer's side.
+        "undecided": Chip("half", "warn", "undecided", "a half message that is neither committed nor rolled back"),
+        "committed": Chip("check", "info", "committed", "decided, and about to be dispatched"),
+        "dispatched": Chip("send", "info", "dispatched", "in its topic's queue; consumers read it from there"),
+        "scheduled": Chip("clock", "info", "scheduled", "waits for the time at which it is to be delivered"),
+        "recalled": Chip("undo", "", "recalled", "taken out of the schedule before its time"),
+        # A message, in the inbox of a group.
+        "consumed": Chip("check", "good", "consumed", "handled, with its effect, once"),
+        "failed": Chip("retry", "warn", "failed", "will be retried"),
+        "parked": Chip("stop", "bad", "parked", "set aside for an operator"),
+        "rolled_back": Chip("undo", "", "rolled back", "decided: no group ever sees it"),
+        "quarantined": Chip("shield", "", "quarantined", "can't take effect any more in this group"),
+        "unconsumed": Chip("hourglass", "info", "unconsumed", "the group hasn't come so far"),
+        "left_out": Chip("dash", "", "left out", "the group's filter left it out, or the row was pruned"),
+        "discarded": Chip("archive", "", "discarded", "parked, and an operator decided that this is the end of it"),
+        # An undecided half.
+        "immune": Chip("shield", "", "immune", "left alone before its first check"),
+        "orphan": Chip("question", "warn", "orphan", "its check is due"),
+        "waiting": Chip("clock", "info", "waiting", "waits for its turn"),
+        # A bulk job and its items.
+        "running": Chip("play", "info", "running", "workers are at it"),
+        "done": Chip("check", "good", "done", "all of it was done"),
+        "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
+        "cancelled": Chip("x", "", "cancelled", "what was left of it was not done"),
+        "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
+        "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
+        "given_up": Chip("x", "bad", "failed", "it was tried, and given up"),
+        # A worker, a finding, a check.
+        "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
+        "silent": Chip("alert", "warn", "silent", "missed three of its reports"),
+        "answered": Chip("check", "", "answered", "the checker gave an answer"),
+        "being_asked": Chip("hourglass", "info", "being asked", "a checker is being asked at this moment"),
+        "no_answer": Chip("alert", "warn", "no answer", "the worker died over it, or was cut off"),
+    }
+)
+
+#: The icon of each act; an act without one has that of `act_icon`.
+_ACTS: Mapping[str, str] = MappingProxyType(
+    {
+        "resend": "send",
+        "recall": "undo",
+        "compensate": "undo",
+        "check": "question",
+        "reset": "retry",
+        "commit": "check",
+        "rollback": "x",
+        "retry": "retry",
+        "park": "stop",
+        "discard": "archive",
+        "restore": "undo",
+    }
+)
+
+#: The icon of each kind of event in a timeline.
+EVENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "written": "half",
+        "committed": "check",
+        "dispatched": "send",
+        "recalled": "undo",
+        "compensated": "undo",
+        "checked": "question",
+        "half_parked": "stop",
+        "received": "inbox",
+        "consumed": "check",
+        "failed": "retry",
+        "parked": "stop",
+        "rolled_back": "undo",
+        "quarantined": "shield",
+        "discarded": "archive",
+        "act": "person",
+        "found": "search",
+    }
+)
+
+
+def act_icon(name: str) -> str:
+    """Return the icon of an act."""
+    return _ACTS.get(name, "play")
+
+
+def chip(status: str | None) -> Chip:
+    """Return how a status is shown."""
+    return _CHIPS.get(status or "", _UNKNOWN)
+
+
 class Badges:
     """The numbers in the navigation: what waits for an operator, counted every few seconds at most."""
 
@@ -66,14 +165,14 @@ class Badges:
         self._until = 0.0
         self._lock = threading.Lock()
 
-    def now(self, admin: Operator) -> dict[str, Total]:
+    def now(self, operator: Operator) -> dict[str, Total]:
         """Return the numbers by the names of pages; a page must not fail because they can't be counted."""
         with self._lock:
             if time.monotonic() < self._until:
                 return self._numbers
             self._until = time.monotonic() + self._good_for
         try:
-            self._numbers = _count(admin)
+            self._numbers = _count(operator)
         except (OutboxError, SQLAlchemyError) as error:
             log(logging.WARNING, "console.badges_missing", error=type(error).__name__)
             self._numbers = {}
@@ -84,11 +183,11 @@ class Badges:
         self._until = 0.0
 
 
-def _count(admin: Operator) -> dict[str, Total]:
-    groups = admin.dead_groups(limit=_MOST_GROUPS)
+def _count(operator: Operator) -> dict[str, Total]:
+    groups = operator.dead_groups(limit=_MOST_GROUPS)
     dead = sum(group.count.value for group in groups)
     more = len(groups) == _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
-    parked = admin.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=1)).total
+    parked = operator.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=1)).total
     numbers = {"dead": Total(dead, "gte" if more else "eq")}
     return numbers | ({"halves": parked} if parked is not None else {})
 
@@ -101,15 +200,15 @@ class PageView:
     context: RequestContext
 
     @property
-    def admin(self) -> Operator:
-        """The service layer."""
-        return self.context.admin
+    def operator(self) -> Operator:
+        """What an operator sees and does."""
+        return self.context.operator
 
     def page(self, template: str, status: int = 200, **data: Any) -> HTMLResponse:
         """Return a page; its template gets ``data``, and what every page shows."""
-        names = [(name, name) for name in self.admin.databases]
+        names = [(name, name) for name in self.operator.databases]
         badges: Badges = self.request.app.state.badges
-        shared = {"badges": badges.now(self.admin), "databases": names, "several": len(names) > 1}
+        shared = {"badges": badges.now(self.operator), "databases": names, "several": len(names) > 1}
         return self.render(template, status, **(shared | data))
 
     def done(self, code: str, *segments: object) -> Response:
@@ -118,17 +217,17 @@ class PageView:
         return RedirectResponse(self.context.url(*segments, did=code), 303)
 
     def render(self, template: str, status: int, **data: Any) -> HTMLResponse:
-        """Return a page without what only the service layer knows."""
+        """Return a page without what only the databases know."""
         context = self.context
 
-        def may(needed: Permission | str) -> bool:
+        def may(needed: str) -> bool:
             return context.identity is not None and context.may(needed)
 
         shared = {
             "url": context.url,
             "static": lambda file: context.url("static", static_files()[file].name),
             "can": may,
-            "can_any": lambda actions: any(map(may, actions)),
+            "can_any": lambda acts: any(may(act.name) for act in acts),
             "console": context.console,
             "principal": context.identity,
             "request_id": context.request_id,
@@ -220,18 +319,19 @@ def _environment() -> Environment:
         "size": size,
         "duration": lambda seconds: "\N{EN DASH}" if seconds is None else duration(seconds),
         "short": short,
-        "told": told,
+        "text": text,
         "without": without,
         "sentence": sentence,
-        "by_way": by_way,
+        "interface": interface,
     }
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
         "ACTS": ACTS,
-        "EVENTS": words.EVENTS,
-        "act_icon": words.act_icon,
-        "chip_of": words.chip,
-        "Permission": Permission,
+        "EVENTS": EVENTS,
+        "acts_for": acts_for,
+        "acts_in": lambda noun, state: [act for act in acts_for(noun) if state in act.from_states],
+        "act_icon": act_icon,
+        "chip_of": chip,
     }
     return environment
 
@@ -264,8 +364,8 @@ def _ago(moment: dt.datetime) -> str:
     if not size:
         return "now"
     unit, length = next((pair for pair in (("d", 86400), ("h", 3600), ("min", 60)) if size >= pair[1]), ("s", 1))
-    text = f"{size // length} {unit}"
-    return f"in {text}" if seconds < 0 else f"{text} ago"
+    period = f"{size // length} {unit}"
+    return f"in {period}" if seconds < 0 else f"{period} ago"
 
 
 def number(value: float | None) -> str:
@@ -280,7 +380,7 @@ def number(value: float | None) -> str:
 
 
 def many(total: Total) -> str:
-    """Return how many there are: ``12``, or ``10,000+`` where nobody counted on."""
+    """Return how many there are: ``12``, or ``10,000+`` where the count stopped."""
     return f"{total.value:,}{'+' if total.relation == 'gte' else ''}"
 
 
@@ -296,20 +396,20 @@ def size(count: int) -> str:
 
 def short(identifier: object) -> str:
     """Return an id that fits a table; its end tells it from its neighbours, which were born at the same time."""
-    text = str(identifier)
-    return f"{text[:8]}…{text[-8:]}" if len(text) > 20 else text
+    name = str(identifier)
+    return f"{name[:8]}…{name[-8:]}" if len(name) > 20 else name
 
 
-def told(value: Any) -> str:
+def text(value: Any) -> str:
     """Return a value from a JSON column as a text."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {told(each)}" for name, each in value.items() if each not in (None, [], {}, ""))
+        return ", ".join(f"{name}: {text(each)}" for name, each in value.items() if each not in (None, [], {}, ""))
     if isinstance(value, list):
-        return ", ".join(map(told, value))
+        return ", ".join(map(text, value))
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -318,12 +418,12 @@ def without(value: Any, name: str) -> Any:
     return {key: each for key, each in value.items() if key != name} if isinstance(value, Mapping) else value
 
 
-def by_way(origin: Mapping[str, Any] | None) -> str:
-    """Return by which way an act came, and from where."""
-    return ", ".join(told(origin[part]) for part in ("via", "ip") if part in origin) if origin else ""
+def interface(origin: Mapping[str, Any] | None) -> str:
+    """Return by which interface an act came, and from which address."""
+    return ", ".join(text(origin[part]) for part in ("via", "ip") if part in origin) if origin else ""
 
 
 def sentence(clause: str) -> str:
     """Return a clause as a sentence, as far as its first letter and its end go."""
-    text = clause.strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    words = clause.strip()
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")

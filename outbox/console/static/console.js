@@ -4,7 +4,7 @@
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const one = (selector, within = document) => within.querySelector(selector);
-  const kept = (storage, name, value) => {
+  const stored = (storage, name, value) => {
     // A browser may forbid storage: then nothing is remembered.
     try {
       if (value === undefined) return storage().getItem(name);
@@ -12,20 +12,20 @@
     } catch { /* not remembered */ }
     return value ?? null;
   };
-  const theme = (value) => kept(() => localStorage, "outbox-theme", value);
-  const pace = (value) => kept(() => sessionStorage, "outbox-refresh", value);
+  const theme = (value) => stored(() => localStorage, "outbox-theme", value);
+  const pace = (value) => stored(() => sessionStorage, "outbox-refresh", value);
 
   // Before the first paint.
-  const wear = (name) => { if (name) root.dataset.theme = name; else delete root.dataset.theme; };
-  wear(theme());
+  const applyTheme = (name) => { if (name) root.dataset.theme = name; else delete root.dataset.theme; };
+  applyTheme(theme());
   root.classList.add("js");
 
-  const say = (text) => { const said = one("#said"); if (said) said.textContent = text; };
+  const say = (text) => { const announcer = one("#announcer"); if (announcer) announcer.textContent = text; };
 
   // --- theme, copying ------------------------------------------------------------------------------------------
   const THEMES = { "": "light", light: "dark", dark: "" };
   const nameTheme = () => all("[data-theme-name]").forEach((at) => { at.textContent = root.dataset.theme || "auto"; });
-  const nextTheme = () => { const next = THEMES[root.dataset.theme || ""]; theme(next); wear(next); nameTheme(); };
+  const nextTheme = () => { const next = THEMES[root.dataset.theme || ""]; theme(next); applyTheme(next); nameTheme(); };
 
   const copy = async (text) => {
     // Over plain http there is no clipboard but the old one.
@@ -50,7 +50,7 @@
     const text = `${Math.floor(size / length)} ${unit}`;
     return size < 1 ? "now" : seconds < 0 ? `in ${text}` : `${text} ago`;
   };
-  const tellTimes = (within = document) => {
+  const showTimes = (within = document) => {
     for (const time of all("time[datetime]", within)) {
       const at = Date.parse(time.dateTime);
       const rel = time.nextElementSibling;
@@ -73,7 +73,7 @@
   const clearChosen = () => { boxes().forEach((box) => { box.checked = false; }); countChosen(); };
 
   // --- live regions --------------------------------------------------------------------------------------------
-  let told = Date.now();
+  let refreshedAt = Date.now();
   let notBefore = 0;
   let failing = false;
   const dialog = () => one("#dialog");
@@ -85,26 +85,26 @@
     if (count) return `paused: ${count} selected`;
     return typing() ? "paused: you are typing" : "";
   };
-  const refresh = (asked) => {
-    told = Date.now();
+  const refresh = (byHand) => {
+    refreshedAt = Date.now();
     for (const region of all("[data-live]")) {
-      // What somebody has opened stays as it is.
-      if (one("details[open]", region) && !asked) continue;
+      // Details that the user has opened stay as they are.
+      if (one("details[open]", region) && !byHand) continue;
       if (!one(":scope.htmx-request", region.parentNode)) window.htmx?.trigger(region, "refresh");
     }
   };
-  const tellPace = () => {
+  const showPace = () => {
     const why = pause();
-    const seconds = Math.round((Date.now() - told) / 1000);
+    const seconds = Math.round((Date.now() - refreshedAt) / 1000);
     all("[data-updated]").forEach((at) => {
       at.textContent = failing ? "can’t be reached" : why || (seconds < 2 ? "just updated" : `updated ${seconds} s ago`);
     });
     return why;
   };
   const tick = () => {
-    const why = tellPace();
+    const why = showPace();
     const every = Number(one("#pace")?.value || 0) * 1000;
-    if (every && !why && Date.now() - told >= every && Date.now() >= notBefore) refresh();
+    if (every && !why && Date.now() - refreshedAt >= every && Date.now() >= notBefore) refresh();
   };
   const stale = (is) => {
     failing = is;
@@ -113,7 +113,7 @@
     if (banner) banner.hidden = !is;
   };
 
-  // A table under somebody's eyes keeps its rows where they are: new ones are counted, and shown when asked for.
+  // A table that the user reads keeps its rows in their order: new ones are counted, and shown on request.
   const keepRows = (region, fragment) => {
     const table = one("table[data-steady]", region);
     const fresh = one("table[data-steady]", fragment);
@@ -148,7 +148,7 @@
       stale(true);
       return;
     }
-    if (pause() && !region.dataset.asked) { event.preventDefault(); return; }
+    if (pause() && !region.dataset.byHand) { event.preventDefault(); return; }
     stale(false);
     keepRows(region, tasks[0].fragment);
   });
@@ -162,9 +162,9 @@
       if (!target.open) target.showModal();
       (one("[autofocus]", target) || one("button, a, input", target))?.focus();
     }
-    // Who walks through the rows by keys goes on from where the focus is: the server doesn't know which row that was.
+    // A user who walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
     if (!current()) document.activeElement?.closest(".rows tbody tr")?.classList.add("at");
-    tellTimes();
+    showTimes();
     countChosen();
   });
 
@@ -233,7 +233,7 @@
   });
   document.addEventListener("change", (event) => {
     if (event.target.matches("[data-pick-all]")) boxes().forEach((box) => { box.checked = event.target.checked; });
-    if (event.target.matches(".pick input, [data-pick-all]")) { countChosen(); tellPace(); }
+    if (event.target.matches(".pick input, [data-pick-all]")) { countChosen(); showPace(); }
     if (event.target.matches("#pace")) { pace(event.target.value); tick(); }
     if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
   });
@@ -255,15 +255,15 @@
     const flash = one("#flash");
     if (flash) {
       say(flash.textContent.trim());
-      // Who reloads hasn't done it again.
+      // A reload hasn't done it again.
       const url = new URL(location.href);
       url.searchParams.delete("did");
       history.replaceState(null, "", url);
     }
     nameTheme();
-    tellTimes();
+    showTimes();
     countChosen();
     tick();
-    setInterval(() => { tick(); tellTimes(); }, 1000);
+    setInterval(() => { tick(); showTimes(); }, 1000);
   });
 })();

@@ -51,7 +51,7 @@ class Museum:
 
 def furnish(town: Town, console: str) -> Museum:
     """Do all that leaves something to look at."""
-    admin = town.admin
+    operator = town.operator
     town.bank_a.checker(LOAN, max_checks=1)(_undecided)
     consumed, *_ = transfers = [town.transfer(amount) for amount in ("10.00", "20.00", "30.00")]
     parked = [town.transfer("5.00", receiver) for receiver in ("BB-404", "BB-405", "BB-406")]
@@ -65,20 +65,20 @@ def furnish(town: Town, console: str) -> Museum:
     half, parked_half = (town.prepare(topic) for topic in ("quiet", LOAN))
     town.settled([*transfers, *parked, hostile, failing, discarded, *queued])
     testing.check(town.bank_a)
-    admin.act("recall", Target(recalled), by=ACTOR, why="=1+1")
-    admin.act("discard", Target(discarded, CLERK), by=ACTOR, why=HOSTILE)
-    rollback = admin.start("compensate", Selector((Target(parked[0]),)), by=ACTOR, why="no such account")
-    retry = admin.start("retry", Selector((Target(parked[1], CREDIT),)), by=Actor(HOSTILE), why=HOSTILE)
-    slow = admin.start(
+    operator.act("recall", Target(recalled), by=ACTOR, why="=1+1")
+    operator.act("discard", Target(discarded, CLERK), by=ACTOR, why=HOSTILE)
+    rollback = operator.start("compensate", Selector((Target(parked[0]),)), by=ACTOR, why="no such account")
+    retry = operator.start("retry", Selector((Target(parked[1], CREDIT),)), by=Actor(HOSTILE), why=HOSTILE)
+    slow = operator.start(
         "retry", Selector(tuple(Target(each, CLERK) for each in queued)), by=ACTOR, why="slowly", rate=0.001
     )
     for each in (rollback.id, retry.id):
         town.carried_out(each)
-    wait_until(lambda: admin.bulk_job(slow.id).started_at, "the slow one has begun")
+    wait_until(lambda: operator.bulk_job(slow.id).started_at, "the slow one has begun")
     wait_until(
-        lambda: admin.inbox(InboxFilter(message_id=parked[1], status=(Status.PARKED,)), PageRequest()).items, "again"
+        lambda: operator.inbox(InboxFilter(message_id=parked[1], status=(Status.PARKED,)), PageRequest()).items, "again"
     )
-    wait_until(admin.workers, "workers report")
+    wait_until(operator.workers, "workers report")
     return Museum(
         town, console, consumed, parked[1], parked[0], hostile, failing, discarded, scheduled, half, parked_half,
         rollback.id, slow.id,

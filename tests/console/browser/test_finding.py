@@ -70,7 +70,7 @@ def test_a_message_shows_its_whole_way(page: Page, museum: Museum) -> None:
     timeline = page.get_by_role("region", name="Timeline")
     expect(timeline).to_contain_text("bank_a")
     expect(timeline).to_contain_text("bank_b")
-    expect(row(page, "bank-b").first).to_contain_text("rolled back")
+    expect(row(page, "bank-b").first).to_contain_text("quarantined")
     status = page.get_by_role("region", name="Status", exact=True)
     expect(status).to_contain_text("ordered by anna: no such account")
     page.get_by_role("link", name="Compensate", exact=True).click()
@@ -134,7 +134,7 @@ def test_a_filter_that_is_none_is_explained(page: Page, watches: list[Watch]) ->
     """What can't be used is named, with what it should look like; what was typed stays."""
     watches[-1].expect("422")
     page.goto("messages?header=nonsense")
-    expect(page.get_by_role("alert")).to_contain_text("header 'nonsense' must be written as name=value")
+    expect(page.get_by_role("alert")).to_contain_text("header = 'nonsense' must be a pair, written name=value")
     expect(page.get_by_label("Header")).to_have_value("nonsense")
 
 

@@ -64,7 +64,7 @@ def test_the_whole_way_of_a_rollback(page: Page, town: Town) -> None:
 
 
 def test_rows_are_ticked_and_previewed(page: Page, town: Town) -> None:
-    """The bar for what is selected is there from the beginning, since nobody can tell it to come."""
+    """The bar for what is selected is there from the beginning, since no script can show it later."""
     ids = [town.note("smear") for _ in range(2)]
     town.settled(ids)
     page.goto("inbox?error=smear&status=parked")

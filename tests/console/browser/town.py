@@ -83,7 +83,7 @@ class Town:
         return {"bank_a": self.a, "bank_b": self.b}
 
     @cached_property
-    def admin(self) -> Operator:
+    def operator(self) -> Operator:
         """The service layer over both databases."""
         return Operator.open(self.databases, self.settings)
 
@@ -169,7 +169,7 @@ class Town:
 
     def carried_out(self, bulk_job_id: UUID) -> None:
         """Wait until workers are done with a bulk job."""
-        wait_until(lambda: self.admin.bulk_job(bulk_job_id).finished_at, f"bulk job {bulk_job_id} is done")
+        wait_until(lambda: self.operator.bulk_job(bulk_job_id).finished_at, f"bulk job {bulk_job_id} is done")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
