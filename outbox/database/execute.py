@@ -177,7 +177,7 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statement
         raise SchemaMissing(
             f"the outbox tables are not in database {url.database!r} on {url.host or 'the local socket'}: "
             f"{error.diag.message_primary}; run: outbox db upgrade --url {url.render_as_string(hide_password=True)}"
-            f"{'' if schema == 'outbox' else f' --schema {schema}'}"
+            f"{_part_option(error.diag.message_primary or '')}{'' if schema == 'outbox' else f' --schema {schema}'}"
         ) from error
     dialect = connection.dialect
     disconnected = dialect.is_disconnect(cast("Any", error), connection.connection.dbapi_connection, None)
@@ -192,6 +192,16 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statement
         connection_invalidated=disconnected,
         dialect=dialect,
     ) from error
+
+
+def _part_option(message: str) -> str:
+    """Return the option that installs the table which a message names; an upgrade without it adds no part."""
+    from outbox.database.tables import consumer_tables, producer_tables  # noqa: PLC0415 - only where it has failed
+
+    for part, tables in (("producer", producer_tables), ("consumer", consumer_tables)):
+        if any(re.search(rf"\b{table.name}\b", message) for table in tables().tables.values()):
+            return f" --part {part}"
+    return ""
 
 
 def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:

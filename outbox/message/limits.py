@@ -1,6 +1,7 @@
 """What a message may look like: names, lengths, delays. Checked before anything is written.
 
-The rules are RocketMQ's (``TopicValidator``, ``MessageStoreConfig.messageDelayLevel``).
+The rules are RocketMQ's (``TopicValidator``, ``MessageStoreConfig.messageDelayLevel``), but that a topic may also have
+dots and slashes, which are the custom elsewhere (``orders.created``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ MAX_HEADER_BYTES = 16 * 1024
 #: RocketMQ's delay levels 1-18, in seconds.
 DELAY_LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
+_GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
 _SYSTEM_PREFIXES = (
     "RMQ_SYS_",
@@ -37,9 +39,9 @@ def check_topic(topic: object) -> str:
     """Return the topic's name if it is one.
 
     Raises:
-        InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_-]``, or a system name.
+        InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_./-]``, or a system name.
     """
-    name = _check_name("topic", topic, MAX_TOPIC)
+    name = _check_name("topic", topic, MAX_TOPIC, _TOPIC, "% | a-z A-Z 0-9 _ - . /")
     if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES):
         raise InvalidMessage(f"topic {name!r} is a system name; choose another")
     return name
@@ -47,10 +49,10 @@ def check_topic(topic: object) -> str:
 
 def check_group(group: object) -> str:
     """Return the name of a producer or consumer group if it is one (at most 120 characters)."""
-    return _check_name("group", group, MAX_GROUP)
+    return _check_name("group", group, MAX_GROUP, _GROUP, "% | a-z A-Z 0-9 _ -")
 
 
-def _check_name(what: str, name: object, longest: int) -> str:
+def _check_name(what: str, name: object, longest: int, pattern: re.Pattern[str], characters: str) -> str:
     if not isinstance(name, str):
         raise InvalidMessage(f"{what} must be a str, not {type(name).__name__}")
     name = _exactly(name)
@@ -58,8 +60,8 @@ def _check_name(what: str, name: object, longest: int) -> str:
         raise InvalidMessage(f"{what} is empty")
     if len(name) > longest:
         raise InvalidMessage(f"{what} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
-    if not _NAME.fullmatch(name):
-        raise InvalidMessage(f"{what} {name!r} may only have the characters % | a-z A-Z 0-9 _ -")
+    if not pattern.fullmatch(name):
+        raise InvalidMessage(f"{what} {name!r} may only have the characters {characters}")
     return name
 
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, inspect, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from outbox import Outbox, Settings
 from outbox.database import migration
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.embedded import find_binaries
@@ -77,6 +78,26 @@ def test_parts_apart(url: str, engine: Engine, first: str, second: str) -> None:
     assert inspect(engine).get_table_names(schema="outbox") == []
 
 
+@pytest.mark.parametrize("part", ["producer", "consumer"])
+def test_upgrade_of_what_is_installed(url: str, engine: Engine, part: str) -> None:
+    """Without a named part, a database that has one keeps to it."""
+    own = {"producer": PRODUCER, "consumer": CONSUMER}
+    migration.upgrade(url, [part])
+    assert migration.upgrade(url) == []
+    assert tables(engine) == COMMON | own[part]
+
+
+def test_missing_part_is_named(url: str, engine: Engine) -> None:
+    """What misses the tables of one part says how to install that one."""
+    migration.upgrade(url, ["consumer"])
+    outbox = Outbox(engine, settings=Settings())
+    with (
+        pytest.raises(SchemaMissing, match=r"run: outbox db upgrade --url \S+ --part producer$"),
+        engine.begin() as each,
+    ):
+        outbox.send(each, "t", {})
+
+
 def test_down_and_up_with_data(url: str, engine: Engine) -> None:
     """A downgrade takes the data along; an upgrade after it starts afresh."""
     migration.upgrade(url)
@@ -86,7 +107,7 @@ def test_down_and_up_with_data(url: str, engine: Engine) -> None:
     with engine.begin() as connection:
         assert connection.scalar(text("SELECT count(*) FROM outbox.consumer_offset")) == 1
         assert connection.scalar(text("SELECT count(*) FROM outbox.audit")) == 1
-    migration.upgrade(url)
+    migration.upgrade(url, ["producer"])
     with engine.begin() as connection:
         assert connection.scalar(text("SELECT count(*) FROM outbox.op_message")) == 0
         fill(connection)

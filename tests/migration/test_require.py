@@ -80,17 +80,50 @@ def test_database_older_than_code(url: str, engine: Engine, monkeypatch: pytest.
     )
 
 
-@pytest.mark.parametrize("branch", ["common", "producer", "consumer"])
-def test_database_newer_than_code(url: str, engine: Engine, branch: str) -> None:
-    """Tables of a newer version: update the code; upgrade and downgrade refuse as well."""
-    migration.upgrade(url)
+def make_newer(engine: Engine, branch: str, number: int) -> None:
+    """Have the tables of a branch look as if a newer version of the code had upgraded them."""
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM outbox.outbox_version WHERE version_num LIKE :b"), {"b": f"{branch}%"})
-        connection.execute(text("INSERT INTO outbox.outbox_version VALUES (:v)"), {"v": f"{branch}_0042"})
+        connection.execute(text("INSERT INTO outbox.outbox_version VALUES (:v)"), {"v": f"{branch}_{number:04}"})
+
+
+@pytest.mark.parametrize("branch", ["common", "producer", "consumer"])
+def test_code_runs_on_tables_that_are_one_revision_newer(url: str, engine: Engine, branch: str) -> None:
+    """While a deployment rolls, the old code starts on the tables of the new one, and its upgrade changes nothing."""
+    migration.upgrade(url)
+    following = int(HEADS[branch].rpartition("_")[2]) + 1
+    make_newer(engine, branch, following)
+    with engine.connect() as connection:
+        migration.require(connection)
+        migration.require(connection, ["producer"])
+        migration.require(connection, ["consumer"])
+    assert migration.upgrade(url) == migration.upgrade(url, ["producer", "consumer"]) == []
+    with pytest.raises(SchemaOutdated, match=f"{branch}_{following:04}"):
+        migration.downgrade(url)
+    make_newer(engine, branch, following + 1)
+    with engine.connect() as connection:
+        assert f"are at {branch}_{following + 1:04}, newer than this code" in say(connection, "producer", "consumer")
+
+
+def test_newer_tables_of_one_part_are_no_reason_to_install_the_other(url: str, engine: Engine) -> None:
+    """Where a part is missing, this code can't add it beside tables that it doesn't know."""
+    migration.upgrade(url, ["producer"])
+    make_newer(engine, "producer", int(HEADS["producer"].rpartition("_")[2]) + 1)
+    assert migration.upgrade(url) == []
+    with pytest.raises(SchemaOutdated, match="newer than this code"):
+        migration.upgrade(url, ["consumer", "producer"])
+
+
+@pytest.mark.parametrize("branch", ["common", "producer", "consumer"])
+def test_database_newer_than_code(url: str, engine: Engine, branch: str) -> None:
+    """Tables of a much newer version: update the code; upgrade and downgrade refuse as well. Nothing is to be lost."""
+    migration.upgrade(url)
+    make_newer(engine, branch, 42)
     with engine.connect() as connection:
         message = say(connection, "producer", "consumer")
     assert f"are at {branch}_0042, newer than this code ({HEADS[branch]})" in message
     assert "pip install --upgrade outbox-postgres" in message
+    assert "downgrade" not in message
     for act in (migration.upgrade, migration.downgrade):
         with pytest.raises(SchemaOutdated, match=f"{branch}_0042"):
             act(url)

@@ -34,7 +34,7 @@ def connected(bind: Bind) -> Iterator[Connection]:
         engine.dispose()
 
 
-def place(connection: Connection, schema: str) -> str:
+def described(connection: Connection, schema: str) -> str:
     """Return which database and schema a connection leads to, in words."""
     url = connection.engine.url
     return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"

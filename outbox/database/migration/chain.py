@@ -37,8 +37,8 @@ def check_parts(parts: Collection[str]) -> tuple[str, ...]:
     unknown = sorted(set([parts] if isinstance(parts, str) else parts).difference(PARTS))
     if unknown or not parts:
         raise InvalidSettings(f"parts = {parts!r} must be a list of {' and '.join(map(repr, PARTS))}, at least one")
-    given = [parts] if isinstance(parts, str) else parts
-    return tuple(part for part in PARTS if part in given)
+    named = [parts] if isinstance(parts, str) else parts
+    return tuple(part for part in PARTS if part in named)
 
 
 def check_schema(schema: str) -> str:
@@ -77,6 +77,14 @@ def history(branch: str) -> Iterator[str]:
 def known(revision: str) -> bool:
     """Does this code have the revision?"""
     return any(revision in history(branch) for branch in BRANCHES)
+
+
+def is_next(revision: str) -> bool:
+    """Is it the revision that follows the newest one which this code has? Ids of a branch are numbered."""
+    branch, _, number = revision.rpartition("_")
+    if branch not in BRANCHES or not number.isdigit():
+        return False
+    return int(number) == int(head(branch).rpartition("_")[2]) + 1
 
 
 def applied(versions: Collection[str]) -> set[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, text
 
 from outbox.database.migration import chain
-from outbox.database.migration.bind import command, connected, place, set_local
+from outbox.database.migration.bind import command, connected, described, set_local
 from outbox.database.migration.state import read
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.errors import SchemaMissing
@@ -82,7 +82,7 @@ def check(
         wanted = chain.check_parts(parts) if parts else tuple(part for part in chain.PARTS if revisions[part])
         if not wanted:
             raise SchemaMissing(
-                f"there are no outbox tables in {place(connection, schema)}; "
+                f"there are no outbox tables in {described(connection, schema)}; "
                 f"run: {command(connection, 'upgrade', (), schema)}"
             )
         return [*_behind(revisions, wanted), *_differences(connection, ("common", *wanted), schema)]

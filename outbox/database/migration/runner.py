@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
-from outbox.database.migration.bind import connected, place, set_local
-from outbox.database.migration.state import read, refuse_newer, versions
+from outbox.database.migration.bind import connected, described, set_local
+from outbox.database.migration.state import is_usable_by_older, read, refuse_newer, versions
 from outbox.errors import SchemaBusy
 
 if TYPE_CHECKING:
@@ -29,26 +29,33 @@ _one_at_a_time = threading.Lock()
 
 
 def upgrade(
-    bind: Bind, parts: Collection[str] = chain.PARTS, schema: str = "outbox", *, lock_timeout: float = 5.0
+    bind: Bind, parts: Collection[str] | None = None, schema: str = "outbox", *, lock_timeout: float = 5.0
 ) -> list[str]:
     """Install the tables of these parts, or bring them to the version of this code, in one transaction.
 
-    Upgrades at the same time wait for each other. ``lock_timeout`` (seconds) bounds how long a statement may wait
-    for a lock on a table, since all INSERTs queue up behind it meanwhile.
+    ``parts`` None: those that the database has; both, where it has none. Tables that a newer version has upgraded by
+    one revision are left as they are: this code can work on them. Upgrades at the same time wait for each other.
+    ``lock_timeout`` (seconds) bounds how long a statement may wait for a lock on a table, since all INSERTs queue up
+    behind it meanwhile.
 
     Returns:
         The revisions that were run; none when there was nothing to do.
 
     Raises:
         SchemaBusy: somebody else held a lock for too long; nothing was changed.
-        SchemaOutdated: the database is newer than this code.
+        SchemaOutdated: the database is newer than this code can work on.
         InvalidSettings: a part or a schema name that isn't one.
     """
-    branches = ("common", *chain.check_parts(parts))
+    named = None if parts is None else chain.check_parts(parts)
 
     def run(connection: Connection, config: Config) -> None:
+        installed = read(connection, schema)
+        which = named or tuple(part for part in chain.PARTS if installed[part]) or chain.PARTS
+        if is_usable_by_older(connection, which, schema):
+            return
+        refuse_newer(connection, schema)
         _create_schema(connection, schema)
-        for branch in branches:
+        for branch in ("common", *which):
             command.upgrade(config, f"{branch}@head")
 
     return _run(bind, chain.check_schema(schema), lock_timeout, run)
@@ -71,6 +78,7 @@ def downgrade(
     parts = chain.check_parts(parts)
 
     def run(connection: Connection, config: Config) -> None:
+        refuse_newer(connection, schema)
         installed = read(connection, schema)
         for part in reversed(parts):
             if installed[part]:
@@ -109,7 +117,6 @@ def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection
             text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"outbox migration {schema}"}
         )
         set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
-        refuse_newer(connection, schema)
         with _one_at_a_time:
             run(connection, chain.config(connection=connection, schema=schema, on_version_apply=note))
     return done
@@ -129,7 +136,7 @@ def _clear_errors(connection: Connection, schema: str) -> Iterator[None]:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         raise SchemaBusy(
-            f"the outbox tables in {place(connection, schema)} can't be changed now: another transaction holds a lock "
-            "on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
+            f"the outbox tables in {described(connection, schema)} can't be changed now: another transaction holds a "
+            "lock on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
             "try again when it has ended"
         ) from error

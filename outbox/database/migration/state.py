@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, text
 
 from outbox.database.migration import chain
-from outbox.database.migration.bind import command, connected, place
+from outbox.database.migration.bind import command, connected, described
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 
 if TYPE_CHECKING:
@@ -24,13 +24,14 @@ def current(bind: Bind | Connection, schema: str = "outbox") -> dict[str, str | 
 
 
 def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> None:
-    """Make sure that a database has the tables of these parts, in exactly the version of this code.
+    """Make sure that this code can work on the tables of these parts in a database.
 
-    Reads only, within the caller's transaction if there is one.
+    They are in the version of this code, or one revision newer: while a deployment rolls, the old code runs on tables
+    that the new one has upgraded. Reads only, within the caller's transaction if there is one.
 
     Raises:
         SchemaMissing: a part isn't installed.
-        SchemaOutdated: a part is older or newer than this code.
+        SchemaOutdated: a part is older than this code, or more than one revision newer.
         Both name the command to run.
     """
     parts = chain.check_parts(parts)
@@ -38,7 +39,7 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
     missing = tuple(part for part in parts if not revisions[part])
     if missing:
         raise SchemaMissing(
-            f"the {' and '.join(missing)} tables of the outbox are not in {place(connection, schema)}; "
+            f"the {' and '.join(missing)} tables of the outbox are not in {described(connection, schema)}; "
             f"run: {command(connection, 'upgrade', missing, schema)}"
         )
     for branch in ("common", *parts):
@@ -46,10 +47,28 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
 
 
 def refuse_newer(connection: Connection, schema: str) -> None:
-    """Make sure that this code knows all revisions in the database."""
+    """Make sure that this code knows all revisions in the database.
+
+    Raises:
+        SchemaOutdated: it doesn't.
+    """
     for branch, revision in read(connection, schema).items():
         if revision and not chain.known(revision):
             raise _newer(connection, branch, revision, schema)
+
+
+def is_usable_by_older(connection: Connection, parts: Collection[str], schema: str) -> bool:
+    """Tell whether these parts, or all that are installed, are there in a version that this code can work on.
+
+    Only where one of them is newer: then there is nothing that this code could upgrade.
+    """
+    revisions = read(connection, schema)
+    wanted = [revisions[branch] for branch in ("common", *parts)]
+    newer = [revision for revision in wanted if revision and not chain.known(revision)]
+    return bool(newer) and all(
+        revision is not None and (revision == chain.head(branch) or chain.is_next(revision))
+        for branch, revision in zip(("common", *parts), wanted, strict=True)
+    )
 
 
 def read(connection: Connection, schema: str) -> dict[str, str | None]:
@@ -87,21 +106,19 @@ def _read_apart(connection: Connection, schema: str) -> dict[str, str | None]:
 def _require_head(
     connection: Connection, branch: str, revision: str | None, parts: tuple[str, ...], schema: str
 ) -> None:
-    wanted = chain.head(branch)
-    if revision == wanted:
+    needed = chain.head(branch)
+    if revision == needed or (revision and chain.is_next(revision)):
         return
     if revision and not chain.known(revision):
         raise _newer(connection, branch, revision, schema)
     raise SchemaOutdated(
-        f"the {branch} tables of the outbox in {place(connection, schema)} are at {revision}, "
-        f"this code needs {wanted}; run: {command(connection, 'upgrade', parts, schema)}"
+        f"the {branch} tables of the outbox in {described(connection, schema)} are at {revision}, "
+        f"this code needs {needed}; run: {command(connection, 'upgrade', parts, schema)}"
     )
 
 
 def _newer(connection: Connection, branch: str, revision: str, schema: str) -> SchemaOutdated:
-    parts = (branch,) if branch in chain.PARTS else ()
     return SchemaOutdated(
-        f"the {branch} tables of the outbox in {place(connection, schema)} are at {revision}, newer than this code "
-        f"({chain.head(branch)}); run: {pip_install()} (or, with the newer version installed: "
-        f"{command(connection, 'downgrade', parts, schema)})"
+        f"the {branch} tables of the outbox in {described(connection, schema)} are at {revision}, newer than this code "
+        f"({chain.head(branch)}) can work on; run: {pip_install()}"
     )
