@@ -1,6 +1,6 @@
 """Two banks, a database each: money that leaves the one arrives in the other exactly once.
 
-Bank A takes payment orders. A transfer debits the sender and tells bank B, which credits the receiver. There
+Bank A takes payment orders. A transfer debits the sender and informs bank B, which credits the receiver. There
 is no transaction across the two databases, and every process may die at any moment. Run it::
 
     python -m examples.bank_transfer                # in a checkout; or: outbox demo
@@ -13,18 +13,18 @@ At the end the tables of both banks are reconciled, by Spark if it is installed;
 
 Read it in this order:
 
-1. `message`: what bank A tells bank B.
+1. `message`: what bank A announces to bank B.
 2. `bank_a`: the producer. One decorated function debits the sender and sends the message, both or neither; another
-   prepares the message first. `bank_a_books` has the tables, and what it takes to book a transfer.
+   prepares the message first. `bank_a_tables` has the tables, and what it takes to book a transfer.
 3. `bank_a_tcc`: the same by try, confirm or cancel, and the checker which decides what was left undecided.
 4. `bank_b`: the consumer. One handler credits the receiver, once.
 5. `teller` and `worker`: the two kinds of processes, a few lines each.
-6. `books` and `reconciliation`: what the two banks must agree on, declared; and how it is compared, repaired and
-   compared again. `faults` has what may go wrong, `back_office` what only a human can mend.
+6. `comparison` and `reconciliation`: what the two banks must agree on, declared; and how it is compared, repaired and
+   compared again. `faults` has what may go wrong, `back_office` what only an operator can mend.
 7. `audit`, `halves` and `reservations`: how to prove that not a cent is missing, and that every half message was
-   decided rightly. The audit trusts nobody, the reconciliation least of all.
+   decided rightly. The audit trusts no other module, the reconciliation least of all.
 
-The rest makes a demo of it: `orders`, `source` and `opening` say which orders there are and what the accounts
-begin with; `workday`, `staff`, `lifeline`, `steps` and `monkey` start, watch, kill and restart the processes; `report`,
-`report_halves` and `report_reconciliation` print what came out; `demo` is the table of contents.
+The rest makes a demo of it: `orders`, `source` and `banks` say which orders there are and what the accounts begin with;
+`workday`, `processes`, `lifeline` and `monkey` start, watch, kill and restart the processes; `report`, `report_halves`
+and `report_reconciliation` print what came out; `demo` runs it all.
 """

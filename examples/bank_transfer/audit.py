@@ -1,6 +1,6 @@
 """The proof: every transfer left one account, arrived in another, once, and not a cent is missing.
 
-The auditor trusts nobody. It compares the transfers of bank A with the credits of bank B one by one, every
+The audit trusts no other module. It compares the transfers of bank A with the credits of bank B one by one, every
 balance with the movements of its account, the decisions on half messages and reservations with what was debited, and
 the sum of all money with that before the first transfer.
 """
@@ -17,10 +17,10 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Connection, Uuid, any_, func, literal, select
 
 from . import bank_a, bank_b, halves, reservations
+from .banks import Banks
 from .evidence import AMOUNT, HALVES, INBOX, TRANSFER
-from .findings import counts_differ, one_each, transfers_found
 from .halves import Halves
-from .opening import Banks
+from .sentences import counts_differ, one_each, transfers_found
 
 
 @dataclass(frozen=True, slots=True)

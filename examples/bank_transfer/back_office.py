@@ -1,4 +1,4 @@
-"""What no machine dares to decide, decided: the demo's operator mends what the reconciliation only tells.
+"""What an operator decides: the demo's operator mends what the reconciliation only reports.
 
 The operator knows nothing of what was planted: only the findings, and the tables of both banks. Where these leave a
 doubt, the finding stays.
@@ -20,9 +20,9 @@ from outbox.reconcile.rows import Finding, JobResult, to_findings
 
 from . import bank_b, corrections
 from .bank_a import Transfer
+from .banks import Banks
 from .evidence import HALVES, INBOX
 from .message import TransferOrdered
-from .opening import Banks
 
 OPERATOR = "operator"
 
@@ -36,7 +36,7 @@ class ByHand:
     did: str
 
     @property
-    def given_back(self) -> bool:
+    def retried(self) -> bool:
         """Is bank B to consume it once more?"""
         return self.kind is Outcome.PARKED
 
@@ -61,16 +61,16 @@ def _mend(finding: Finding, banks: Banks) -> str | None:
         case Outcome.DIGEST_MISMATCH:
             return _restore_body(finding, banks)
         case Outcome.PARKED:
-            return _give_back(finding, banks)
+            return _retry(finding, banks)
         case _:
             return None
 
 
 def _strike_out(finding: Finding, banks: Banks, why: str) -> str:
-    """Take the money back from an account that it was never meant for, and let the inbox forget the message."""
+    """Take the money back from an account that it was never meant for, and delete the inbox row."""
     with banks.b.begin() as b:
         taken = corrections.take_back(b, finding.id)
-        corrections.forget(b, finding.id)
+        corrections.delete_inbox_row(b, finding.id)
     return f"took back {taken:,.2f}, which {why}"
 
 
@@ -98,18 +98,18 @@ def _restore_body(finding: Finding, banks: Banks) -> str | None:
 
 
 def _body(a: Connection, number: int | None) -> bytes | None:
-    """Return what bank B was told of a transfer."""
+    """Return the body of the message that announced a transfer to bank B."""
     row = a.execute(select(Transfer.__table__).where(Transfer.id == number)).one_or_none()
     if row is None:
         return None
-    told = TransferOrdered(
+    message = TransferOrdered(
         transfer_id=row.id, sender=row.account_id, receiver=row.receiver, amount=row.amount, purpose=row.purpose
     )
-    return told.model_dump_json().encode()
+    return message.model_dump_json().encode()
 
 
-def _give_back(finding: Finding, banks: Banks) -> str | None:
-    """Have bank B try again what nothing stands against any more; what has no account there stays parked."""
+def _retry(finding: Finding, banks: Banks) -> str | None:
+    """Have bank B try again where its account is there now; otherwise the message stays parked."""
     with banks.a.connect() as a:
         body = a.execute(select(HALVES.c.body).where(HALVES.c.id == finding.id)).scalar_one()
     receiver = TransferOrdered.model_validate_json(body).receiver

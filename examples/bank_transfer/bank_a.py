@@ -16,21 +16,21 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED
 
-from .bank_a_books import (
+from .bank_a_refund import refund
+from .bank_a_tables import (
     Account,
     AlreadyExecuted,
     Base,
     LedgerEntry,
     Refused,
     Transfer,
-    book,
+    debit,
     engine,
     lock_sender,
     outbox,
     require_funds,
-    told,
+    transfer_message,
 )
-from .bank_a_refund import refund
 from .bank_a_tcc import Reservation, order_transfer_tcc
 from .message import TOPIC, TransferOrdered
 from .orders import Order
@@ -67,12 +67,12 @@ def order_transfer(order: Order, session: Session = INJECTED) -> TransferOrdered
     except AlreadyExecuted:
         return None
     require_funds(order, account)
-    book(order, account, session)
-    return told(order)
+    debit(order, account, session)
+    return transfer_message(order)
 
 
 @outbox.two_phase(
-    topic=TOPIC, body=told, key=lambda transfer: transfer.receiver, rollback_on=(Refused, AlreadyExecuted)
+    topic=TOPIC, body=transfer_message, key=lambda transfer: transfer.receiver, rollback_on=(Refused, AlreadyExecuted)
 )
 def order_transfer_two_phase(order: Order, session: Session = INJECTED) -> None:
     """Debit the sender; the half message for bank B was prepared before, and is committed with the debit.
@@ -87,4 +87,4 @@ def order_transfer_two_phase(order: Order, session: Session = INJECTED) -> None:
     """
     account = lock_sender(order, session)
     require_funds(order, account)
-    book(order, account, session)
+    debit(order, account, session)

@@ -23,14 +23,14 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from outbox import Orphan, Resolution
 
-from .bank_a_books import Account, Base, Refused, book, engine, lock_sender, outbox, require_funds, told
+from .bank_a_tables import Account, Base, Refused, debit, engine, lock_sender, outbox, require_funds, transfer_message
 from .message import TOPIC
 from .orders import Order
 
 RESERVED, CONFIRMED, CANCELLED, ABANDONED = "reserved", "confirmed", "cancelled", "abandoned"
 
 #: How long a teller may take from try to confirm; older reservations are released by the check.
-PATIENCE = dt.timedelta(seconds=float(os.environ.get("BANK_A_PATIENCE", "60")))
+CONFIRM_WITHIN = dt.timedelta(seconds=float(os.environ.get("BANK_A_CONFIRM_WITHIN", "60")))
 
 
 class Reservation(Base):
@@ -95,7 +95,7 @@ def try_transfer(order: Order, session: Session) -> UUID:
             raise Refused(earlier.reason)
         raise StillReserved(f"order {order.id} is still {earlier.state} by half message {earlier.half_id}")
     require_funds(order, account)
-    half_id = outbox.prepare(session, TOPIC, told(order), key=order.receiver)
+    half_id = outbox.prepare(session, TOPIC, transfer_message(order), key=order.receiver)
     account.reserved += order.amount
     session.add(Reservation(half_id=half_id, order_id=order.id, account_id=account.id, amount=order.amount))
     return half_id
@@ -113,7 +113,7 @@ def confirm(order: Order, half_id: UUID, session: Session) -> None:
     if (reservation := _lock_open(half_id, session)) is not None:
         account = _release(reservation, session)
         reservation.state = CONFIRMED
-        book(order, account, session)
+        debit(order, account, session)
 
 
 def cancel(half_id: UUID, reason: str, session: Session) -> None:
@@ -136,7 +136,7 @@ def verdict(orphan: Orphan, session: Session) -> Resolution:
         return Resolution.COMMIT
     if reservation.state != RESERVED:
         return Resolution.ROLLBACK
-    if orphan.age < PATIENCE:
+    if orphan.age < CONFIRM_WITHIN:
         return Resolution.UNKNOWN
     _release(reservation, session)
     reservation.state = ABANDONED

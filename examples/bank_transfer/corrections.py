@@ -35,7 +35,7 @@ def take_back(connection: Connection, message_id: UUID, keep: int = 0) -> Decima
     return total
 
 
-def forget(connection: Connection, message_id: UUID) -> None:
+def delete_inbox_row(connection: Connection, message_id: UUID) -> None:
     """Delete a message from the inbox."""
     connection.execute(delete(INBOX).where(_OF_GROUP, INBOX.c.message_id == message_id))
 
@@ -45,7 +45,7 @@ def mark(connection: Connection, message_id: UUID, **columns: object) -> None:
     connection.execute(update(INBOX).where(_OF_GROUP, INBOX.c.message_id == message_id).values(columns))
 
 
-def remember(connection: Connection, message_id: UUID, **columns: object) -> None:
+def insert_inbox_row(connection: Connection, message_id: UUID, **columns: object) -> None:
     """Write an inbox row of a message that is consumed."""
     row = {"consumer_group": bank_b.GROUP, "message_id": message_id, "status": "consumed", "attempts": 1, **columns}
     connection.execute(insert(INBOX).values(row))

@@ -16,14 +16,14 @@ from outbox import embedded
 from outbox.errors import ReconcileError
 from outbox.reconcile.report.html import write_html
 
-from . import audit, open_day, opening, reconciliation
-from .opening import Banks
+from . import audit, open_console, reconciliation
+from .banks import Banks, create_tables, open_accounts, read_accounts
 from .options import DemoOptions
 from .orders import OrdersUnreadable
+from .processes import ProcessError
 from .report import Report
+from .sentences import counted
 from .source import Source, survey
-from .staff import StaffError
-from .words import counted
 from .workday import Plan, work
 
 __all__ = ["DemoOptions", "run"]
@@ -41,75 +41,75 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
     Raises:
         EmbeddedError: there is no PostgreSQL to run it on.
     """
-    told = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    screen = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     try:
         with _terminated_like_interrupted():
-            report = _run(options, told, before_audit)
+            report = _run(options, screen, before_audit)
     except OrdersUnreadable as error:
-        told.print(str(error), style="red")
+        screen.print(str(error), style="red")
         return BAD_INPUT
-    except (StaffError, ReconcileError) as error:
-        told.print(str(error), style="red")
+    except (ProcessError, ReconcileError) as error:
+        screen.print(str(error), style="red")
         return NOT_SETTLED
     except KeyboardInterrupt:
-        told.print("interrupted; all processes were stopped")
+        screen.print("interrupted; all processes were stopped")
         return INTERRUPTED
-    _show(report, options, told)
+    _show(report, options, screen)
     return NOT_SETTLED if report.faults or (options.strict and report.refusals) else SETTLED
 
 
-def _run(options: DemoOptions, told: Console, before_audit: Callable[[Banks], None] | None) -> Report:
+def _run(options: DemoOptions, screen: Console, before_audit: Callable[[Banks], None] | None) -> Report:
     source = Source(options.orders, options.transfers, options.seed)
-    known = opening.read_accounts(options.accounts) if options.accounts else None
+    known = read_accounts(options.accounts) if options.accounts else None
     plan = Plan(options, source, survey(source, options.producers, known))
-    told.print(str(plan))
+    screen.print(str(plan))
 
     with (
         embedded.server(["bank_a", "bank_b"], durable=False) as server,
         closing(Banks.at(server.url("bank_a"), server.url("bank_b"))) as banks,
     ):
         begun = time.monotonic()
-        opening.create_tables(banks)
-        opening.open_accounts(banks, plan.survey, known, options.opening_balance)
+        create_tables(banks)
+        open_accounts(banks, plan.survey, known, options.opening_balance)
         if options.console:
-            open_day.close_accounts(banks, options.seed)
+            open_console.close_accounts(banks, options.seed)
         before = audit.money(banks)
-        staff = work(plan, banks, told)
+        processes = work(plan, banks, screen)
         if options.console:
-            open_day.keep_open(banks, options.console_port, told)
-        reconciled = reconciliation.run(banks, options, told) if options.reconcile else None
+            open_console.keep_open(banks, options.console_port, screen)
+        reconciled = reconciliation.run(banks, options, screen) if options.reconcile else None
         if before_audit is not None:
             before_audit(banks)
-        refusals = sorted({*plan.survey.refusals, *staff.refusals})
+        refusals = sorted({*plan.survey.refusals, *processes.refusals})
         return Report(
             orders=plan.survey.rows,
             refusals=tuple(refusals),
             before=before,
             audit=audit.audit(banks, before, plan.survey.rows - len(refusals), reconciled.resent if reconciled else 0),
-            way=options.way,
-            kills=staff.kills,
-            strikes=staff.strikes,
-            stalls=staff.stalls,
-            late=staff.late,
-            restarts=staff.restarts,
+            mode=options.mode,
+            kills=processes.kills,
+            aimed_kills=processes.aimed_kills,
+            stalls=processes.stalls,
+            late=processes.late,
+            restarts=processes.restarts,
             reconciliation=reconciled,
             seconds=time.monotonic() - begun,
         )
 
 
-def _show(report: Report, options: DemoOptions, told: Console) -> None:
+def _show(report: Report, options: DemoOptions, screen: Console) -> None:
     for refusal in report.refusals:
-        told.print(f"{options.orders or 'order'}:{refusal.line}: {refusal.reason}")
+        screen.print(f"{options.orders or 'order'}:{refusal.line}: {refusal.reason}")
     for parked in report.audit.parked:
-        told.print(f"parked: transfer {parked.transfer} of {parked.amount}: {parked.reason}")
+        screen.print(f"parked: transfer {parked.transfer} of {parked.amount}: {parked.reason}")
     if options.report and report.reconciliation:
-        write_html(options.report, report.reconciliation.most_telling)
+        write_html(options.report, report.reconciliation.for_the_page)
     if options.json:
         sys.stdout.write(report.as_json() + "\n")
     else:
         report.print(Console())
     if options.strict and report.refusals:
-        told.print(f"{counted(len(report.refusals), 'order')} refused, which --strict makes an error", style="red")
+        screen.print(f"{counted(len(report.refusals), 'order')} refused, which --strict makes an error", style="red")
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from outbox.message.model import uuid7
 from outbox.reconcile.job import Outcome
 
 from . import bank_a, bank_b, corrections
+from .banks import Banks
 from .evidence import HALVES, INBOX, MESSAGES, OPS
 from .halves import ROLLBACK
 from .message import TOPIC, TransferOrdered
-from .opening import Banks
 
 #: One fault of each kind for so many transfers, but at least one and not too many.
 _EVERY, _MOST = 200, 25
@@ -70,12 +70,12 @@ class Saboteur:
     def _lose(self, message: UUID) -> UUID:
         """Undo the consumer's whole transaction: the database was restored to a moment before it."""
         corrections.take_back(self._b, message)
-        corrections.forget(self._b, message)
+        corrections.delete_inbox_row(self._b, message)
         return message
 
     def _forget(self, message: UUID) -> UUID:
-        """Delete the inbox row only: somebody cleaned up too well. Delivered again, it would be credited twice."""
-        corrections.forget(self._b, message)
+        """Delete the inbox row only: a cleanup went too far. Delivered again, it would be credited twice."""
+        corrections.delete_inbox_row(self._b, message)
         return message
 
     def _belie(self, message: UUID) -> UUID:
@@ -123,7 +123,7 @@ class Saboteur:
 
     def _smuggle(self, message: UUID, transfer: TransferOrdered) -> UUID:
         corrections.credit(self._b, message, transfer)
-        corrections.remember(self._b, message, topic=TOPIC, queue=0, position=1)
+        corrections.insert_inbox_row(self._b, message, topic=TOPIC, queue=0, position=1)
         return message
 
     def _said(self, message: UUID) -> TransferOrdered:
@@ -133,7 +133,7 @@ class Saboteur:
     def _settled(self) -> list[UUID]:
         """Return the messages that are credited and consumed, in the order of their transfers.
 
-        The last of each queue are left out: whoever takes the end of a queue away makes the next message take its
+        The last of each queue are left out: without the end of its queue, the next message would take its
         position, which the consumer has passed.
         """
         ends = select(MESSAGES.c.queue, func.max(MESSAGES.c.position)).group_by(MESSAGES.c.queue)

@@ -13,15 +13,14 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from .bank_a import Transfer
 from .evidence import AMOUNT, CHECKS, HALVES, HISTORY, INBOX, MESSAGES, OPS, TRANSFER
-from .findings import counts_differ, one_each
-from .words import counted
+from .sentences import counted, counts_differ, one_each
 
 COMMIT, ROLLBACK = "commit", "rollback"
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A half message that the check decided: who gave the verdict, and all answers up to it.
+    """A half message that the check decided: by fence or checker, with all answers up to the verdict.
 
     ``executed``: the order was, in the end; by another half message, if the verdict is to roll this one back.
     """
@@ -38,7 +37,7 @@ class Halves:
     """All half messages of bank A.
 
     ``decided`` counts by (producer, fence, checker or operator; resolution), ``checks`` by (fence or checker; answer).
-    ``outlived`` a check, and were decided by the teller who was still at work. ``dispatched`` have a message.
+    ``outlived`` a check, and were decided by the teller that was still at work. ``dispatched`` have a message.
     """
 
     written: int

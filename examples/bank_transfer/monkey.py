@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from .staff import Employee, Mark, Staff
+from .processes import BankProcess, Processes, Target
 
 _STALL_SECONDS = 2.5
 
@@ -20,67 +20,72 @@ class Monkey:
     and hits a random process. So that there is work left for every kill, the tellers have leave to be one step
     ahead of the monkey, no further; without kills they have leave to do all at once.
 
-    Where tellers report what they are at, two of three kills are aimed: at a random order of a teller, and at one of
+    Where tellers report their steps, two of three kills are aimed: at a random order of a teller, and at one of
     the ``moments`` in it, which are over within a millisecond or two, so that hardly any kill would find one by chance.
-    Now and then a teller isn't killed in such a moment, but stopped for longer than the check has patience.
+    Now and then a teller isn't killed in such a moment, but stopped for longer than the check waits.
     """
 
     def __init__(
-        self, staff: Staff, tellers: Mapping[Employee, int], kills: int, seed: int, moments: Sequence[str] = ()
+        self,
+        processes: Processes,
+        tellers: Mapping[BankProcess, int],
+        kills: int,
+        seed: int,
+        moments: Sequence[str] = (),
     ) -> None:
-        self._staff = staff
+        self._processes = processes
         self._tellers = tellers
         self._kills = kills
         self._moments = moments
         self._made = 0
         self._dice = random.Random(seed)
-        self._marked: Employee | None = None
+        self._targeted: BankProcess | None = None
         self._stopped_at = 0.0
         self._aim()
 
     @property
-    def content(self) -> bool:
+    def done(self) -> bool:
         """Were all kills made?"""
         return self._made >= self._kills
 
     def act(self, settled: int) -> None:
         """Kill a process if the time has come; ``settled`` is the number of orders that are done with."""
-        if self.content or self._stalls():
+        if self.done or self._stalls():
             return
         victim = self._victim(settled)
-        if victim is not None and self._staff.kill(victim):
+        if victim is not None and self._processes.kill(victim):
             self._made += 1
             self._aim()
 
     def _stalls(self) -> bool:
         """Tell whether a teller is stopped; wake it when it is time."""
-        marked = self._marked
-        if marked is None or not marked.stalled:
+        targeted = self._targeted
+        if targeted is None or not targeted.stalled:
             return False
         self._stopped_at = self._stopped_at or time.monotonic()
         if time.monotonic() - self._stopped_at > _STALL_SECONDS:
-            self._staff.wake(marked)
-            self._marked, self._stopped_at = None, 0.0
+            self._processes.wake(targeted)
+            self._targeted, self._stopped_at = None, 0.0
         return True
 
-    def _victim(self, settled: int) -> Employee | None:
-        marked = self._marked
-        if marked is not None and not marked.finished:
-            # It has leave for the order that it is marked at. If that was refused, no moment came: then any will do.
+    def _victim(self, settled: int) -> BankProcess | None:
+        targeted = self._targeted
+        if targeted is not None and not targeted.finished:
+            # It has leave for the order that it is targeted at. If that was refused, no moment came: then any will do.
             all_done = settled >= self._orders_until(self._made + 2)
-            return marked if marked.struck or all_done else None
-        victims = [employee for employee in self._staff.employees if employee.ready and employee.running]
+            return targeted if targeted.signalled or all_done else None
+        victims = [one for one in self._processes.members if one.ready and one.running]
         return self._dice.choice(victims) if victims and settled >= self._moment else None
 
     def _aim(self) -> None:
         begin, end = self._orders_until(self._made), self._orders_until(self._made + 1)
         self._moment = begin + self._dice.random() * (end - begin)
-        self._marked = None if self.content else self._mark()
+        self._targeted = None if self.done else self._choose_target()
         for teller, orders in self._tellers.items():
             teller.allow(self._part(orders, self._made + 2))
 
-    def _mark(self) -> Employee | None:
-        """Mark a teller at an order that it has had no leave for so far."""
+    def _choose_target(self) -> BankProcess | None:
+        """Target a teller at an order that it has had no leave for so far."""
         if not self._moments or self._dice.random() < 1 / 3:
             return None
         ahead = {
@@ -92,7 +97,7 @@ class Monkey:
             return None
         teller = self._dice.choice(tellers)
         what = signal.SIGSTOP if self._dice.random() < 1 / 5 else signal.SIGKILL
-        teller.mark = Mark(what, self._dice.choice(self._moments), self._dice.choice(ahead[teller]))
+        teller.target = Target(what, self._dice.choice(self._moments), self._dice.choice(ahead[teller]))
         return teller
 
     def _orders_until(self, step: int) -> int:

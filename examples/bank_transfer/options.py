@@ -13,7 +13,7 @@ RICHEST = Decimal("999999999999.99")  # numeric(14,2)
 _DEFAULT_KILLS = 30
 
 
-class Way(enum.StrEnum):
+class Mode(enum.StrEnum):
     """How the tellers execute orders; see `bank_a`."""
 
     SEND = "send"
@@ -72,7 +72,7 @@ class DemoOptions:
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} = {value} must be between 1 and {most:,}")
         if self.two_phase and self.tcc:
-            raise ValueError("two_phase and tcc are two ways to execute an order; choose one of them")
+            raise ValueError("two_phase and tcc are two modes of executing an order; choose one of them")
         if not self.reconcile and (self.faults or self.report):
             raise ValueError("faults and report need the reconciliation; leave out no_reconcile")
         if self.report and not self.report.absolute().parent.is_dir():
@@ -84,11 +84,11 @@ class DemoOptions:
             raise ValueError(f"opening_balance = {balance} must be between 0 and {RICHEST:,}, with at most 2 decimals")
 
     @property
-    def way(self) -> Way:
+    def mode(self) -> Mode:
         """How the tellers are to execute orders."""
         if self.two_phase:
-            return Way.TWO_PHASE
-        return Way.TCC if self.tcc else Way.SEND
+            return Mode.TWO_PHASE
+        return Mode.TCC if self.tcc else Mode.SEND
 
     @property
     def planned_kills(self) -> int:

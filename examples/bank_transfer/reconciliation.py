@@ -18,14 +18,13 @@ from outbox.reconcile.repair.work import DONE
 from outbox.reconcile.rows import JobResult, Repaired, to_findings
 from outbox.reconcile.run import reconcile
 
-from . import back_office, bank_b, books, faults
+from . import back_office, bank_b, comparison, faults
 from .back_office import ByHand
+from .banks import Banks
 from .evidence import INBOX
-from .findings import counts_differ
-from .opening import Banks
 from .options import DemoOptions
-from .words import counted
-from .workday import at_work, wait_for
+from .sentences import counted, counts_differ
+from .workday import wait_for, workers_running
 
 _SETTLED = ("consumed", "parked")
 
@@ -45,7 +44,7 @@ class Reconciliation:
     seconds: float
 
     @property
-    def most_telling(self) -> JobResult:
+    def for_the_page(self) -> JobResult:
         """The comparison that is worth a page: the one that repaired, if there was anything to repair."""
         return self.repaired or self.after
 
@@ -85,7 +84,7 @@ class Reconciliation:
                 yield from _messages(f"found as {kind.label}, and not planted as such", seen - planted)
 
 
-class Shown:
+class StageDisplay:
     """Shows on a terminal what the reconciliation is at."""
 
     def __init__(self, status: Status) -> None:
@@ -107,18 +106,18 @@ class Shown:
         """Something was decided: the report says what."""
 
 
-def run(banks: Banks, options: DemoOptions, told: Console) -> Reconciliation:
+def run(banks: Banks, options: DemoOptions, screen: Console) -> Reconciliation:
     """Reconcile the banks, whose processes have ended; with faults planted before, and repaired after, if asked for."""
     begun = time.monotonic()
     planted = faults.plant(banks, options.seed) if options.faults else {}
     hit = f"; {counted(sum(map(len, planted.values())), 'fault')} planted" if planted else ""
-    told.print(f"The day's work is done{hit}. The banks are reconciled by {books.engine_in_words(options)}.")
-    with _one_session(options), told.status("") as status:
-        show = Shown(status)
-        found = after = reconcile(books.job(banks, options), show)
+    screen.print(f"The day's work is done{hit}. The banks are reconciled by {comparison.engine_in_words(options)}.")
+    with _one_session(options), screen.status("") as status:
+        show = StageDisplay(status)
+        found = after = reconcile(comparison.job(banks, options), show)
         repaired, by_hand = _repair(banks, options, show) if planted else (None, ())
         if planted:
-            after = reconcile(books.job(banks, options), show)
+            after = reconcile(comparison.job(banks, options), show)
     return Reconciliation(planted, found, repaired, by_hand, after, time.monotonic() - begun)
 
 
@@ -139,22 +138,22 @@ def repairs(result: JobResult) -> tuple[Repaired, ...]:
 @contextmanager
 def _one_session(options: DemoOptions) -> Iterator[None]:
     """Keep one Spark session for all comparisons, since Java takes its time to start."""
-    if books.engine_of(options) is not EngineName.SPARK:
+    if comparison.engine_of(options) is not EngineName.SPARK:
         yield
         return
     from outbox.reconcile.spark.session import session  # noqa: PLC0415 - an extra
 
-    with session(Spark(), books.WORKERS):
+    with session(Spark(), comparison.WORKERS):
         yield
 
 
-def _repair(banks: Banks, options: DemoOptions, show: Shown) -> tuple[JobResult, tuple[ByHand, ...]]:
+def _repair(banks: Banks, options: DemoOptions, show: StageDisplay) -> tuple[JobResult, tuple[ByHand, ...]]:
     """Repair, first by policy and then by hand, while the banks' workers consume what they are given again."""
-    with at_work(banks) as staff:
-        repaired = reconcile(books.job(banks, options, apply=True), show)
+    with workers_running(banks) as processes:
+        repaired = reconcile(comparison.job(banks, options, apply=True), show)
         by_hand = tuple(back_office.mend(repaired, banks))
-        again = {repair.id for repair in repairs(repaired)} | {hand.message for hand in by_hand if hand.given_back}
-        wait_for(lambda: _settled(banks, again) == len(again), staff)
+        again = {repair.id for repair in repairs(repaired)} | {hand.message for hand in by_hand if hand.retried}
+        wait_for(lambda: _settled(banks, again) == len(again), processes)
     return repaired, by_hand
 
 

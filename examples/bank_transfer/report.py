@@ -13,29 +13,29 @@ from rich.table import Table
 
 from . import report_reconciliation
 from .audit import Audit, Sums
-from .options import Way
+from .options import Mode
 from .orders import Refusal
 from .reconciliation import Reconciliation
 from .report_halves import as_facts, tables
-from .words import counted
+from .sentences import counted
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """One run of the demo.
 
-    ``kills`` and ``restarts`` are by kind of process, ``strikes`` are the kills of tellers in the moment that they were
-    aimed at, ``stalls`` the tellers stopped in such a moment for a while. ``late`` is how often a teller was too slow
-    for the check, and began an order anew.
+    ``kills`` and ``restarts`` are by kind of process, ``aimed_kills`` the kills of tellers at a step, ``stalls`` the
+    tellers that were stopped at a step for a while. ``late`` is how often a teller was too slow for the check, and
+    began an order anew.
     """
 
     orders: int
     refusals: tuple[Refusal, ...]
     before: Sums
     audit: Audit
-    way: Way
+    mode: Mode
     kills: Counter[str]
-    strikes: Counter[str]
+    aimed_kills: Counter[str]
     stalls: Counter[str]
     late: int
     restarts: Counter[str]
@@ -86,8 +86,13 @@ class Report:
             "money": {"before": _money(self.before), "after": _money(after)},
             "seconds": round(self.seconds, 1),
         }
-        if self.way is not Way.SEND:
-            facts |= {"strikes": self.strikes, "stalls": self.stalls, "late": self.late, "halves": as_facts(self.audit)}
+        if self.mode is not Mode.SEND:
+            facts |= {
+                "aimed_kills": self.aimed_kills,
+                "stalls": self.stalls,
+                "late": self.late,
+                "halves": as_facts(self.audit),
+            }
         if self.reconciliation:
             facts["reconciliation"] = report_reconciliation.as_facts(self.reconciliation)
         return json.dumps(facts, indent=2)
@@ -95,7 +100,7 @@ class Report:
     def print(self, console: Console) -> None:
         """Print the tables and the verdict."""
         console.print(self._counts())
-        if self.way is not Way.SEND:
+        if self.mode is not Mode.SEND:
             for table in tables(self.audit):
                 console.print(table)
         if self.reconciliation:
@@ -124,8 +129,8 @@ class Report:
             (self.kills.total(), "kills", _by_role(self.kills)),
             (self.restarts.total(), "restarts", _by_role(self.restarts)),
         ]
-        if self.way is not Way.SEND:
-            rows[-1:-1] = [(self.strikes.total(), "of them aimed", _by_role(self.strikes))]
+        if self.mode is not Mode.SEND:
+            rows[-1:-1] = [(self.aimed_kills.total(), "of them aimed", _by_role(self.aimed_kills))]
             rows.append((self.stalls.total(), "stalls", _by_role(self.stalls)))
             rows.append((self.late, "late", "the check was faster, the order was begun anew"))
         for count, what, more in rows:

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, case, func, select
 from .bank_a import Account, Reservation
 from .bank_a_tcc import ABANDONED, CANCELLED, CONFIRMED, RESERVED
 from .evidence import OPS
-from .findings import one_each, transfers_found
 from .halves import COMMIT, ROLLBACK
+from .sentences import one_each, transfers_found
 
 
 def read(connection: Connection) -> Counter[str]:

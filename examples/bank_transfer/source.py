@@ -74,5 +74,5 @@ def survey(source: Source, tellers: int, known: Collection[int] | None = None) -
 
 
 def teller_of(order: Order, tellers: int) -> int:
-    """Return the number of the teller who executes this order."""
+    """Return the number of the teller that executes this order."""
     return order.account_id % tellers

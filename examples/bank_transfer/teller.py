@@ -26,28 +26,27 @@ from .bank_a import (
     order_transfer_two_phase,
 )
 from .bank_a_tcc import StillReserved
-from .lifeline import Lifeline
-from .options import Way
+from .lifeline import Lifeline, Steps
+from .options import Mode
 from .orders import Order
 from .source import Source
-from .steps import Steps
 
 _LOOK_AGAIN_SECONDS = 0.1
 
-_WAYS: dict[Way, Callable[[Order], object]] = {
-    Way.SEND: order_transfer,
-    Way.TWO_PHASE: order_transfer_two_phase,
-    Way.TCC: order_transfer_tcc,
+_EXECUTE: dict[Mode, Callable[[Order], object]] = {
+    Mode.SEND: order_transfer,
+    Mode.TWO_PHASE: order_transfer_two_phase,
+    Mode.TCC: order_transfer_tcc,
 }
 
 
-def work(source: Source, teller: int, tellers: int, way: Way, lifeline: Lifeline) -> None:
+def work(source: Source, teller: int, tellers: int, mode: Mode, lifeline: Lifeline) -> None:
     """Execute one teller's share of the orders, as far and as fast as the lifeline allows."""
     with Session(engine) as session:
         # Only to get there faster: that no order is executed twice is for the ways to know.
         executed = set(session.scalars(select(Transfer.id)))
-    steps = None if way is Way.SEND else Steps(lifeline)
-    lifeline.tell(ready=True)
+    steps = None if mode is Mode.SEND else Steps(lifeline)
+    lifeline.report(ready=True)
     for number, order in enumerate(source.share(teller, tellers), start=1):
         if order.id in executed:
             continue
@@ -56,18 +55,18 @@ def work(source: Source, teller: int, tellers: int, way: Way, lifeline: Lifeline
         while not done:
             if steps:
                 steps.begin(number)
-            done = _execute(order, way, lifeline)
+            done = _execute(order, mode, lifeline)
 
 
-def _execute(order: Order, way: Way, lifeline: Lifeline) -> bool:
+def _execute(order: Order, mode: Mode, lifeline: Lifeline) -> bool:
     """Execute an order; False if it has to be executed again."""
     try:
-        _WAYS[way](order)
+        _EXECUTE[mode](order)
     except Refused as refused:
-        lifeline.tell(line=order.line, refused=str(refused))
+        lifeline.report(line=order.line, refused=str(refused))
     except AlreadyRolledBack:
         # The check took us for dead. Nothing of the order was done: it begins anew, with another half message.
-        lifeline.tell(line=order.line, late=True)
+        lifeline.report(line=order.line, late=True)
         return False
     except StillReserved:
         # An earlier life of this teller died over this order; the check releases what it reserved.
@@ -78,16 +77,16 @@ def _execute(order: Order, way: Way, lifeline: Lifeline) -> bool:
     return True
 
 
-def arguments(source: Source, teller: int, tellers: int, way: Way) -> list[str]:
+def arguments(source: Source, teller: int, tellers: int, mode: Mode) -> list[str]:
     """Return the command line arguments of a teller."""
-    return [str(teller), str(tellers), way, str(source.count), str(source.seed), str(source.file or "")]
+    return [str(teller), str(tellers), mode, str(source.count), str(source.seed), str(source.file or "")]
 
 
 def main() -> None:
     """Run a teller from its command line; see `arguments`."""
-    teller, tellers, way, count, seed, file = sys.argv[1:]
+    teller, tellers, mode, count, seed, file = sys.argv[1:]
     source = Source(Path(file) if file else None, int(count), int(seed))
-    work(source, int(teller), int(tellers), Way(way), Lifeline())
+    work(source, int(teller), int(tellers), Mode(mode), Lifeline())
 
 
 if __name__ == "__main__":

@@ -11,35 +11,35 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import audit, halves, teller
+from .banks import Banks
+from .lifeline import BETWEEN, SECOND
 from .monkey import Monkey
-from .opening import Banks
-from .options import DemoOptions, Way
+from .options import DemoOptions, Mode
+from .processes import BankProcess, Processes
+from .sentences import counted
 from .source import Source, Survey
-from .staff import Employee, Staff
-from .steps import BETWEEN, SECOND
-from .words import counted
 
 DISPATCHERS = 2
 _POLL_SECONDS = 0.05
 _STALL_SECONDS = 60.0
 
-#: Orphans are to be decided within the run, so that check and tellers have less patience than by default (seconds).
-_IMPATIENT = {
+#: Orphans are to be decided within the run, so that check and tellers have shorter times than by default (seconds).
+_SHORT_TIMES = {
     "OUTBOX_IMMUNITY": "0.5",
     "OUTBOX_CHECK_INTERVAL": "0.5",
     "OUTBOX_CHECK_TIMEOUT": "1",
-    "BANK_A_PATIENCE": "1",
+    "BANK_A_CONFIRM_WITHIN": "1",
 }
 _HOW = {
-    Way.SEND: "",
-    Way.TWO_PHASE: " Each order begins with a half message, and ends in the transaction that debits.",
-    Way.TCC: " Each order is tried, then confirmed or cancelled.",
+    Mode.SEND: "",
+    Mode.TWO_PHASE: " Each order begins with a half message, and ends in the transaction that debits.",
+    Mode.TCC: " Each order is tried, then confirmed or cancelled.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The orders of a run, and who is to execute them."""
+    """The orders of a run, and how they are to be executed."""
 
     options: DemoOptions
     source: Source
@@ -47,81 +47,83 @@ class Plan:
 
     def __str__(self) -> str:
         options, kills = self.options, self.options.planned_kills
-        staff = (
+        processes = (
             f"{counted(options.producers, 'teller')} and {counted(DISPATCHERS, 'dispatcher')} at bank A, "
             f"{counted(options.consumers, 'consumer')} at bank B"
         )
         orders = f"{counted(self.survey.rows, 'order')} ({self.source})"
         monkey = f"; {counted(kills, 'time')} one of them is killed" if kills else ""
-        return f"Two banks, a database each. {orders}; {staff}{monkey}.{_HOW[options.way]}"
+        return f"Two banks, a database each. {orders}; {processes}{monkey}.{_HOW[options.mode]}"
 
 
-def work(plan: Plan, banks: Banks, told: Console) -> Staff:
+def work(plan: Plan, banks: Banks, screen: Console) -> Processes:
     """Let the banks work until every order is refused or settled at bank B, and every half message decided.
 
     When nothing moves any more, it ends too: the audit is going to say what is missing.
 
-    Returns the staff, all of it stopped, for what it counted.
+    Returns the processes, all of them stopped, for what they counted.
 
     Raises:
-        StaffError: a process ends again and again without having been killed.
+        ProcessError: a process ends again and again without having been killed.
     """
-    staff = Staff()
+    processes = Processes()
     try:
-        moments = () if plan.options.way is Way.SEND else (BETWEEN, SECOND)
-        monkey = Monkey(staff, _hire(plan, banks, staff), plan.options.planned_kills, plan.options.seed, moments)
-        with _progress(plan.survey.shares.total(), told) as show:
-            _settle(plan.survey.shares.total(), banks, staff, monkey, show)
+        moments = () if plan.options.mode is Mode.SEND else (BETWEEN, SECOND)
+        monkey = Monkey(
+            processes, _start_all(plan, banks, processes), plan.options.planned_kills, plan.options.seed, moments
+        )
+        with _progress(plan.survey.shares.total(), screen) as show:
+            _settle(plan.survey.shares.total(), banks, processes, monkey, show)
     finally:
-        staff.stop()
-    return staff
+        processes.stop()
+    return processes
 
 
 @contextmanager
-def at_work(banks: Banks) -> Iterator[Staff]:
+def workers_running(banks: Banks) -> Iterator[Processes]:
     """Have a worker of each bank at work, without tellers, and without kills."""
-    staff = Staff()
+    processes = Processes()
     try:
-        staff.hire("dispatcher", "worker", ["bank_a"], banks.environment)
-        staff.hire("consumer", "worker", ["bank_b"], banks.environment)
-        yield staff
+        processes.start("dispatcher", "worker", ["bank_a"], banks.environment)
+        processes.start("consumer", "worker", ["bank_b"], banks.environment)
+        yield processes
     finally:
-        staff.stop()
+        processes.stop()
 
 
-def wait_for(fact: Callable[[], bool], staff: Staff) -> None:
+def wait_for(fact: Callable[[], bool], processes: Processes) -> None:
     """Return when it is so, or when waiting has been in vain for long; the audit is going to say what is missing.
 
     Raises:
-        StaffError: a process ends again and again without having been killed.
+        ProcessError: a process ends again and again without having been killed.
     """
     until = time.monotonic() + _STALL_SECONDS
     while not fact() and time.monotonic() < until:
-        staff.look_after()
+        processes.restart_dead()
         time.sleep(_POLL_SECONDS)
 
 
-def _hire(plan: Plan, banks: Banks, staff: Staff) -> dict[Employee, int]:
+def _start_all(plan: Plan, banks: Banks, processes: Processes) -> dict[BankProcess, int]:
     """Start all processes; return the tellers with the number of orders each has to execute."""
     options = plan.options
-    where = banks.environment if options.way is Way.SEND else banks.environment | _IMPATIENT
+    where = banks.environment if options.mode is Mode.SEND else banks.environment | _SHORT_TIMES
     for _ in range(DISPATCHERS):
-        staff.hire("dispatcher", "worker", ["bank_a"], where)
+        processes.start("dispatcher", "worker", ["bank_a"], where)
     for _ in range(options.consumers):
-        staff.hire("consumer", "worker", ["bank_b"], where)
+        processes.start("consumer", "worker", ["bank_b"], where)
     tellers = {}
     for number in range(options.producers):
-        arguments = teller.arguments(plan.source, number, options.producers, options.way)
-        tellers[staff.hire("teller", "teller", arguments, where)] = plan.survey.shares[number]
+        arguments = teller.arguments(plan.source, number, options.producers, options.mode)
+        tellers[processes.start("teller", "teller", arguments, where)] = plan.survey.shares[number]
     return tellers
 
 
-def _settle(orders: int, banks: Banks, staff: Staff, monkey: Monkey, show: Callable[[int], None]) -> None:
+def _settle(orders: int, banks: Banks, processes: Processes, monkey: Monkey, show: Callable[[int], None]) -> None:
     done, waiting, moved_at = -1, 0, time.monotonic()
-    while (done < orders or not monkey.content or waiting) and time.monotonic() - moved_at < _STALL_SECONDS:
-        staff.look_after()
+    while (done < orders or not monkey.done or waiting) and time.monotonic() - moved_at < _STALL_SECONDS:
+        processes.restart_dead()
         with banks.b.connect() as b:
-            now = audit.settled(b) + len(staff.refusals)
+            now = audit.settled(b) + len(processes.refusals)
         with banks.a.connect() as a:
             # An orphan of the last order may outlive it.
             left = halves.waiting(a) if now >= orders else 0
@@ -133,8 +135,8 @@ def _settle(orders: int, banks: Banks, staff: Staff, monkey: Monkey, show: Calla
 
 
 @contextmanager
-def _progress(orders: int, told: Console) -> Iterator[Callable[[int], None]]:
+def _progress(orders: int, screen: Console) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("settled"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=told, transient=True, disable=not told.is_terminal) as progress:
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("settled", total=orders)
         yield lambda done: progress.update(task, completed=done)

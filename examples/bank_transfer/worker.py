@@ -14,7 +14,7 @@ def main() -> int:
     """Run the worker of the bank named on the command line, ``bank_a`` or ``bank_b``; return the exit code."""
     lifeline = Lifeline()
     bank = import_module(f".{sys.argv[1]}", __package__)
-    lifeline.tell(ready=True)
+    lifeline.report(ready=True)
     return Worker(bank.outbox).run()
 
 

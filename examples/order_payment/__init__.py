@@ -14,6 +14,6 @@ Read it in this order:
 2. `order_service`: the producer. One decorated function places the order and sends the message, both or neither.
 3. `balance_service`: the consumer. One handler moves the money, once; an order that the user can't pay is parked.
 4. `accidents`: what may happen to tables in a bad night.
-5. `books`: the reconciliation of the two services, declared; and what an operator does about the rest.
+5. `comparison`: the reconciliation of the two services, declared; and what an operator does about the rest.
 6. `demo`: the day from end to end.
 """

@@ -19,11 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with embedded.server(["orders", "balances"], durable=False) as server:
             # The services read where their databases are when they are imported, as they do anywhere else.
             os.environ.update(ORDERS_URL=server.url("orders"), BALANCES_URL=server.url("balances"))
-            from .demo import Stuck, run  # noqa: PLC0415
+            from .demo import NotFinished, run  # noqa: PLC0415
 
             try:
                 return run(options.orders, options.seed, EngineName(options.engine))
-            except (Stuck, ReconcileError) as error:
+            except (NotFinished, ReconcileError) as error:
                 print(error, file=sys.stderr)  # noqa: T201
                 return 1
     except EmbeddedError as error:

@@ -1,8 +1,8 @@
 """What may happen to the balance service's tables in a bad night: three accidents that no service survives by itself.
 
 Payments are *lost* (a restore from a backup that is a little too old: inbox row and money are gone together), only
-*forgotten* (somebody cleaned the inbox up too well: the money has moved, and nobody knows), or *garbled* (somebody put
-a status right that was right before).
+*forgotten* (a cleanup of the inbox went too far: the money has moved, without a record), or *garbled* (a repair by hand
+changed a status that was right).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Accidents:
         return f"{len(self.lost)} lost, {len(self.forgotten)} forgotten, {len(self.garbled)} garbled"
 
 
-def happen(balances: Engine, number: int, seed: int) -> Accidents:
+def cause(balances: Engine, number: int, seed: int) -> Accidents:
     """Let each accident happen to ``number`` payments, or to a third of all if there are fewer."""
     with balances.begin() as connection:
         paid = list(connection.scalars(select(Payment.message_id).order_by(Payment.message_id)))
@@ -66,7 +66,7 @@ def _forget(connection: Connection, ids: Sequence[UUID]) -> None:
 
 
 def _garble(connection: Connection, ids: Sequence[UUID]) -> None:
-    # Due in an hour: until somebody looks, the payment is going to be made once more.
+    # Due in an hour: unless it is found, the payment is going to be made once more.
     values = {"status": "failed", "next_attempt_at": func.now() + dt.timedelta(hours=1)}
     of_ids = (INBOX.c.consumer_group == GROUP) & (INBOX.c.message_id == _any(ids))
     connection.execute(update(INBOX).where(of_ids).values(values))

@@ -22,18 +22,18 @@ from outbox.reconcile.run import reconcile
 from outbox.worker import Worker
 
 from . import balance_service, order_service
-from .accidents import INBOX, happen
+from .accidents import INBOX, cause
 from .balance_service import EnterpriseBalance, Payment, UserBalance
-from .books import help_the_poor, job
+from .comparison import job, top_up
 from .order_service import Order, place_order
 
 USERS, ENTERPRISES = 20, 5
 IN_SYNC, NOT_IN_SYNC = 0, 1
-_PATIENCE_SECONDS = 60.0
+_MAX_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Purchase:
     """What a user wants to buy."""
 
     user: str
@@ -41,7 +41,7 @@ class Wish:
     price: Decimal
 
 
-class Stuck(Exception):
+class NotFinished(Exception):
     """The services don't get done."""
 
 
@@ -52,30 +52,30 @@ def run(orders: int, seed: int, engine: EngineName) -> int:
     """
     console = Console(highlight=False, soft_wrap=True)
     a, b = order_service.engine, balance_service.engine
-    wishes = make_wishes(orders, seed)
-    paid_in = open_balances(a, b, wishes)
+    purchases = make_purchases(orders, seed)
+    paid_in = open_balances(a, b, purchases)
     with _workers():
-        for wish in wishes:
-            place_order(wish.user, wish.enterprise, wish.price)
+        for purchase in purchases:
+            place_order(purchase.user, purchase.enterprise, purchase.price)
         _wait_for(b, ("consumed", "parked"), orders)
 
-    accidents = happen(b, max(1, orders // 20), seed)
+    accidents = cause(b, max(1, orders // 20), seed)
     console.print(f"{orders:,} orders were placed. Then there were accidents: {accidents}.")
     with _engine_kept(engine):
         found = reconcile(job(a, b, engine))
         with _workers():
             repaired = reconcile(job(a, b, engine, apply=True))
-            topped_up = help_the_poor(repaired, a, b)
+            topped_up = top_up(repaired, a, b)
             _wait_for(b, ("consumed",), orders)
         after = reconcile(job(a, b, engine))
     return report(found, repaired, after, Sums.of(a, b, paid_in + topped_up), topped_up, console)
 
 
-def make_wishes(number: int, seed: int) -> list[Wish]:
-    """Return so many wishes; the same seed gives the same ones."""
+def make_purchases(number: int, seed: int) -> list[Purchase]:
+    """Return so many purchases; the same seed gives the same ones."""
     dice = random.Random(seed)
     return [
-        Wish(
+        Purchase(
             f"user-{dice.randint(1, USERS):02}",
             f"enterprise-{dice.randint(1, ENTERPRISES)}",
             Decimal(dice.randint(100, 50_000)).scaleb(-2),
@@ -84,18 +84,18 @@ def make_wishes(number: int, seed: int) -> list[Wish]:
     ]
 
 
-def open_balances(orders: Engine, balances: Engine, wishes: Iterable[Wish]) -> Decimal:
-    """Create the tables, and give each user what the wishes cost, the first one only half of it; return the sum."""
+def open_balances(orders: Engine, balances: Engine, purchases: Iterable[Purchase]) -> Decimal:
+    """Create the tables, and give each user what the purchases cost, the first one only half of it; return the sum."""
     for service, database, part in ((order_service, orders, "producer"), (balance_service, balances, "consumer")):
         upgrade(database, parts=(part,), schema=service.outbox.settings.schema)
         service.Base.metadata.create_all(database)
     costs: defaultdict[str, Decimal] = defaultdict(Decimal)
-    for wish in wishes:
-        costs[wish.user] += wish.price
+    for purchase in purchases:
+        costs[purchase.user] += purchase.price
     amounts = {user: cost if user != min(costs) else round(cost / 2, 2) for user, cost in costs.items()}
     with Session(balances) as session, session.begin():
         session.add_all(UserBalance(user=user, amount=amount) for user, amount in amounts.items())
-        names = sorted({wish.enterprise for wish in wishes})
+        names = sorted({purchase.enterprise for purchase in purchases})
         session.add_all(EnterpriseBalance(enterprise=name, amount=Decimal()) for name in names)
     return sum(amounts.values(), Decimal())
 
@@ -175,15 +175,15 @@ def _wait_for(balances: Engine, statuses: Sequence[str], number: int) -> None:
     """Return when so many messages are in one of these states.
 
     Raises:
-        Stuck: that takes too long.
+        NotFinished: that takes too long.
     """
     query = select(func.count()).select_from(INBOX).where(INBOX.c.status.in_(statuses))
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _MAX_WAIT_SECONDS
     while True:
         with balances.connect() as connection:
             now = connection.scalar(query) or 0
         if now >= number:
             return
         if time.monotonic() > deadline:
-            raise Stuck(f"{now} of {number} payments are {' or '.join(statuses)} after {_PATIENCE_SECONDS:.0f} s")
+            raise NotFinished(f"{now} of {number} payments are {' or '.join(statuses)} after {_MAX_WAIT_SECONDS:.0f} s")
         time.sleep(0.05)

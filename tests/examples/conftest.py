@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine
 
 from examples.bank_transfer import bank_a, bank_b
+from examples.bank_transfer.banks import Banks
 from examples.bank_transfer.demo import DemoOptions, run
-from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import EngineName

@@ -18,8 +18,8 @@ from sqlalchemy import text
 
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.audit import Audit, Sums, audit, money
-from examples.bank_transfer.opening import Banks, open_accounts
-from examples.bank_transfer.options import Way
+from examples.bank_transfer.banks import Banks, open_accounts
+from examples.bank_transfer.options import Mode
 from examples.bank_transfer.source import Source, survey
 from examples.bank_transfer.teller import arguments
 from outbox import Counts, Outbox, Settings, testing
@@ -38,19 +38,19 @@ class Scene:
     """The databases of both banks, the orders of one teller, and the money before."""
 
     banks: Banks
-    way: Way
+    mode: Mode
     source: Source
     folder: Path
     before: Sums
 
     @classmethod
-    def of(cls, banks: Banks, way: Way, folder: Path, order: str) -> Scene:
+    def of(cls, banks: Banks, mode: Mode, folder: Path, order: str) -> Scene:
         """Open the accounts for one order."""
         file = folder / "orders.csv"
         file.write_text(f"{HEADER}\n{order}\n")
         source = Source(file, 1, 1)
         open_accounts(banks, survey(source, 1))
-        return cls(banks, way, source, folder, money(banks))
+        return cls(banks, mode, source, folder, money(banks))
 
     # --- the teller ----------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Scene:
     def _teller(self, point: str) -> Iterator[subprocess.Popen[str]]:
         command = [sys.executable, "-m", "tests.examples.paused_teller", str(self.folder), point]
         process = subprocess.Popen(
-            [*command, *arguments(self.source, 0, 1, self.way)],
+            [*command, *arguments(self.source, 0, 1, self.mode)],
             cwd=ROOT,
             env={**os.environ, **self.banks.environment},
             stdin=subprocess.PIPE,

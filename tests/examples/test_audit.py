@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.audit import Audit, audit, money
-from examples.bank_transfer.opening import Banks, open_accounts
+from examples.bank_transfer.banks import Banks, open_accounts
 from examples.bank_transfer.source import Source, survey
 from tests.examples.scene import deliver
 

@@ -10,8 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from examples.bank_transfer.audit import Audit, audit, money
-from examples.bank_transfer.bank_a_tcc import PATIENCE, cancel, confirm, try_transfer
-from examples.bank_transfer.opening import Banks, open_accounts
+from examples.bank_transfer.bank_a_tcc import CONFIRM_WITHIN, cancel, confirm, try_transfer
+from examples.bank_transfer.banks import Banks, open_accounts
 from examples.bank_transfer.orders import Order
 from examples.bank_transfer.source import Source, survey
 from tests.examples.scene import check, deliver
@@ -31,7 +31,7 @@ def auditor(banks: Banks) -> Auditor:
     with Session(banks.a) as session, session.begin():
         cancel(try_transfer(second, session), "smells", session)
     _try(banks, third)
-    check(banks, after=PATIENCE)
+    check(banks, after=CONFIRM_WITHIN)
     _confirm(banks, third, _try(banks, third))
     deliver(banks)
     return lambda: audit(banks, before, orders=2)

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Connection, func, select, text, update
 
 from examples.bank_transfer import bank_a, bank_b
+from examples.bank_transfer.banks import Banks
 from examples.bank_transfer.demo import DemoOptions, run
-from examples.bank_transfer.opening import Banks
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import EngineName
@@ -95,7 +95,7 @@ def test_two_phase_with_kills_every_orphan_is_decided_by_its_fence(demo: Demo) -
     assert report["transfers"] == report["messages"] == report["inbox_rows"] == 200
     assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
     assert sum(report["kills"].values()) == 6
-    assert sum(report["strikes"].values()) > 0
+    assert sum(report["aimed_kills"].values()) > 0
     halves = report["halves"]
     assert (halves["parked"], halves["undecided"], halves["reservations"]) == (0, 0, {})
     assert halves["committed"] == {"producer": 200}
@@ -116,7 +116,7 @@ def test_tcc_with_kills_confirms_cancels_and_releases(demo: Demo) -> None:
     assert report["transfers"] == report["messages"] == report["inbox_rows"] == 200 - len(refused)
     assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
     assert sum(report["kills"].values()) == 6
-    assert sum(report["strikes"].values()) > 0
+    assert sum(report["aimed_kills"].values()) > 0
     halves, reservations = report["halves"], report["halves"]["reservations"]
     assert (halves["parked"], halves["undecided"]) == (0, 0)
     assert halves["committed"] == {"producer": reservations["confirmed"]} == {"producer": report["transfers"]}
@@ -125,17 +125,17 @@ def test_tcc_with_kills_confirms_cancels_and_releases(demo: Demo) -> None:
     assert halves["written"] == sum(reservations.values())
 
 
-@pytest.mark.parametrize("way", ["two_phase", "tcc"])
-def test_bad_rows_are_refused_in_every_way(demo: Demo, orders_file: Path, accounts_file: Path, way: str) -> None:
+@pytest.mark.parametrize("mode", ["two_phase", "tcc"])
+def test_bad_rows_are_refused_in_every_mode(demo: Demo, orders_file: Path, accounts_file: Path, mode: str) -> None:
     """The same lines with the same reasons; what was refused after its half was prepared is rolled back."""
     balance = Decimal(ORDERS_BALANCE)
-    code, report = demo(orders=orders_file, accounts=accounts_file, opening_balance=balance, **{way: True})
+    code, report = demo(orders=orders_file, accounts=accounts_file, opening_balance=balance, **{mode: True})
     assert (code, report["faults"]) == (0, [])
     assert [(row["line"], row["reason"]) for row in report["refused"]] == REFUSED
     assert report["transfers"] == report["inbox_rows"] == report["halves"]["committed"]["producer"] == len(GOOD_IDS)
     at_the_bank = sum(reason.startswith(("no account", "insufficient funds")) for _, reason in REFUSED)
-    # A try that fails has prepared nothing; the other way prepares first.
-    expected = {"producer": at_the_bank} if way == "two_phase" else {}
+    # A try that fails has prepared nothing; the other mode prepares first.
+    expected = {"producer": at_the_bank} if mode == "two_phase" else {}
     assert report["halves"]["rolled_back"] == expected
 
 
@@ -152,8 +152,8 @@ def test_the_tables_say_how_the_half_messages_were_decided(
     assert ("begins with a half message" in shown.err) is two_phase
 
 
-@pytest.mark.parametrize("way", ["two_phase", "tcc"])
-def test_a_half_message_left_undecided_makes_the_exit_code_1(demo: Demo, way: str) -> None:
+@pytest.mark.parametrize("mode", ["two_phase", "tcc"])
+def test_a_half_message_left_undecided_makes_the_exit_code_1(demo: Demo, mode: str) -> None:
     """The check can fail: an op that is gone is found, and told."""
 
     def lose_an_op(banks: Banks) -> None:
@@ -162,7 +162,7 @@ def test_a_half_message_left_undecided_makes_the_exit_code_1(demo: Demo, way: st
                 text("DELETE FROM outbox.op_message WHERE half_id = (SELECT half_id FROM outbox.op_message LIMIT 1)")
             )
 
-    code, report = demo(lose_an_op, transfers=30, producers=1, consumers=1, **{way: True})
+    code, report = demo(lose_an_op, transfers=30, producers=1, consumers=1, **{mode: True})
     assert (code, report["ok"], report["halves"]["undecided"]) == (1, False, 1)
     assert "1 half message undecided" in report["faults"]
 
@@ -202,17 +202,17 @@ def test_faults_are_found_repaired_and_mended_to_the_cent(demo: Demo, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["two_phase", "tcc"])
-def test_faults_after_kills_are_mended_in_every_way(demo: Demo, way: str) -> None:
+@pytest.mark.parametrize("mode", ["two_phase", "tcc"])
+def test_faults_after_kills_are_mended_in_every_mode(demo: Demo, mode: str) -> None:
     """What was rolled back at bank A, and credited at bank B, is found and taken back as well."""
-    code, report = demo(transfers=150, kills=5, seed=2, faults=True, **{way: True})
+    code, report = demo(transfers=150, kills=5, seed=2, faults=True, **{mode: True})
     assert (code, report["faults"]) == (0, [])
     done = report["reconciliation"]
     assert done["planted"] == done["found"]
     assert done["left"] == {}
     rolled_back = bool(report["halves"]["rolled_back"])
     assert ("consumed_though_rolled_back" in done["planted"]) is rolled_back
-    assert rolled_back or way == "two_phase"
+    assert rolled_back or mode == "two_phase"
     measures = done["reports"]["after"]["measures"]
     assert [(measure["name"], measure["in_sync"]) for measure in measures] == [("debited", True), ("promised", True)]
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer import bank_a, bank_b, books, corrections, faults, reconciliation
+from examples.bank_transfer import bank_a, bank_b, comparison, corrections, faults, reconciliation
 from examples.bank_transfer.audit import audit, money
 from examples.bank_transfer.back_office import mend
-from examples.bank_transfer.bank_a_books import told
+from examples.bank_transfer.bank_a_tables import transfer_message
+from examples.bank_transfer.banks import Banks, open_accounts
 from examples.bank_transfer.evidence import HALVES, INBOX
-from examples.bank_transfer.opening import Banks, open_accounts
 from examples.bank_transfer.options import DemoOptions
 from examples.bank_transfer.reconciliation import by_kind
 from examples.bank_transfer.source import Source, survey
@@ -46,7 +46,7 @@ def day(banks: Banks) -> Banks:
             bank_a.order_transfer(order, session=session)
     outbox = Outbox(banks.a, group="bank-a")
     with Session(banks.a) as session, session.begin():
-        withdrawn = outbox.prepare(session, "transfer", told(first), key=first.receiver)
+        withdrawn = outbox.prepare(session, "transfer", transfer_message(first), key=first.receiver)
     outbox.rollback(withdrawn)
     deliver(banks)
     return banks
@@ -60,7 +60,7 @@ def found(day: Banks) -> faults.Planted:
 
 def test_nothing_is_found_where_nothing_was_planted(day: Banks) -> None:
     """A day without faults is in sync, and its sums agree."""
-    result = reconcile(books.job(day, OPTIONS))
+    result = reconcile(comparison.job(day, OPTIONS))
     assert result.in_sync
     sums = {row.value: (row.producer, row.consumer) for row in result.measures[0].totals}
     assert sums["transfers"] == (Decimal(59), Decimal(59))
@@ -74,7 +74,7 @@ def test_each_fault_is_found_as_what_it_is_and_nothing_else(day: Banks, found: f
         Outcome.STATUS_MISMATCH,
         Outcome.UNDISPATCHED,
     }
-    result = reconcile(books.job(day, OPTIONS))
+    result = reconcile(comparison.job(day, OPTIONS))
     assert by_kind(result) == found
     assert result.measures[0].unexplained
 
@@ -99,34 +99,34 @@ def test_without_leave_nothing_is_repaired_and_each_difference_is_told(day: Bank
     """Differences that nobody planted on purpose are what the demo must fail on."""
     done = reconciliation.run(day, OPTIONS, Console(quiet=True))
     assert (done.planted, done.repaired, done.by_hand) == ({}, None, ())
-    told = list(done.faults(parked=0))
+    found_wrong = list(done.faults(parked=0))
     for kind in set(found) - {Outcome.PARKED}:
-        assert any(f"1 message {kind.label}: {min(found[kind])}" in fault for fault in told), told
-    assert "1 parked at the reconciliation, but 0 at the audit" in told
-    assert any(fault.startswith("debited: ") and "amount unexplained at " in fault for fault in told)
+        assert any(f"1 message {kind.label}: {min(found[kind])}" in fault for fault in found_wrong), found_wrong
+    assert "1 parked at the reconciliation, but 0 at the audit" in found_wrong
+    assert any(fault.startswith("debited: ") and "amount unexplained at " in fault for fault in found_wrong)
 
 
 def test_what_is_not_found_or_invented_is_told(day: Banks) -> None:
     """The demo doesn't trust the reconciliation: it knows what was planted."""
     (missed,) = faults.plant(day, seed=3)[Outcome.MISSING]
-    result = reconcile(books.job(day, OPTIONS))
+    result = reconcile(comparison.job(day, OPTIONS))
     wrong = dict(by_kind(result))
     del wrong[Outcome.MISSING]
     wrong[Outcome.UNRECORDED] |= {UUID(int=7)}
     done = reconciliation.Reconciliation(wrong, result, None, (), result, 0.0)
-    told = list(done.faults(parked=1))
-    assert f"1 message planted as unrecorded, and not found as such: {UUID(int=7)}" in told
-    assert f"1 message found as missing, and not planted as such: {missed}" in told
+    found_wrong = list(done.faults(parked=1))
+    assert f"1 message planted as unrecorded, and not found as such: {UUID(int=7)}" in found_wrong
+    assert f"1 message found as missing, and not planted as such: {missed}" in found_wrong
 
 
 def test_the_operator_mends_what_is_for_a_human(day: Banks, found: faults.Planted) -> None:
     """Each of these kinds, with a sentence; what can be repaired without a human is left alone."""
-    hands = tuple(mend(reconcile(books.job(day, OPTIONS)), day))
+    hands = tuple(mend(reconcile(comparison.job(day, OPTIONS)), day))
     assert {(hand.kind, hand.message) for hand in hands} == {
         (kind, message) for kind in BY_HAND for message in found[kind]
     }
     assert all(hand.did for hand in hands)
-    left = by_kind(reconcile(books.job(day, OPTIONS)))
+    left = by_kind(reconcile(comparison.job(day, OPTIONS)))
     # The parked message is given back, and nobody is here to consume it.
     assert left.pop(Outcome.FAILED, None) in (None, found[Outcome.PARKED])
     assert left == {kind: ids for kind, ids in found.items() if kind not in BY_HAND}
@@ -140,7 +140,7 @@ def test_a_body_is_not_restored_from_a_transfer_that_was_changed_too(day: Banks,
         forged = a.scalar(select(HALVES.c.body).where(HALVES.c.id == message))
         more = {"amount": bank_a.Transfer.amount + Decimal("5.00")}
         a.execute(update(bank_a.Transfer).where(bank_a.Transfer.id == number).values(more))
-    hands = tuple(mend(reconcile(books.job(day, OPTIONS)), day))
+    hands = tuple(mend(reconcile(comparison.job(day, OPTIONS)), day))
     assert message not in {hand.message for hand in hands}
     with day.a.connect() as a:
         assert a.scalar(select(HALVES.c.body).where(HALVES.c.id == message)) == forged
@@ -155,7 +155,7 @@ def test_what_has_no_account_at_bank_b_stays_parked(day: Banks, found: faults.Pl
         a.execute(update(HALVES).where(HALVES.c.id == message).values(body=elsewhere))
     with day.b.begin() as b:
         corrections.mark(b, message, body_digest=None)
-    hands = tuple(mend(reconcile(books.job(day, OPTIONS)), day))
+    hands = tuple(mend(reconcile(comparison.job(day, OPTIONS)), day))
     assert message not in {hand.message for hand in hands}
     with day.b.connect() as b:
         assert b.scalar(select(INBOX.c.status).where(INBOX.c.message_id == message)) == "parked"
@@ -164,11 +164,11 @@ def test_what_has_no_account_at_bank_b_stays_parked(day: Banks, found: faults.Pl
 @pytest.mark.parametrize("installed", [True, False])
 def test_spark_compares_if_it_is_installed(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
     """Without it the demo does with the local engine, unless it was told otherwise."""
-    monkeypatch.setattr(books, "find_spec", lambda name: object() if installed and name == "pyspark" else None)
-    assert books.engine_of(DemoOptions()) is (EngineName.SPARK if installed else EngineName.LOCAL)
-    assert ("pip install" in books.engine_in_words(DemoOptions())) is not installed
-    assert books.engine_of(DemoOptions(engine=EngineName.SPARK)) is EngineName.SPARK
-    assert books.engine_of(OPTIONS) is EngineName.LOCAL
+    monkeypatch.setattr(comparison, "find_spec", lambda name: object() if installed and name == "pyspark" else None)
+    assert comparison.engine_of(DemoOptions()) is (EngineName.SPARK if installed else EngineName.LOCAL)
+    assert ("pip install" in comparison.engine_in_words(DemoOptions())) is not installed
+    assert comparison.engine_of(DemoOptions(engine=EngineName.SPARK)) is EngineName.SPARK
+    assert comparison.engine_of(OPTIONS) is EngineName.LOCAL
 
 
 def test_the_audit_sees_the_faults_too(banks: Banks) -> None:
@@ -182,6 +182,6 @@ def test_the_audit_sees_the_faults_too(banks: Banks) -> None:
     deliver(banks)
     assert audit(banks, before, orders=ORDERS).faults == ()
     faults.plant(banks, seed=3)
-    told = audit(banks, before, orders=ORDERS).faults
+    found_wrong = audit(banks, before, orders=ORDERS).faults
     for what in (" with more than one credit", " with a credit but never ordered", " in flight", "inbox rows, but "):
-        assert any(what in fault for fault in told), told
+        assert any(what in fault for fault in found_wrong), found_wrong

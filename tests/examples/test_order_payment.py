@@ -14,10 +14,10 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 
 from examples.order_payment import balance_service, order_service
-from examples.order_payment.accidents import INBOX, happen
+from examples.order_payment.accidents import INBOX, cause
 from examples.order_payment.balance_service import EnterpriseBalance, UserBalance
-from examples.order_payment.books import help_the_poor, job
-from examples.order_payment.demo import Sums, Wish, make_wishes, open_balances
+from examples.order_payment.comparison import job, top_up
+from examples.order_payment.demo import Purchase, Sums, make_purchases, open_balances
 from examples.order_payment.message import TOPIC
 from examples.order_payment.order_service import place_order
 from outbox import Settings
@@ -38,11 +38,11 @@ class Services:
     def __init__(self, orders: Engine, balances: Engine) -> None:
         self.orders, self.balances = orders, balances
 
-    def place(self, *wishes: Wish) -> None:
+    def place(self, *purchases: Purchase) -> None:
         """Place orders, each in a transaction of its own."""
-        for wish in wishes:
+        for purchase in purchases:
             with Session(self.orders) as session, session.begin():
-                place_order(wish.user, wish.enterprise, wish.price, session=session)
+                place_order(purchase.user, purchase.enterprise, purchase.price, session=session)
 
     def deliver(self) -> None:
         """Dispatch, consume and retry all that there is."""
@@ -97,13 +97,13 @@ def test_order_and_message_are_committed_together(services: Services) -> None:
         place_order("ann", "acme", Decimal("20.00"), session=session)
         session.rollback()
     assert (services.count("customer_order"), services.count("outbox.half_message")) == (0, 0)
-    services.place(Wish("ann", "acme", Decimal("20.00")))
+    services.place(Purchase("ann", "acme", Decimal("20.00")))
     assert (services.count("customer_order"), services.count("outbox.half_message")) == (1, 1)
 
 
 def test_an_order_moves_its_price_once(services: Services) -> None:
     """From the user's balance to the enterprise's, with one payment, however often the message is delivered."""
-    services.place(Wish("ann", "acme", Decimal("20.00")))
+    services.place(Purchase("ann", "acme", Decimal("20.00")))
     services.deliver()
     services.deliver()
     assert services.of_user("ann") == Decimal("30.00")
@@ -112,16 +112,16 @@ def test_an_order_moves_its_price_once(services: Services) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("purchase", "reason"),
     [
-        (Wish("bob", "acme", Decimal("0.01")), "balance too low: bob has 0.00, needs 0.01"),
-        (Wish("eve", "acme", Decimal("1.00")), "no user eve"),
-        (Wish("ann", "evil", Decimal("1.00")), "no enterprise evil"),
+        (Purchase("bob", "acme", Decimal("0.01")), "balance too low: bob has 0.00, needs 0.01"),
+        (Purchase("eve", "acme", Decimal("1.00")), "no user eve"),
+        (Purchase("ann", "evil", Decimal("1.00")), "no enterprise evil"),
     ],
 )
-def test_an_order_that_cannot_be_paid_is_parked(services: Services, wish: Wish, reason: str) -> None:
+def test_an_order_that_cannot_be_paid_is_parked(services: Services, purchase: Purchase, reason: str) -> None:
     """With the reason, and without a trace in the balances."""
-    services.place(wish)
+    services.place(purchase)
     services.deliver()
     with services.balances.connect() as connection:
         assert connection.execute(select(INBOX.c.status, INBOX.c.last_error)).one() == ("parked", reason)
@@ -131,10 +131,10 @@ def test_an_order_that_cannot_be_paid_is_parked(services: Services, wish: Wish, 
 
 def test_the_accidents_are_found_as_what_they_are(services: Services) -> None:
     """What is lost is missing, what is forgotten is unrecorded, what is garbled contradicts the payments."""
-    services.place(*[Wish("ann", "acme", Decimal("1.00"))] * 10)
+    services.place(*[Purchase("ann", "acme", Decimal("1.00"))] * 10)
     services.deliver()
     assert services.differences() == {}
-    accidents = happen(services.balances, number=2, seed=1)
+    accidents = cause(services.balances, number=2, seed=1)
     assert services.differences() == {
         Outcome.MISSING: set(accidents.lost),
         Outcome.UNRECORDED: set(accidents.forgotten),
@@ -147,14 +147,14 @@ def test_the_accidents_are_found_as_what_they_are(services: Services) -> None:
 
 def test_all_is_repaired_but_what_users_lack_and_then_that_too(services: Services) -> None:
     """The repair resends and writes down; who has no money needs a human first."""
-    services.place(*[Wish("ann", "acme", Decimal("1.00"))] * 9, Wish("bob", "acme", Decimal("7.00")))
+    services.place(*[Purchase("ann", "acme", Decimal("1.00"))] * 9, Purchase("bob", "acme", Decimal("7.00")))
     services.deliver()
-    happen(services.balances, number=3, seed=1)
+    cause(services.balances, number=3, seed=1)
     repaired = reconcile(job(services.orders, services.balances, EngineName.LOCAL, apply=True))
     services.deliver()
     ((kind, parked),) = services.differences().items()
     assert (kind, len(parked)) == (Outcome.PARKED, 1)
-    assert help_the_poor(repaired, services.orders, services.balances) == Decimal("7.00")
+    assert top_up(repaired, services.orders, services.balances) == Decimal("7.00")
     services.deliver()
     assert services.differences() == {}
     assert services.of_enterprise("acme") == Decimal("16.00")
@@ -163,10 +163,10 @@ def test_all_is_repaired_but_what_users_lack_and_then_that_too(services: Service
 
 def test_who_is_no_user_stays_parked(services: Services) -> None:
     """The operator pays in for users, and for nobody else."""
-    services.place(Wish("eve", "acme", Decimal("1.00")))
+    services.place(Purchase("eve", "acme", Decimal("1.00")))
     services.deliver()
     result = reconcile(job(services.orders, services.balances, EngineName.LOCAL))
-    assert help_the_poor(result, services.orders, services.balances) == 0
+    assert top_up(result, services.orders, services.balances) == 0
     assert services.differences().keys() == {Outcome.PARKED}
 
 
@@ -180,16 +180,16 @@ def test_a_cent_that_is_missing_anywhere_is_seen(field: str) -> None:
 
 
 def test_the_first_user_can_pay_only_half(new_engine: Callable[..., Engine]) -> None:
-    """The wishes are the same for the same seed, and so are the balances."""
-    wishes = make_wishes(100, seed=4)
-    assert wishes == make_wishes(100, seed=4)
-    assert wishes != make_wishes(100, seed=5)
+    """The purchases are the same for the same seed, and so are the balances."""
+    purchases = make_purchases(100, seed=4)
+    assert purchases == make_purchases(100, seed=4)
+    assert purchases != make_purchases(100, seed=5)
     orders, balances = new_engine(), new_engine()
-    paid_in = open_balances(orders, balances, wishes)
+    paid_in = open_balances(orders, balances, purchases)
     with Session(balances) as session:
         amounts = {user.user: user.amount for user in session.scalars(select(UserBalance))}
     assert sum(amounts.values()) == paid_in
-    costs = {name: sum((w.price for w in wishes if w.user == name), Decimal()) for name in amounts}
+    costs = {name: sum((w.price for w in purchases if w.user == name), Decimal()) for name in amounts}
     assert amounts.pop("user-01") < costs.pop("user-01")
     assert amounts == costs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.bank_transfer.opening import read_accounts
+from examples.bank_transfer.banks import read_accounts
 from examples.bank_transfer.orders import Order, OrdersUnreadable, Refusal, generate_orders, read_orders
 from examples.bank_transfer.source import Source, survey
 from tests.examples.conftest import HEADER, REFUSED

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.bank_transfer.bank_a_tcc import PATIENCE
-from examples.bank_transfer.opening import Banks
-from examples.bank_transfer.options import Way
+from examples.bank_transfer.bank_a_tcc import CONFIRM_WITHIN
+from examples.bank_transfer.banks import Banks
+from examples.bank_transfer.options import Mode
 from tests.examples.scene import GOOD, LISTED, Scene, deliver
 
 FULL, DEBITED = Decimal("1000.00"), Decimal("970.00")
@@ -26,8 +26,8 @@ NewScene = Callable[..., Scene]
 def new_scene(banks: Banks, tmp_path: Path) -> NewScene:
     """A function that opens the accounts for one order, which is to be executed in one of the ways."""
 
-    def make(way: Way, order: str = GOOD) -> Scene:
-        return Scene.of(banks, way, tmp_path, order)
+    def make(mode: Mode, order: str = GOOD) -> Scene:
+        return Scene.of(banks, mode, tmp_path, order)
 
     return make
 
@@ -48,7 +48,7 @@ def settle(scene: Scene, *, executed: int = 1) -> None:
 )
 def test_the_fence_rolls_back_what_a_killed_teller_left(new_scene: NewScene, point: str) -> None:
     """No checker is asked: the fence is free, so the debit was not committed; the next teller executes the order."""
-    scene = new_scene(Way.TWO_PHASE)
+    scene = new_scene(Mode.TWO_PHASE)
     scene.kill_at(point)
     assert (scene.halves(), scene.account()[0]) == ([(None, None)], FULL)
     scene.check()
@@ -61,7 +61,7 @@ def test_the_fence_rolls_back_what_a_killed_teller_left(new_scene: NewScene, poi
 
 def test_a_new_half_does_not_wait_for_the_orphan(new_scene: NewScene) -> None:
     """The next teller executes the order at once; the orphan is decided later, and wrongs nobody."""
-    scene = new_scene(Way.TWO_PHASE)
+    scene = new_scene(Mode.TWO_PHASE)
     scene.kill_at("before_commit:2")
     assert scene.work() == []
     assert scene.halves() == [(None, None), COMMITTED]
@@ -72,7 +72,7 @@ def test_a_new_half_does_not_wait_for_the_orphan(new_scene: NewScene) -> None:
 
 def test_killed_before_the_half_is_committed_there_is_nothing(new_scene: NewScene) -> None:
     """No half, no debit; nothing to check."""
-    scene = new_scene(Way.TWO_PHASE)
+    scene = new_scene(Mode.TWO_PHASE)
     scene.kill_at("before_commit:1")
     assert (scene.halves(), scene.account()[0]) == ([], FULL)
     assert not scene.check()
@@ -82,7 +82,7 @@ def test_killed_before_the_half_is_committed_there_is_nothing(new_scene: NewScen
 
 def test_killed_after_the_commit_all_is_done(new_scene: NewScene) -> None:
     """The decision is in the transaction that debits; the next teller has nothing to do."""
-    scene = new_scene(Way.TWO_PHASE)
+    scene = new_scene(Mode.TWO_PHASE)
     scene.kill_at("after_commit:2")
     assert (scene.halves(), scene.account()[0]) == ([COMMITTED], DEBITED)
     assert not scene.check()
@@ -93,7 +93,7 @@ def test_killed_after_the_commit_all_is_done(new_scene: NewScene) -> None:
 
 def test_a_slow_function_is_checked_and_left_alone(new_scene: NewScene) -> None:
     """However long after its immunity, and however often: while it runs the answer is UNKNOWN, and then it commits."""
-    scene = new_scene(Way.TWO_PHASE)
+    scene = new_scene(Mode.TWO_PHASE)
     with scene.paused("before_commit:2") as teller:
         for _ in range(3):
             scene.check(after=dt.timedelta(hours=1))
@@ -107,7 +107,7 @@ def test_a_slow_function_is_checked_and_left_alone(new_scene: NewScene) -> None:
 
 def test_a_teller_that_was_too_slow_to_begin_begins_anew(new_scene: NewScene) -> None:
     """Rolled back by the check before its function began: that fails as a whole, and the order gets another half."""
-    scene = new_scene(Way.TWO_PHASE)
+    scene = new_scene(Mode.TWO_PHASE)
     with scene.paused("after_commit:1") as teller:
         scene.check()
         assert scene.halves() == [ROLLED_BACK]
@@ -122,10 +122,10 @@ def test_a_teller_that_was_too_slow_to_begin_begins_anew(new_scene: NewScene) ->
 @pytest.mark.parametrize("point", ["before_commit:1", "after_flush:1"], ids=["nothing written", "reserved"])
 def test_killed_in_try_there_is_neither_reservation_nor_half(new_scene: NewScene, point: str) -> None:
     """Both or neither; nothing to check."""
-    scene = new_scene(Way.TCC)
+    scene = new_scene(Mode.TCC)
     scene.kill_at(point)
     assert (scene.halves(), scene.reservations(), scene.account()) == ([], [], (FULL, Decimal(0)))
-    assert not scene.check(after=PATIENCE)
+    assert not scene.check(after=CONFIRM_WITHIN)
     assert scene.work() == []
     settle(scene)
 
@@ -138,13 +138,13 @@ def test_killed_in_try_there_is_neither_reservation_nor_half(new_scene: NewScene
 )
 def test_the_checker_releases_what_a_killed_teller_reserved(new_scene: NewScene, point: str, order: str) -> None:
     """While the teller may still come back the answer is UNKNOWN; then release and rollback go together."""
-    scene = new_scene(Way.TCC, order)
+    scene = new_scene(Mode.TCC, order)
     scene.kill_at(point)
     assert (scene.halves(), scene.reservations()) == ([(None, None)], ["reserved"])
     assert scene.account() == (FULL, Decimal("30.00"))
     scene.check()
     assert (scene.halves(), scene.reservations()) == ([(None, None)], ["reserved"])
-    scene.check(after=PATIENCE)
+    scene.check(after=CONFIRM_WITHIN)
     assert (scene.halves(), scene.reservations()) == ([ROLLED_BACK], ["abandoned"])
     assert scene.account() == (FULL, Decimal(0))
     assert scene.answers() == [("checker", "unknown", None), ("checker", "rollback", None)]
@@ -163,10 +163,10 @@ def test_the_checker_releases_what_a_killed_teller_reserved(new_scene: NewScene,
 
 def test_killed_after_confirm_all_is_done(new_scene: NewScene) -> None:
     """Debit, reservation and op are committed together; the next teller has nothing to do."""
-    scene = new_scene(Way.TCC)
+    scene = new_scene(Mode.TCC)
     scene.kill_at("after_commit:2")
     assert (scene.halves(), scene.reservations()) == ([COMMITTED], ["confirmed"])
-    assert not scene.check(after=PATIENCE)
+    assert not scene.check(after=CONFIRM_WITHIN)
     assert scene.work() == []
     assert scene.halves() == [COMMITTED]
     settle(scene)
@@ -174,7 +174,7 @@ def test_killed_after_confirm_all_is_done(new_scene: NewScene) -> None:
 
 def test_killed_after_cancel_the_objection_stands(new_scene: NewScene) -> None:
     """The next teller reports the same refusal, and tries nothing."""
-    scene = new_scene(Way.TCC, LISTED)
+    scene = new_scene(Mode.TCC, LISTED)
     scene.kill_at("after_commit:2")
     assert (scene.halves(), scene.reservations()) == ([("rollback", "producer")], ["cancelled"])
     assert scene.work() == OBJECTION
@@ -185,9 +185,9 @@ def test_killed_after_cancel_the_objection_stands(new_scene: NewScene) -> None:
 @pytest.mark.parametrize("order", [GOOD, LISTED], ids=["confirm", "cancel"])
 def test_who_comes_late_fails_as_a_whole_and_tries_anew(new_scene: NewScene, order: str) -> None:
     """The check has released the reservation: a late confirm debits nothing, a late cancel releases nothing twice."""
-    scene = new_scene(Way.TCC, order)
+    scene = new_scene(Mode.TCC, order)
     with scene.paused("after_commit:1") as teller:
-        scene.check(after=PATIENCE)
+        scene.check(after=CONFIRM_WITHIN)
         assert (scene.halves(), scene.account()) == ([ROLLED_BACK], (FULL, Decimal(0)))
         facts = scene.go_on(teller)
     executed = int(order == GOOD)
@@ -199,9 +199,9 @@ def test_who_comes_late_fails_as_a_whole_and_tries_anew(new_scene: NewScene, ord
 
 def test_a_teller_that_is_just_confirming_is_not_disturbed(new_scene: NewScene) -> None:
     """It holds the reservation's lock: the checker's patience with locks is short, its answer is UNKNOWN."""
-    scene = new_scene(Way.TCC)
+    scene = new_scene(Mode.TCC)
     with scene.paused("before_commit:2") as teller:
-        scene.check(after=PATIENCE)
+        scene.check(after=CONFIRM_WITHIN)
         ((asked, answer, error),) = scene.answers()
         assert (asked, answer) == ("checker", "unknown")
         assert error is not None
@@ -213,11 +213,11 @@ def test_a_teller_that_is_just_confirming_is_not_disturbed(new_scene: NewScene) 
 
 def test_the_next_teller_waits_for_the_verdict(new_scene: NewScene) -> None:
     """No order is reserved twice at a time: who finds the reservation of an earlier life leaves it to the check."""
-    scene = new_scene(Way.TCC)
+    scene = new_scene(Mode.TCC)
     scene.kill_at("after_commit:1")
     with scene.paused("after_rollback:3") as teller:  # it has looked in vain, several times
         assert scene.reservations() == ["reserved"]
-        scene.check(after=PATIENCE)
+        scene.check(after=CONFIRM_WITHIN)
         assert scene.go_on(teller) == []
     assert (scene.halves(), scene.reservations()) == ([ROLLED_BACK, COMMITTED], ["abandoned", "confirmed"])
     settle(scene)

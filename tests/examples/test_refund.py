@@ -10,10 +10,10 @@ from sqlalchemy import Connection, delete, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer import bank_a, bank_b, open_day
+from examples.bank_transfer import bank_a, bank_b, open_console
+from examples.bank_transfer.banks import Banks, open_accounts
 from examples.bank_transfer.message import TOPIC, TransferOrdered
-from examples.bank_transfer.opening import Banks, open_accounts
-from examples.bank_transfer.options import Way
+from examples.bank_transfer.options import Mode
 from examples.bank_transfer.orders import generate_orders
 from examples.bank_transfer.source import Source, survey
 from outbox import Message, Outbox, testing
@@ -23,7 +23,7 @@ from tests.examples.scene import GOOD, Scene, deliver
 @pytest.fixture
 def scene(banks: Banks, tmp_path: Path) -> Scene:
     """An executed order for 30.00 whose receiver has closed the account: its message is parked at bank B."""
-    scene = Scene.of(banks, Way.SEND, tmp_path, GOOD)
+    scene = Scene.of(banks, Mode.SEND, tmp_path, GOOD)
     with banks.b.begin() as b:
         b.execute(delete(bank_b.Account))
     scene.work()
@@ -104,7 +104,7 @@ def test_a_few_accounts_are_closed(banks: Banks) -> None:
             a.execute(delete(bank_a.Account))
         seen = survey(Source(None, 100, 1), 1)
         open_accounts(banks, seen)
-        open_day.close_accounts(banks, 1)
+        open_console.close_accounts(banks, 1)
         with banks.b.connect() as b:
             left.append(set(b.scalars(select(bank_b.Account.id))))
     assert left[0] == left[1]

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from examples.bank_transfer import bank_a
 from examples.bank_transfer.bank_a import Account, AlreadyExecuted, LedgerEntry, Refused, Reservation, Transfer
 from examples.bank_transfer.bank_a_tcc import (
-    PATIENCE,
+    CONFIRM_WITHIN,
     StillReserved,
     ask_compliance,
     cancel,
@@ -152,11 +152,11 @@ def test_a_confirm_that_waits_for_the_verdict_fails(bank: Engine) -> None:
 @pytest.mark.parametrize(
     ("state", "age", "expected"),
     [
-        ("reserved", PATIENCE - dt.timedelta(seconds=1), Resolution.UNKNOWN),
-        ("reserved", PATIENCE, Resolution.ROLLBACK),
-        ("confirmed", PATIENCE, Resolution.COMMIT),
-        ("cancelled", PATIENCE, Resolution.ROLLBACK),
-        ("abandoned", PATIENCE, Resolution.ROLLBACK),
+        ("reserved", CONFIRM_WITHIN - dt.timedelta(seconds=1), Resolution.UNKNOWN),
+        ("reserved", CONFIRM_WITHIN, Resolution.ROLLBACK),
+        ("confirmed", CONFIRM_WITHIN, Resolution.COMMIT),
+        ("cancelled", CONFIRM_WITHIN, Resolution.ROLLBACK),
+        ("abandoned", CONFIRM_WITHIN, Resolution.ROLLBACK),
     ],
 )
 def test_the_verdict_on_each_state(bank: Engine, state: str, age: dt.timedelta, expected: Resolution) -> None:
@@ -190,7 +190,7 @@ def _try(bank: Engine) -> UUID:
         return try_transfer(ORDER, session)
 
 
-def _orphan(half_id: UUID, age: dt.timedelta = PATIENCE) -> Orphan:
+def _orphan(half_id: UUID, age: dt.timedelta = CONFIRM_WITHIN) -> Orphan:
     born = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     return Orphan(half_id, "transfer", None, None, {}, "application/json", b"{}", born, age, checks=1)
 

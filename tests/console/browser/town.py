@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Engine, insert, select, text
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer import bank_a_books as bank_a
+from examples.bank_transfer import bank_a_tables as bank_a
 from examples.bank_transfer import bank_b
 from examples.bank_transfer.bank_a_refund import refund
 from examples.bank_transfer.message import TOPIC, TransferOrdered
@@ -95,8 +95,8 @@ class Town:
         with Session(self.a) as session, session.begin():
             account = bank_a.lock_sender(order, session)
             bank_a.require_funds(order, account)
-            bank_a.book(order, account, session)
-            message = self.bank_a.send(session, TOPIC, bank_a.told(order), key=receiver)
+            bank_a.debit(order, account, session)
+            message = self.bank_a.send(session, TOPIC, bank_a.transfer_message(order), key=receiver)
         self.transfers[message] = order.amount
         return message
 

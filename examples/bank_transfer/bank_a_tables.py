@@ -99,7 +99,7 @@ def require_funds(order: Order, account: Account) -> None:
         raise Refused(f"insufficient funds: account {account.id} has {available}, needs {order.amount}")
 
 
-def book(order: Order, account: Account, session: Session) -> None:
+def debit(order: Order, account: Account, session: Session) -> None:
     """Debit the account, and write down what for."""
     account.balance -= order.amount
     transfer = Transfer(
@@ -114,8 +114,8 @@ def book(order: Order, account: Account, session: Session) -> None:
     session.add(LedgerEntry(account_id=account.id, transfer_id=transfer.id, amount=-order.amount))
 
 
-def told(order: Order) -> TransferOrdered:
-    """Return what bank B is told of an order."""
+def transfer_message(order: Order) -> TransferOrdered:
+    """Return the message that announces a transfer to bank B."""
     return TransferOrdered(
         transfer_id=order.id,
         sender=order.account_id,

@@ -9,9 +9,9 @@ from outbox.reconcile.job import Access, Effect, EngineName, Job, Pair, Window
 from outbox.reconcile.measure import Measure
 
 from . import bank_a, bank_b
+from .banks import Banks
 from .message import TOPIC
-from .opening import Banks
-from .options import DemoOptions, Way
+from .options import DemoOptions, Mode
 
 #: How many ranges of ids are compared at once.
 WORKERS = 2
@@ -70,7 +70,7 @@ def job(banks: Banks, options: DemoOptions, *, apply: bool = False) -> Job:
         pairs=(PAIR,),
         window=Window(grace=0),
         engine=engine_of(options),
-        measures=(DEBITED,) if options.way is Way.SEND else (DEBITED, PROMISED),
+        measures=(DEBITED,) if options.mode is Mode.SEND else (DEBITED, PROMISED),
         apply=apply,
         keep_for=0,
         workers=WORKERS,

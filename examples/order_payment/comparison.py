@@ -54,7 +54,7 @@ def job(orders: Engine, balances: Engine, engine: EngineName, *, apply: bool = F
     )
 
 
-def help_the_poor(result: JobResult, orders: Engine, balances: Engine) -> Decimal:
+def top_up(result: JobResult, orders: Engine, balances: Engine) -> Decimal:
     """Pay in what parked payments lack, and give them back to the consumer; return how much was paid in.
 
     Whose balance is too low is known to no machine's policy: this is the operator.

@@ -1,7 +1,8 @@
 """The banks stay open after the day's work, with the admin console over both, until Ctrl-C.
 
 Bank B has closed a few accounts, so that there is something to heal: transfers to them are parked. In the console
-somebody opens such a message, and has bank A's refund run, or opens the account again and retries.
+the operator opens such a message, and compensates it (bank A refunds the sender), or opens the account again and
+retries.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from rich.console import Console
 from sqlalchemy import delete, select
 
 from . import bank_b
-from .opening import Banks
-from .workday import at_work
+from .banks import Banks
+from .workday import workers_running
 
 #: One account in so many is closed.
 _CLOSED = 50
@@ -28,8 +29,8 @@ def close_accounts(banks: Banks, seed: int) -> None:
         b.execute(delete(bank_b.Account).where(bank_b.Account.id.in_(closed)))
 
 
-def keep_open(banks: Banks, port: int, told: Console) -> None:
-    """Serve the console, with a worker of each bank at work, until somebody interrupts it.
+def keep_open(banks: Banks, port: int, screen: Console) -> None:
+    """Serve the console, with a worker of each bank at work, until Ctrl-C.
 
     Raises:
         InvalidSettings: the port can't be had, or a variable ``OUTBOX_CONSOLE_*`` isn't right.
@@ -40,8 +41,8 @@ def keep_open(banks: Banks, port: int, told: Console) -> None:
     config = ConsoleConfig.from_env(
         databases={"bank_a": urls["BANK_A_URL"], "bank_b": urls["BANK_B_URL"]}, port=port, env="demo"
     )
-    with at_work(banks), suppress(KeyboardInterrupt):
-        told.print(
+    with workers_running(banks), suppress(KeyboardInterrupt):
+        screen.print(
             "The banks stay open. Some transfers are parked: bank B has closed the accounts. Ctrl-C ends it all."
         )
-        serve(config, announce=told.print)
+        serve(config, announce=screen.print)

@@ -1,4 +1,4 @@
-"""What the audit finds, as sentences."""
+"""Sentences of the report: numbers with their nouns, and what the audit finds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 
-from .words import counted
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 transfer", "2 transfers"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def one_each(
