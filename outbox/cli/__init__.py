@@ -1,8 +1,117 @@
 """The command line: ``outbox``, or ``python -m outbox.cli``.
 
-Data go to stdout, everything else to stderr; exit codes are those of `outbox.cli.exits.Code`.
+Data go to stdout, everything else to stderr; exit codes are those of `outbox.cli.exits.Code`, into which errors are
+made here, once.
 """
 
-from outbox.cli.main import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import platform
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from outbox import __version__
+from outbox.cli import database, health, nouns, output, processes, reconcile
+from outbox.cli.exits import Code, as_failure
+
+_EXAMPLES = """Examples:
+
+\b
+  outbox db upgrade --url postgresql+psycopg://me@localhost/shop
+  outbox run --app shop.messages:outbox
+  outbox stats --watch 2
+  outbox messages list --since 1h
+  outbox half list --status parked
+  outbox dead groups
+  outbox console
+  outbox reconcile --topic orders --group mail --since 24h
+"""
+
+_EPILOG = (
+    "\b\nEnvironment:\n"
+    "  OUTBOX_DATABASE_URL  the database (or --url)\n"
+    "  OUTBOX_SCHEMA        the schema of the outbox tables (or --schema; default: outbox)\n"
+    "  OUTBOX_CONSOLE_DATABASES  more databases, NAME=URL (or --database); see also `outbox console --help`\n"
+    "  OUTBOX_APP           the application of `outbox run`, `half check` and `doctor` (or --app)\n"
+    "  OUTBOX_PRODUCER_URL, OUTBOX_CONSUMER_URL  the databases of `outbox reconcile` (or --producer, --consumer)\n"
+    "\n\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {code.meaning}" for code in Code)
+)
+
+
+class _Group(TyperGroup):
+    """Turns what can be expected to go wrong into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            output.say("interrupted")
+            raise typer.Exit(Code.INTERRUPTED) from None
+        except Exception as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            output.say(f"error: {failure}")
+            raise typer.Exit(failure.code) from None
+
+
+app = typer.Typer(
+    name="outbox",
+    cls=_Group,
+    help="Transactional messages as tables next to your data: install the tables, run the worker, look at messages.\n\n"
+    + _EXAMPLES,
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(database.app, name="db")
+app.command("run")(processes.run)
+app.command("stats")(health.show_stats)
+app.command("doctor")(health.doctor)
+app.add_typer(nouns.messages_app, name="messages")
+app.add_typer(nouns.half_app, name="half")
+app.add_typer(nouns.inbox_app, name="inbox")
+app.add_typer(nouns.dead_app, name="dead")
+app.add_typer(nouns.bulk_app, name="bulk")
+app.add_typer(nouns.audit_app, name="audit")
+app.add_typer(processes.app, name="console")
+app.command("workers")(health.show_workers)
+app.command("handlers")(health.show_handlers)
+app.add_typer(reconcile.app, name="reconcile")
+app.command("demo")(processes.demo)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error as well.")] = False,
+) -> None:
+    pass
+
+
+@app.command("version")
+def show_version() -> None:
+    """Print the versions of outbox and its libraries."""
+    print(f"outbox {__version__}")  # noqa: T201
+    print(f"Python {platform.python_version()}")  # noqa: T201
+    for package in ("sqlalchemy", "psycopg", "alembic"):
+        try:
+            print(package, version(package))  # noqa: T201
+        except PackageNotFoundError:
+            print(package, "not installed")  # noqa: T201
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    # A message may hold what the terminal can't show; that is no reason to fail.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    app()

@@ -101,8 +101,8 @@ class AllDatabasesOptions:
             SchemaMissing, SchemaOutdated: one isn't migrated.
         """
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
-        with operator_over(urls, find_settings(self.schema)) as admin:
-            yield admin
+        with operator_over(urls, find_settings(self.schema)) as operator:
+            yield operator
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""
@@ -281,12 +281,12 @@ def _masked(text: str) -> str:
     return re.sub(r"(?<=://)(.*)@", "***@", text) if "://" in text else re.sub(r".*@", "***@", text)
 
 
-def now_at(admin: Operator) -> dt.datetime:
+def now_at(operator: Operator) -> dt.datetime:
     """Return the time of the first database's clock."""
     from outbox.database.execute import execute  # noqa: PLC0415
     from outbox.database.sql import NOW  # noqa: PLC0415
 
-    database = next(iter(admin.databases.values()))
+    database = next(iter(operator.databases.values()))
     with database.reading() as connection:
         ((time,),) = execute(connection, NOW)[0]
     return time  # type: ignore[no-any-return]

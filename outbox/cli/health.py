@@ -228,62 +228,46 @@ def _print_stats(stats: Stats, output: Output) -> None:
 
 
 def _stats_tables(stats: Stats) -> list[Table]:
-    topics = [
-        (
-            row.topic,
-            _count(row, "undecided"),
-            row.parked,
-            row.orphans,
-            row.unasked,
-            age(row.oldest_undecided),
-            _count(row, "undispatched"),
-            age(row.oldest_undispatched),
-            _count(row, "scheduled"),
-            cell(row.next_due),
-            row.messages,
-        )
-        for row in stats.topics
-    ]
-    groups = [
-        (
-            row.group,
-            row.topic,
-            row.consumed,
-            "?" if row.lag is None else row.lag,
-            _count(row, "failed"),
-            age(row.oldest_due),
-            _count(row, "parked"),
-        )
-        for row in stats.groups
-    ]
+    counts = {
+        name: lambda row, name=name: f"{getattr(row, name)}{'+' if name in row.capped else ''}"
+        for name in ("undecided", "undispatched", "scheduled", "failed", "parked")
+    }
+    ages = {
+        name: lambda row, name=name: age(getattr(row, name))
+        for name in ("oldest_undecided", "oldest_undispatched", "oldest_due")
+    }
+    topics: RowShape[Any] = RowShape(
+        object,
+        "topic undecided> parked>=parked_halves orphans> unasked> oldest>=oldest_undecided undispatched> "
+        "oldest>=oldest_undispatched scheduled> next_due messages>",
+        str,
+        {**counts, **ages, "parked_halves": lambda row: row.parked},
+    )
+    groups: RowShape[Any] = RowShape(
+        object,
+        "group topic consumed> lag> failed> due>=oldest_due parked>",
+        str,
+        {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag},
+    )
     return [
-        table(
-            (
-                "topic", "undecided>", "parked>", "orphans>", "unasked>", "oldest>", "undispatched>", "oldest>",
-                "scheduled>", "next due", "messages>",
-            ),
-            topics,
-            f"Topics at {cell(stats.at)}",
-        ),
-        table(("group", "topic", "consumed>", "lag>", "failed>", "due>", "parked>"), groups, "Groups"),
-    ]  # fmt: skip
-
-
-def _count(row: Any, name: str) -> str:
-    return f"{getattr(row, name)}{'+' if name in row.capped else ''}"
+        table(topics.headings(), map(topics.cells, stats.topics), f"Topics at {cell(stats.at)}"),
+        table(groups.headings(), map(groups.cells, stats.groups), "Groups"),
+    ]
 
 
 # --- workers and handlers --------------------------------------------------------------------------------------------
 
 _WORKERS = RowShape(
     WorkerRow,
-    ("id", "name", "version", "alive", "started_at", "seen_at", ("roles", lambda row: ", ".join(row.roles))),
+    "id name version alive started_at seen_at roles",
     lambda row: row.id,
+    {"roles": lambda row: ", ".join(row.roles)},
 )
 _HANDLERS = RowShape(
     HandlerRow,
-    ("kind", "topic", "group", "name", ("workers", lambda row: ", ".join(row.workers))),
+    "kind topic group name workers",
     lambda row: row.name,
+    {"workers": lambda row: ", ".join(row.workers)},
 )
 
 
@@ -295,9 +279,9 @@ def show_workers(databases: DatabasesOptions, output: ListFormOption = ListForm.
     Example:
       outbox workers
     """
-    with databases.opened() as admin:
-        rows = [row for row in admin.workers() if databases.only in {None, row.database}]
-        print_rows(rows, _WORKERS, output, databases=len(admin.databases) > 1)
+    with databases.opened() as operator:
+        rows = [row for row in operator.workers() if databases.only in {None, row.database}]
+        print_rows(rows, _WORKERS, output, databases=len(operator.databases) > 1)
 
 
 @gathered
@@ -314,8 +298,8 @@ def show_handlers(
     Example:
       outbox handlers --topic transfer
     """
-    with databases.opened() as admin:
+    with databases.opened() as operator:
         rows = [
-            row for row in admin.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
+            row for row in operator.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
         ]
-        print_rows(rows, _HANDLERS, output, databases=len(admin.databases) > 1)
+        print_rows(rows, _HANDLERS, output, databases=len(operator.databases) > 1)

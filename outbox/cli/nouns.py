@@ -9,16 +9,17 @@ import base64
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from outbox.cli.acting import Noun, add_acts, item_word, run_act, see_through, summary
-from outbox.cli.database import DatabasesOptions, find_url, now_at
+from outbox.cli.acting import WordsArgument, add_acts, item_word, run_act, see_through, summary
+from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
+from outbox.cli.groups import CommandGroup, add_export, add_list, all_rows, page_of
 from outbox.cli.options import (
     ActorOption,
     ActorOptions,
@@ -28,11 +29,10 @@ from outbox.cli.options import (
     PageOptions,
     UpToOption,
     as_id,
+    cli_actor,
     confirm,
     gathered,
     need_terminal,
-    operator_name,
-    read_filter,
 )
 from outbox.cli.output import (
     ExportForm,
@@ -56,10 +56,9 @@ from outbox.cli.output import (
 )
 from outbox.cli.processes import load
 from outbox.errors import MessageNotFound
-from outbox.message.model import Resolution, Status
+from outbox.message.model import Resolution
 from outbox.operator.acts import ACTS
 from outbox.operator.model import (
-    MAX_PAGE,
     Actor,
     AuditFilter,
     AuditRow,
@@ -73,8 +72,6 @@ from outbox.operator.model import (
     InboxRow,
     MessageFilter,
     MessageRow,
-    Page,
-    PageRequest,
     ScheduledFilter,
     ScheduledRow,
     Target,
@@ -84,84 +81,6 @@ if TYPE_CHECKING:
     from outbox.message.model import Answer
     from outbox.operator.model import MessageView
     from outbox.operator.operator import Operator
-
-#: How many rows a list searches through that the filter leaves out, before it says where to go on.
-SEARCHED = 100_000
-
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")]
-
-
-# --- the builders ----------------------------------------------------------------------------------------------------
-
-
-def add_list(app: typer.Typer, noun: Noun[Any], help_: str, name: str = "list") -> None:
-    """Add the command that lists a page, in each form."""
-
-    def show_list(databases: DatabasesOptions, choice: Any, page: PageOptions) -> None:
-        with databases.opened() as admin:
-            if noun.part and not admin.databases.having(noun.part, databases.only):
-                other = "consumer" if noun.part == "producer" else "producer"
-                there = ", ".join(str(database.engine.url) for database in admin.databases.values())
-                raise Failure(f"only the {other}'s tables are in {there}; name the {noun.part}'s database", Code.CONFIG)
-            read = read_filter(noun.kind, choice, lambda: now_at(admin), page.after)
-            chosen = noun.filter_of(read.values, databases.only)
-            found = page_of(lambda each: noun.fetch(admin, chosen, each), page.limit, read.token)
-            _print_page(read.onward(found), noun, page.output, several=len(admin.databases) > 1)
-
-    app.command(name, help=help_)(gathered(show_list, choice=noun.options()))
-
-
-def add_export(app: typer.Typer, noun: Noun[Any], help_: str) -> None:
-    """Add the command that exports all there is, as it comes."""
-
-    def export(
-        databases: DatabasesOptions,
-        choice: Any,
-        limit: UpToOption = None,
-        output: ExportFormOption = ExportForm.NDJSON,
-    ) -> None:
-        with databases.opened() as admin:
-            rows = (noun.shape.document(row) for row in _all_rows(admin, databases, noun, choice, limit))
-            say(f"{print_stream(rows, noun.shape.names, output)} {noun.plural}")
-
-    app.command("export", help=help_)(gathered(export, choice=noun.options()))
-
-
-def _all_rows(
-    admin: Operator, databases: DatabasesOptions, noun: Noun[Any], choice: Any, limit: int | None
-) -> Iterator[Any]:
-    read = read_filter(noun.kind, choice, lambda: now_at(admin))
-    return noun.rows(admin, noun.filter_of(read.values, databases.only), limit)
-
-
-def page_of(fetch: Callable[[PageRequest], Page[Any]], limit: int, token: str | None) -> Page[Any]:
-    """Return so many rows as one page, from as many pages as it takes, or until it has searched through `SEARCHED`."""
-    items: list[Any] = []
-    total, searched = None, 0
-    while True:
-        page = fetch(PageRequest(min(MAX_PAGE, limit - len(items)), token))
-        items += page.items
-        total = total or page.total
-        searched += page.searched or 0
-        token = page.next_page_token
-        if token is None or len(items) >= limit or searched >= SEARCHED:
-            complete = token is None or len(items) >= limit
-            return Page(items, token, total, complete, None if complete else searched)
-
-
-def _print_page(page: Page[Any], noun: Noun[Any], form: ListForm, *, several: bool) -> None:
-    """Print a page, and say on stderr how to go on; as JSON the page itself says it."""
-    if form is ListForm.JSON:
-        print_json(dataclasses.asdict(page))
-        return
-    print_rows(page.items, noun.shape, form, databases=several)
-    if page.next_page_token is None:
-        return
-    if page.complete:
-        known = f"{len(page.items)} of {at_least(page.total)}; " if page.total else ""
-        say(f"{known}there may be more: --after {page.next_page_token}")
-    else:
-        say(f"searched {page.searched or 0} {noun.plural}; to search further: --after {page.next_page_token}")
 
 
 def _group(help_: str) -> typer.Typer:
@@ -173,7 +92,7 @@ def _group(help_: str) -> typer.Typer:
 
 @gathered
 def show_message(
-    id_: IdArgument,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")],
     databases: DatabasesOptions,
     consumer_url: Annotated[
         str | None,
@@ -198,12 +117,12 @@ def show_message(
     """
     message_id, shown = as_id(id_), None
     consumer = find_url(consumer_url) if consumer_url else None
-    with databases.opened(consumer=consumer) as admin:
-        if consumer is not None and "consumer" not in admin.databases["consumer"].parts:
+    with databases.opened(consumer=consumer) as operator:
+        if consumer is not None and "consumer" not in operator.databases["consumer"].parts:
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
-        view = admin.message(message_id)
+        view = operator.message(message_id)
         if body and view.half is not None:
-            shown = readable(*admin.body(message_id))
+            shown = readable(*operator.body(message_id))
     if output is Output.JSON:
         document = dataclasses.asdict(view)
         print_json(document | {"body": shown} if body else {k: v for k, v in document.items() if k != "body"})
@@ -258,17 +177,14 @@ messages_app = _group(
     "Find messages, show one with all that happened to it; resend, recall or compensate.\n\n"
     "What is done is recorded in the audit, with the operator's name and reason."
 )
-_MESSAGES = Noun(
+_MESSAGES = CommandGroup(
+    "messages",
     "messages",
     MessageFilter,
-    RowShape(
-        MessageRow,
-        ("id", "topic", "key", "tag", "status", "born_at", "deliver_at", "decided_by"),
-        lambda row: row.id,
-    ),
-    lambda admin, chosen, page: admin.messages(chosen, page),
+    RowShape(MessageRow, "id topic key tag status born_at deliver_at decided_by", lambda row: row.id),
+    "messages",
     "producer",
-    states=frozenset({"committed", "dispatched", "scheduled", "recalled"}),
+    noun="message",
 )
 
 add_list(
@@ -295,7 +211,7 @@ add_list(
     """,
 )
 messages_app.command("show")(show_message)
-add_acts(messages_app, "messages", _MESSAGES)
+add_acts(messages_app, _MESSAGES)
 
 #: What an export with bodies has besides; ``body_base64`` only for bytes that are no text, and are revealed.
 _BODY = ("content_type", "size", "headers", "body", "body_base64", "masked", "truncated")
@@ -323,23 +239,23 @@ def export_messages(
     """
     if reveal and not body:
         raise Failure("--reveal goes with --body", Code.USAGE)
-    by = Actor(operator_name(actor), {"via": "cli"}) if reveal else None
-    with databases.opened() as admin:
-        found = _all_rows(admin, databases, _MESSAGES, choice, limit)
-        rows = (dataclasses.asdict(row) | (_contents(admin, row.id, by) if body else {}) for row in found)
+    by = cli_actor(actor) if reveal else None
+    with databases.opened() as operator:
+        found = all_rows(operator, databases, _MESSAGES, choice, limit)
+        rows = (dataclasses.asdict(row) | (_contents(operator, row.id, by) if body else {}) for row in found)
         names = [*_MESSAGES.shape.names, *(_BODY if body else ())]
         say(f"{print_stream(rows, names, output)} messages")
 
 
-def _contents(admin: Operator, message_id: UUID, by: Actor | None) -> dict[str, Any]:
+def _contents(operator: Operator, message_id: UUID, by: Actor | None) -> dict[str, Any]:
     try:
-        view = admin.message(message_id, reveal=by)
+        view = operator.message(message_id, reveal=by)
     except MessageNotFound:
         # Pruned since it was listed.
         return dict.fromkeys(_BODY)
     if view.body is None:
         return dict.fromkeys(_BODY)
-    raw = admin.body(message_id)[1] if by and (view.body.text is None or view.body.truncated) else None
+    raw = operator.body(message_id)[1] if by and (view.body.text is None or view.body.truncated) else None
     return {
         "content_type": view.body.content_type,
         "size": view.body.size,
@@ -354,11 +270,12 @@ def _contents(admin: Operator, message_id: UUID, by: Actor | None) -> dict[str, 
 messages_app.command("export")(gathered(export_messages, choice=_MESSAGES.options()))
 add_list(
     messages_app,
-    Noun(
+    CommandGroup(
         "messages",
+        "scheduled messages",
         ScheduledFilter,
-        RowShape(ScheduledRow, ("id", "topic", "key", "deliver_at", "recalled_at", "recalled_by"), lambda row: row.id),
-        lambda admin, chosen, page: admin.scheduled(chosen, page),
+        RowShape(ScheduledRow, "id topic key deliver_at recalled_at recalled_by", lambda row: row.id),
+        "scheduled",
         "producer",
     ),
     """List scheduled messages, the next due first; with --recalled those that were recalled, the newest first.
@@ -387,31 +304,23 @@ def _next_check(row: HalfRow) -> str:
     return f"in {age(seconds)}" if seconds > 0 else "due"
 
 
-_HALVES = Noun(
+_HALVES = CommandGroup(
+    "half",
     "half messages",
     HalfFilter,
     RowShape(
         HalfRow,
-        (
-            "id",
-            "topic",
-            "key",
-            "status",
-            ("age>", lambda row: age(row.age)),
-            "fenced",
-            "checks>",
-            ("last answer", lambda row: "(being asked)" if row.being_asked else row.last_answer),
-            "last_error",
-            ("next check", _next_check),
-            "parked_at",
-            "reason",
-        ),
+        "id topic key status age> fenced checks> last_answer last_error next_check parked_at reason",
         lambda row: row.id,
+        {
+            "age": lambda row: age(row.age),
+            "last_answer": lambda row: "(being asked)" if row.being_asked else row.last_answer,
+            "next_check": _next_check,
+        },
     ),
-    lambda admin, chosen, page: admin.halves(chosen, page),
+    "halves",
     "producer",
-    select="halves",
-    states=frozenset({"undecided", "fenced"}),
+    noun="half",
 )
 
 add_list(
@@ -437,46 +346,29 @@ half_app.command("show")(show_message)
 
 
 def check_half(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID…", help="Messages by name; - reads them from stdin, one a line.")
-    ] = None,
+    ids: WordsArgument = None,
     *,
-    databases: DatabasesOptions,
     choice: Any,
     many: ManyOptions,
     acting: ActorOptions,
     app: AppOption = None,
+    databases: DatabasesOptions,
 ) -> None:
-    """Have a half checked by the next pass of a worker; with --app, here and now by the application's checker.
+    """Have halves checked by the next pass of a worker; with --app one, here and now by the application's checker.
 
     Raises:
         Failure: refused; or options that don't go with --app, which has a database of its own.
     """
-    named = _HALVES.targets(ids or [], None) if "-" not in (ids or ()) else ()
-    if app is not None:
-        if databases.url or databases.schema or databases.database:
-            raise Failure("--app has a database and a schema of its own: leave out --url and --schema", Code.USAGE)
-        if len(named) != 1:
-            raise Failure("--app checks one half message: give its id, or leave out --app", Code.USAGE)
-    answer: Answer | None = None
-    if app is not None and not acting.dry_run:
-        if not acting.reason.strip():
-            raise Failure("give --reason: the audit must tell why (check)", Code.USAGE)
-        audited = (named[0].message_id, operator_name(acting.actor), acting.reason.strip())
-        answer = _check_by_app(app, *audited)
-    if answer is None:
-        run_act(
-            _HALVES,
-            ACTS["check"],
-            [str(target.message_id) for target in named] or ids or [],
-            databases,
-            choice,
-            {},
-            many,
-            acting,
-        )
+    if app is None:
+        run_act(_HALVES, ACTS["check"], ids or [], databases, choice, {}, many, acting)
         return
-    half_id = named[0].message_id
+    if databases.url or databases.schema or databases.database:
+        raise Failure("--app has a database and a schema of its own: leave out --url and --schema", Code.USAGE)
+    targets = _HALVES.targets(ids or [], None)
+    if len(targets) != 1:
+        raise Failure("--app checks one half message: give its id, or leave out --app", Code.USAGE)
+    half_id = targets[0].message_id
+    answer = _check_by_app(app, half_id, cli_actor(acting.actor), acting.reason.strip())
     if answer.resolution is Resolution.UNKNOWN:
         say(f"no verdict on half message {half_id}: {answer.error}")
     else:
@@ -488,7 +380,7 @@ def check_half(
         print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
 
 
-def _check_by_app(app: str, half_id: UUID, actor: str, reason: str) -> Answer:
+def _check_by_app(app: str, half_id: UUID, by: Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
     from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
@@ -504,13 +396,12 @@ def _check_by_app(app: str, half_id: UUID, actor: str, reason: str) -> Answer:
         try:
             with closing(database.connect()) as connection:
                 migration.require(connection, ("producer",), outbox.settings.schema)
-                by = Actor(actor, {"via": "cli"})
-                return check_now(connection, outbox.settings, outbox.checkers, asker, half_id, by=by, why=reason)
+                return check_now(connection, outbox.settings, outbox.checkers, asker, half_id, by=by, why=why)
         finally:
             asker.end()
 
 
-add_acts(half_app, "half", _HALVES, check=gathered(check_half, choice=_HALVES.options()))
+add_acts(half_app, _HALVES, check=gathered(check_half, choice=_HALVES.options()))
 
 
 # --- inboxes and dead letters ----------------------------------------------------------------------------------------
@@ -523,39 +414,35 @@ dead_app = _group(
     "See dead letters by their kind of error; retry, discard or restore them.\n\n"
     "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID."
 )
-_INBOX_ROW = RowShape(
-    InboxRow,
-    (
-        "group",
-        ("id", lambda row: row.message_id),
-        "topic",
-        ("status", lambda row: "discarded" if row.discarded_at else row.status),
-        "attempts>",
-        ("next attempt", lambda row: row.next_attempt_at),
-        ("error", lambda row: row.error_kind),
-        "last_error",
-        ("changed", lambda row: row.changed_at),
-    ),
-    lambda row: f"{row.group}/{row.message_id}",
-)
 
 
-def _inbox(states: frozenset[str], **more: Any) -> Noun[InboxRow]:
-    return Noun(
+def _inbox(name: str, **more: Any) -> CommandGroup[InboxRow]:
+    return CommandGroup(
+        name,
         "rows",
         InboxFilter,
-        _INBOX_ROW,
-        lambda admin, chosen, page: admin.inbox(chosen, page),
+        RowShape(
+            InboxRow,
+            "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind last_error "
+            "changed=changed_at",
+            lambda row: f"{row.group}/{row.message_id}",
+            {"status": lambda row: "discarded" if row.discarded_at else row.status},
+        ),
+        "inbox",
         "consumer",
-        select="inbox",
+        noun="inbox",
         target_of=lambda row: Target(row.message_id, row.group),
-        states=states,
         **more,
     )
 
 
-_INBOX = _inbox(frozenset({"failed", "parked"}), hidden=frozenset({"discarded"}))
-_DEAD = _inbox(frozenset({"parked", "discarded"}), fixed={"status": (Status.PARKED,)}, defaults={"discarded": False})
+_INBOX = _inbox("inbox", hidden=frozenset({"discarded"}), states=frozenset({"failed"}))
+_DEAD = _inbox(
+    "dead",
+    fixed={"status": ("parked",)},
+    defaults={"discarded": False},
+    states=frozenset({"parked", "discarded"}),
+)
 
 add_list(
     inbox_app,
@@ -574,7 +461,7 @@ add_list(
       outbox inbox list --status failed --error timeout -o id | outbox inbox retry - --reason "it is back" --yes
     """,
 )
-add_acts(inbox_app, "inbox", _INBOX)
+add_acts(inbox_app, _INBOX)
 
 
 @gathered
@@ -595,24 +482,16 @@ def show_dead_groups(
     Example:
       outbox dead groups --topic orders
     """
-    with databases.opened() as admin:
-        found = admin.dead_groups(database=databases.only, group=group, topic=topic, limit=limit)
-        print_rows(found, _DEAD_GROUPS, output, databases=len(admin.databases) > 1)
+    with databases.opened() as operator:
+        found = operator.dead_groups(database=databases.only, group=group, topic=topic, limit=limit)
+        print_rows(found, _DEAD_GROUPS, output, databases=len(operator.databases) > 1)
 
 
 _DEAD_GROUPS = RowShape(
     DeadGroup,
-    (
-        "fingerprint",
-        "group",
-        "topic",
-        ("error", lambda row: row.error_kind),
-        ("count>", lambda row: at_least(row.count)),
-        ("first", lambda row: row.first_at),
-        ("last", lambda row: row.last_at),
-        ("last error", lambda row: row.sample.last_error),
-    ),
+    "fingerprint group topic error=error_kind count> first=first_at last=last_at last_error",
     lambda row: row.fingerprint,
+    {"count": lambda row: at_least(row.count), "last_error": lambda row: row.sample.last_error},
 )
 
 dead_app.command("groups")(show_dead_groups)
@@ -627,7 +506,7 @@ add_list(
       outbox dead list --discarded --since 3d -o csv > discarded.csv
     """,
 )
-add_acts(dead_app, "dead", _DEAD)
+add_acts(dead_app, _DEAD)
 
 
 # --- bulk jobs -------------------------------------------------------------------------------------------------------
@@ -639,39 +518,19 @@ bulk_app = _group(
 BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the bulk job.")]
 
 
-_BULK = Noun(
+_BULK = CommandGroup(
+    "bulk",
     "bulk jobs",
     BulkJobFilter,
     RowShape(
         BulkJob,
-        (
-            "id",
-            ("act", lambda row: row.action),
-            "state",
-            "done>",
-            ("of>", lambda row: row.total),
-            "skipped>",
-            "failed>",
-            ("by", lambda row: row.requested_by),
-            "reason",
-            ("ordered", lambda row: row.created_at),
-            ("what", lambda row: row.described),
-        ),
+        "id act=action state done> of>=total skipped> failed> by=requested_by reason ordered=created_at what=described",
         lambda row: row.id,
     ),
-    lambda admin, chosen, page: admin.bulk_jobs(chosen, page),
+    "bulk_jobs",
 )
 _ITEMS = RowShape(
-    BulkItem,
-    (
-        "number>",
-        ("message", item_word),
-        "state",
-        "attempts>",
-        ("changed", lambda row: row.changed_at),
-        "outcome",
-    ),
-    item_word,
+    BulkItem, "number> message state attempts> changed=changed_at outcome", item_word, {"message": item_word}
 )
 
 add_list(
@@ -714,9 +573,9 @@ def show_bulk_job(
       outbox bulk show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --state failed --limit 10000 -o csv
     """
     job_id = as_id(id_, "bulk job")
-    with databases.opened() as admin:
-        job = admin.bulk_job(job_id)
-        found = page_of(lambda each: admin.bulk_items(job_id, each, state=state), page.limit, page.after)
+    with databases.opened() as operator:
+        job = operator.bulk_job(job_id)
+        found = page_of(lambda each: operator.bulk_items(job_id, each, state=state), page.limit, page.after)
     if page.output is ListForm.JSON:
         print_json({"bulk_job": job, "items": found})
         return
@@ -746,13 +605,13 @@ def watch_bulk_job(
       outbox bulk watch 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
     """
     job_id = as_id(id_, "bulk job")
-    with databases.opened() as admin:
-        job = admin.bulk_job(job_id)
+    with databases.opened() as operator:
+        job = operator.bulk_job(job_id)
         if run and ACTS[job.action].as_job:
             raise Failure(
                 f"bulk job {job_id} is to {job.action}, which only a worker can do; leave out --run", Code.USAGE
             )
-        see_through(admin, databases, job, output, here=run)
+        see_through(operator, databases, job, output, here=run)
 
 
 @bulk_app.command("cancel")
@@ -764,16 +623,16 @@ def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: Ac
     Example:
       outbox bulk cancel 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "wrong topic"
     """
-    job_id, actor = as_id(id_, "bulk job"), Actor(operator_name(acting.actor), {"via": "cli"})
+    job_id, actor = as_id(id_, "bulk job"), cli_actor(acting.actor)
     refusal = f"bulk job {job_id} was not cancelled"
     if not acting.dry_run:
         need_terminal(refusal, yes=acting.yes)
-    with databases.opened() as admin:
-        job = admin.bulk_job(job_id)
+    with databases.opened() as operator:
+        job = operator.bulk_job(job_id)
         say(f"bulk job {job_id} ({job.action}: {job.described}): {summary(job)}")
         if not acting.dry_run:
             confirm(f"Cancel the {job.pending} that are pending?", refusal, yes=acting.yes)
-            job = admin.cancel(job_id, by=actor, why=acting.reason.strip())
+            job = operator.cancel(job_id, by=actor, why=acting.reason.strip())
             say(f"cancelled: {summary(job)}")
     if acting.output is Output.JSON:
         print_json(job)
@@ -782,23 +641,17 @@ def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: Ac
 # --- the audit -------------------------------------------------------------------------------------------------------
 
 audit_app = _group("See what operators did, why, and with what result.")
-_AUDIT = Noun(
+_AUDIT = CommandGroup(
+    "audit",
     "acts",
     AuditFilter,
     RowShape(
         AuditRow,
-        (
-            ("when", lambda row: row.acted_at),
-            ("by", lambda row: row.actor),
-            ("did", lambda row: row.action),
-            ("to", lambda row: row.target),
-            ("why", lambda row: row.reason),
-            "result",
-            ("from", lambda row: _origin(row.origin or {})),
-        ),
+        "when=acted_at by=actor did=action to=target why=reason result from",
         lambda row: row.id,
+        {"from": lambda row: _origin(row.origin or {})},
     ),
-    lambda admin, chosen, page: admin.audit(chosen, page),
+    "audit",
 )
 
 

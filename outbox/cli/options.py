@@ -14,16 +14,17 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
-from typing import Annotated, Any, TypeVar, get_type_hints
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption
-from outbox.operator.model import Page, Target
+from outbox.operator.model import Actor, Page, Target
 from outbox.reader import FieldShape, Reader, Seconds, shape_of
+from outbox.text import duration
 
 T = TypeVar("T")
 
@@ -45,46 +46,8 @@ AppOption = Annotated[
     ),
 ]
 
-#: Fields whose option has another name.
-_NAMES = {
-    "message_id": "--message",
-    "attempts_gte": "--attempts",
-    "body": "--where",
-    "min_age": "--older-than",
-}
-_METAVARS = {
-    UUID: "ID",
-    dt.datetime: "TIME",
-    Seconds: "DURATION",
-    float: "DURATION",
-    int: "N",
-    tuple[str, str]: "NAME=TEXT",
-}
-_HELP = {
-    "topic": "Only this topic.",
-    "key": "Only this key.",
-    "tag": "Only this tag.",
-    "status": "Only those in this status.",
-    "state": "Only those in this state.",
-    "producer_group": "Only of this producer group.",
-    "header": "Only with this header.",
-    "body": "Only with this in the body, such as order.id=42.",
-    "group": "Only this group.",
-    "message_id": "Only this message.",
-    "fingerprint": "Only with this kind of error, as `outbox dead groups` names it.",
-    "error": "Only where the last error contains this.",
-    "attempts_gte": "Only after so many attempts or more.",
-    "discarded": "Only those that were discarded.",
-    "recalled": "Only those that were recalled.",
-    "min_age": "Only those at least so old: 90s, 15m, 2h, 3d.",
-    "actor": "Only what this operator did.",
-    "action": "Only this act, such as resend or retry.",
-    "target": "Only what was done to this: a message, GROUP/ID, or a bulk job.",
-    "since": "Not older: 90s, 15m, 2h, 3d, or 2026-01-31T12:00:00+00:00.",
-    "until": "Older than that: a duration or a time.",
-}
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_METAVARS = {UUID: "ID", dt.datetime: "TIME", Seconds: "DURATION", int: "N", tuple[str, str]: "NAME=TEXT"}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -178,32 +141,69 @@ class ManyOptions:
 # --- the fields of a dataclass as options ----------------------------------------------------------------------------
 
 
-def option_name(name: str) -> str:
-    """Return the option of a field."""
-    return _NAMES.get(name, f"--{name.replace('_', '-')}")
+def options_of(kind: type, hidden: frozenset[str] = frozenset(), *, prefixed: frozenset[str] = frozenset()) -> type:
+    """Return a dataclass with an option for each field of another one but those ``hidden``; see `read_options`.
 
-
-def options_of(kind: Any, hidden: frozenset[str] = frozenset()) -> type:
-    """Return a dataclass with an option for each field of another one but those ``hidden``; see `read_options`."""
-    options = [
-        (shape.name, annotation, field(default=default, metadata={"parameter": f"only_{shape.name}"}))
-        for shape in shape_of(kind)
-        if shape.name not in hidden
-        for annotation, default in [_option_of(shape)]
-    ]
+    Those of ``prefixed`` fields begin with the name of the dataclass: ``--spark-ui``.
+    """
+    options = []
+    for shape in shape_of(kind):
+        if shape.name in hidden:
+            continue
+        name = _option(shape) if shape.name not in prefixed else f"--{kind.__name__.lower()}-{shape.name}"
+        annotation, default = _option_of(shape, name)
+        more = {"parameter": f"{kind.__name__.lower()}_{shape.name}", "negates": shape.default is True}
+        known = field(default=default, metadata=more)
+        options.append((shape.name, annotation, known))
     return make_dataclass(f"{kind.__name__}Options", options, frozen=True)
 
 
-def _option_of(shape: FieldShape) -> tuple[Any, Any]:
+def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
     """Return the annotation and the default of the option of a field; of most types it is a text, read later."""
-    help_ = shape.option.help or _HELP.get(shape.name)
-    more: dict[str, Any] = {"help": f"{help_[:1].upper()}{help_[1:]}"} if help_ else {}
+    text = shape.option.help
     if shape.item is bool:
-        return Annotated[bool, typer.Option(option_name(shape.name), **more)], False
-    if shape.many:
-        return Annotated[list[str] | None, typer.Option(option_name(shape.name), **more)], None
-    more["metavar"] = shape.option.metavar or _METAVARS.get(shape.item, "TEXT")
-    return Annotated[str | None, typer.Option(option_name(shape.name), **more)], None
+        if shape.default is True:
+            name, text = f"--no-{shape.name}", f"Don't {text[:1].lower()}{text[1:]}"
+        return Annotated[bool, typer.Option(name, help=text)], False
+    if shape.choices and not _is_mapping(shape):
+        text += f" One of: {', '.join(shape.choices)}."
+    if _is_many(shape) and "given again" not in text:
+        text += " May be given again."
+    if shape.default not in (None, MISSING, ()) and not _is_mapping(shape):
+        default = duration(shape.default) if shape.item is Seconds else shape.default
+        text += f" Default: {default}."
+    option = typer.Option(name, help=text, metavar=shape.option.metavar or _METAVARS.get(shape.item, "TEXT"))
+    return Annotated[list[str] | None if _is_many(shape) else str | None, option], None
+
+
+def _option(shape: FieldShape) -> str:
+    """Return the option of a field: its first alias, or its name; of a list, the singular."""
+    name = (*shape.option.aliases, shape.name)[0].replace("_", "-")
+    return f"--{name.removesuffix('s') if shape.many and not name.endswith('ss') and name != 'status' else name}"
+
+
+def _is_mapping(shape: FieldShape) -> bool:
+    return get_origin(shape.hint) is Mapping
+
+
+def _is_many(shape: FieldShape) -> bool:
+    return shape.many or _is_mapping(shape)
+
+
+def read_options(kind: type, options: Any, read: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the values of a dataclass's fields that its options give; those in ``read`` are read already.
+
+    Raises:
+        Failure: an option can't be read; names it, its value and the mend.
+    """
+    names = {shape.name: _option(shape) for shape in shape_of(kind)}
+    return _READER.values(kind, options_given(options) | dict(read or {}), called=lambda name: names.get(name, name))
+
+
+def read_times(kind: type, options: Any, now: Callable[[], dt.datetime]) -> dict[str, Any]:
+    """Return the values of `read_options`, with the times that durations lead to from now back."""
+    read = read_filter(kind, options, now)
+    return dict(read.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +232,14 @@ def read_filter(kind: type, options: Any, now: Callable[[], dt.datetime], after:
     Raises:
         Failure: an option can't be read; names it, its value and the mend.
     """
-    texts = options_given(options)
-    ages: dict[str, float] = {}
+    texts, ages = options_given(options), dict[str, float]()
+    times: dict[str, dt.datetime | None] = {}
     for shape in shape_of(kind):
         if shape.item is dt.datetime and shape.name in texts:
-            texts[shape.name], seconds = as_time(texts[shape.name], option_name(shape.name))
+            times[shape.name], seconds = as_time(texts[shape.name], _option(shape))
             if seconds is not None:
                 ages[shape.name] = seconds
-        elif shape.item in {float, Seconds} and shape.name in texts:
-            texts[shape.name] = as_duration(texts[shape.name], option_name(shape.name))
-    values = READER.values(kind, texts, called=option_name)
+    values = read_options(kind, options, times)
     moving = tuple(ages)
     if not moving:
         return FilterRead(values, after)
@@ -257,17 +255,16 @@ def read_filter(kind: type, options: Any, now: Callable[[], dt.datetime], after:
 
 
 def options_given(options: Any) -> dict[str, Any]:
-    """Return the options that were given, by field."""
-    found = {f.name: getattr(options, f.name) for f in fields(options)}
-    return {name: value for name, value in found.items() if value is not None and value is not False and value != []}
+    """Return the options that were given, by field; ``--no-record`` is the field ``record`` that is false."""
+    found = {f: value for f in fields(options) if (value := getattr(options, f.name)) not in (f.default, [])}
+    return {f.name: not value if f.metadata.get("negates") else value for f, value in found.items()}
 
 
 def _usage(message: str, _: str) -> Exception:
     return Failure(message, Code.USAGE)
 
 
-#: Reads the texts of options.
-READER = Reader(form="text", error=_usage)
+_READER = Reader(form="text", error=_usage)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -286,21 +283,10 @@ def as_id(text: str, name: str = "ID") -> UUID:
 
 
 def as_seconds(text: str) -> float | None:
-    """Return how many seconds ``90s``, ``15m``, ``2h`` or ``3d`` are; None if the text is none of these."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text, re.ASCII)
-    return float(match[1]) * _UNITS[match[2]] if match else None
-
-
-def as_duration(text: str, name: str) -> float:
-    """Return a duration in seconds.
-
-    Raises:
-        Failure: the text is none.
-    """
-    seconds = as_seconds(text)
-    if seconds is None:
-        raise Failure(f"{name} {text!r} must be a duration: 90s, 15m, 2h, 3d", Code.USAGE)
-    return seconds
+    """Return how many seconds ``90s``, ``15m``, ``1h30m`` or ``3d`` are; None if the text is none of these."""
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhdw])+", text, re.ASCII):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhdw])", text, re.ASCII))
 
 
 def as_time(text: str, name: str) -> tuple[dt.datetime | None, float | None]:
@@ -379,19 +365,17 @@ def ask(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def operator_name(actor: str | None) -> str:
-    """Return the operator's name for the audit: that of ``--actor``, else ``user@host``.
+def cli_actor(actor: str | None) -> Actor:
+    """Return who acts, for the audit: the name of ``--actor``, else ``user@host``.
 
     Raises:
         Failure: the option is empty.
     """
-    if actor is not None:
-        if not actor.strip():
-            raise Failure("--actor is empty: the audit must name the operator", Code.USAGE)
-        return actor.strip()
+    if actor is not None and not actor.strip():
+        raise Failure("--actor is empty: the audit must name the operator", Code.USAGE)
     try:
-        name = getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):
         # In a container, a user may have no more than a number.
-        name = f"uid {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
+        user = f"uid {os.getuid()}"
+    return Actor((actor or f"{user}@{socket.gethostname()}").strip(), {"via": "cli"})

@@ -165,20 +165,18 @@ def readable(content_type: str, raw: bytes) -> Any:
     return digest if isinstance(decoded, bytes) else decoded
 
 
-#: A column of a list: the name of a field of the row, or a heading and a function of the row.
-Column = str | tuple[str, Callable[[Any], Any]]
-
-
 @dataclass(frozen=True, slots=True)
 class RowShape(Generic[T]):
     """How rows of a dataclass are shown: all fields for programs, these columns for people.
 
-    A heading that ends with ``>`` is aligned to the right. ``id_of`` is what ``-o id`` prints.
+    ``columns`` are names of fields (``heading=field`` under another heading; ``>`` aligns to the right), or of those in
+    ``computed``, which are functions of the row. ``id_of`` is what ``-o id`` prints.
     """
 
     kind: type[T]
-    columns: Sequence[Column]
+    columns: str
     id_of: Callable[[T], object]
+    computed: Mapping[str, Callable[[T], Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -191,13 +189,12 @@ class RowShape(Generic[T]):
 
     def headings(self) -> list[str]:
         """Return the headings of the table."""
-        return [column.replace("_", " ") if isinstance(column, str) else column[0] for column in self.columns]
+        return [column.partition("=")[0].replace("_", " ") for column in self.columns.split()]
 
     def cells(self, row: T) -> list[Any]:
         """Return the cells of the table's row."""
-        return [
-            getattr(row, column.rstrip(">")) if isinstance(column, str) else column[1](row) for column in self.columns
-        ]
+        names = (column.rpartition("=")[2].rstrip(">") for column in self.columns.split())
+        return [self.computed[name](row) if name in self.computed else getattr(row, name) for name in names]
 
 
 def print_rows(rows: Sequence[T], shape: RowShape[T], form: ListForm, *, databases: bool = False) -> None:

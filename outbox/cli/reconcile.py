@@ -1,151 +1,344 @@
-"""``outbox reconcile``: compare producer and consumer, repair what differs, and look at what was found before."""
+"""``outbox reconcile``: compare producer and consumer, repair what differs; earlier runs, and archives.
+
+The options are the fields of `outbox.reconcile.job.Job` and of what it is made of. They go over those of a file, and
+these over what an application says.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outbox.cli import reconcile_options, reconcile_runs
-from outbox.cli import reconcile_runs as reconcile_archive
-from outbox.cli.database import SchemaOption
-from outbox.cli.exits import Code, Failure
-from outbox.cli.options import YesOption, ask
-from outbox.cli.options import need_terminal as can_ask
-from outbox.cli.output import Output, OutputOption, say
-from outbox.cli.reconcile_options import Asked, as_duration, as_policy, check_engine, needing
-from outbox.cli.reconcile_report import SHOWN, Bars, Report, code_of, coming_to_a_result
-from outbox.reconcile.job import EngineName, Job, Repair, Tier
+from outbox.cli.database import URL_VARIABLE, SchemaOption, described, find_settings, find_url, opened
+from outbox.cli.exits import Code, Failure, as_failure, needing
+from outbox.cli.options import (
+    LimitOption,
+    YesOption,
+    as_id,
+    ask,
+    gathered,
+    need_terminal,
+    options_of,
+    read_options,
+    read_times,
+)
+from outbox.cli.output import Bars, Output, OutputOption, age, console, facts_table, print_json, print_table, say, table
+from outbox.cli.processes import load
+from outbox.errors import pip_install
+from outbox.reconcile import record
+from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
+from outbox.reconcile.job import POSSIBLE, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 
 if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection
+
+    from outbox.app import Outbox
+    from outbox.reconcile.archive.files import Manifest
     from outbox.reconcile.rows import JobResult
 
-app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
-app.command("runs")(reconcile_runs.show_runs)
-app.command("show")(reconcile_runs.show_run)
-app.command("archive")(reconcile_archive.archive)
+PRODUCER_VARIABLE = "OUTBOX_PRODUCER_URL"
+CONSUMER_VARIABLE = "OUTBOX_CONSUMER_URL"
+#: How many findings are shown as tables unless an option says so.
+SHOWN = 20
 
 
-@app.callback()
-def reconcile(  # noqa: PLR0917 - options of the command line
-    context: typer.Context,
-    producer: reconcile_options.ProducerOption = None,
-    consumer: reconcile_options.ConsumerOption = None,
-    schema: SchemaOption = None,
-    config: reconcile_options.ConfigOption = None,
-    outbox: reconcile_options.AppOption = None,
-    topic: reconcile_options.TopicOption = None,
-    group: reconcile_options.GroupOption = None,
-    pair: reconcile_options.PairOption = None,
-    tag: reconcile_options.TagOption = None,
-    key: reconcile_options.KeyOption = None,
-    effect: reconcile_options.EffectOption = None,
-    since: reconcile_options.SinceOption = None,
-    until: reconcile_options.UntilOption = None,
-    grace: reconcile_options.GraceOption = None,
-    tier: Annotated[
-        Tier | None, typer.Option(help="digest: read only ranges whose digests differ; full: every row. Default: auto.")
-    ] = None,
-    engine: Annotated[
-        EngineName | None, typer.Option(help="local: threads of this process; spark: a cluster. Default: auto.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranges compared at once.")] = None,
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Spark's master: local[4], spark://…, yarn.")
-    ] = None,
-    remote: Annotated[str | None, typer.Option(metavar="URL", help="A Spark Connect server: sc://host:port.")] = None,
-    jdbc_jar: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Let Spark read by JDBC, with this driver.")
-    ] = None,
-    spark_ui: Annotated[bool, typer.Option("--spark-ui", help="Open Spark's web page.")] = False,
-    archive: Annotated[
-        list[Path] | None,
-        typer.Option("--archive", metavar="DIR", help="Archived messages, for what was pruned; may be given again."),
-    ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Repair what differs, by the policy; asks first.")] = False,
-    yes: YesOption = False,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="KIND=ACTION", help="What is done about a kind; may be given again."),
-    ] = None,
-    max_resends: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Resend a missing message so often at most. Default: 3.")
-    ] = None,
-    keep_for: Annotated[
+# --- what is compared ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Which databases, and where else the job is described."""
+
+    producer: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long a range that was in sync is trusted. Default: 7d."),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
-    no_record: Annotated[
-        bool, typer.Option("--no-record", help="Write neither runs nor findings nor what was in sync.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page with charts.")] = None,
+        typer.Option(
+            metavar="URL",
+            help="The producer's database. Default: OUTBOX_PRODUCER_URL, the better place for a password; that of "
+            "--config or --app; or OUTBOX_DATABASE_URL.",
+        ),
+    ] = None
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The consumer's database. Default: OUTBOX_CONSUMER_URL; that of --config or --app; or the producer's.",
+        ),
+    ] = None
+    schema: SchemaOption = None
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="The job as a file; options override it.")
+    ] = None
+    app: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:OBJECT", help="Your Outbox: its groups with their filters, and their databases."),
+    ] = None
+
+    def values(self) -> Values:
+        """Return what file, options and environment say of the databases, and the file of the rest.
+
+        Raises:
+            Failure: a URL can't be used.
+            InvalidSettings: the file can't be read, or something in it can't be right.
+        """
+        values = read_file(self.config) if self.config else {}
+        for side, url, variable in (
+            ("producer", self.producer, PRODUCER_VARIABLE),
+            ("consumer", self.consumer, CONSUMER_VARIABLE),
+        ):
+            if url or os.environ.get(variable):
+                values = {**values, side: self.access(find_url(url, f"--{side}", variable))}
+            if url:
+                note_password(values[side].url, f"--{side}", variable)
+        return values
+
+    def access(self, url: URL) -> Access:
+        """Return the access to a database."""
+        return Access(url.render_as_string(hide_password=False), find_settings(self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """Which topics and groups."""
+
+    topic: Annotated[str | None, typer.Option(help="The topic.")] = None
+    group: Annotated[str | None, typer.Option(help="The group.")] = None
+    pair: Annotated[
+        list[str] | None, typer.Option(metavar="TOPIC:GROUP", help="A topic and a group; may be given again.")
+    ] = None
+
+    def pairs(self, known: list[Pair], filters: Values) -> tuple[Pair, ...] | None:
+        """Return the pairs that are named; a topic or a group alone chooses among those that are known.
+
+        Raises:
+            Failure: a pair that is none, or a filter without a pair.
+        """
+        names = [_pair(text) for text in self.pair or ()]
+        if self.topic and self.group:
+            names.append((self.topic, self.group))
+        elif self.topic or self.group:
+            chosen = [pair for pair in known if self.topic in {None, pair.topic} and self.group in {None, pair.group}]
+            if not chosen:
+                there = ", ".join(f"{pair.topic}:{pair.group}" for pair in known)
+                raise Failure(
+                    f"--topic needs its --group, and --group its --topic{f'; known are {there}' if there else ''}",
+                    Code.USAGE,
+                )
+            names += [pair.names for pair in chosen]
+        if not names and filters:
+            raise Failure("--tag, --key and --effect are of a pair: name its topic and group", Code.USAGE)
+        return tuple(Pair(topic, group, **filters) for topic, group in names) or None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    topic, _, group = text.partition(":")
+    if not topic or not group:
+        raise Failure(f"--pair {text!r} must be TOPIC:GROUP", Code.USAGE)
+    return topic, group
+
+
+_FILTERS = options_of(Pair, frozenset({"topic", "group"}))
+_WINDOW = options_of(Window, frozenset({"last"}))
+_SPARK = options_of(Spark, frozenset({"conf"}), prefixed=frozenset({"ui"}))
+_JOB = options_of(Job, frozenset({"producer", "consumer", "pairs", "window", "measures", "spark"}))
+
+
+def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, options: Values) -> Job:
+    """Return the job; ``options`` go over what is known from the file and the application.
+
+    Raises:
+        Failure: an option can't be used.
+        InvalidSettings: something is missing, or doesn't fit.
+        SourceError: the producer's database can't be asked for the time.
+    """
+    values = source.values()
+    outbox = _loaded(source.app) if source.app else None
+    known = list(values.get("pairs", ()))
+    if outbox is not None and "pairs" not in values:
+        known = [Pair.of(topic, group) for topic, group in outbox.subscriptions]
+    if (chosen := pairs.pairs(known, read_options(Pair, filters))) is not None:
+        values = merged(values, {"pairs": chosen})
+    if outbox is not None:
+        values = only(subscribed(outbox, values))
+    elif "producer" not in values:
+        url = find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)
+        values = {**values, "producer": source.access(url)}
+    values = {"consumer": values["producer"], **values}
+    if source.schema:
+        values = {**values, **{side: _in_schema(values[side], source.schema) for side in ("producer", "consumer")}}
+    times = read_times(Window, window, lambda: clock_of(values["producer"]))
+    return job_of(merged(merged(values, options), {"window": times}))
+
+
+def _loaded(app: str) -> Outbox:
+    # Whatever it prints when it is imported is no part of the report.
+    with redirect_stdout(sys.stderr):
+        return load(app)
+
+
+def _in_schema(access: Access, schema: str) -> Access:
+    return replace(access, settings=replace(access.settings, schema=schema))
+
+
+def note_password(url: str, option: str, variable: str) -> None:
+    """Say so if an option has a password, which isn't hidden there."""
+    if hidden(url, url) != url:
+        say(f"note: while this runs, ps shows the password in {option} to everybody here; set {variable} instead")
+
+
+# --- outbox reconcile ------------------------------------------------------------------------------------------------
+
+app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+_KINDS = "\n".join(f"  {kind.label:<30}{', '.join(repairs)}" for kind, repairs in POSSIBLE.items())
+_HELP = f"""Compare the message tables of producer and consumer, and repair what differs.
+
+Each message of the window is compared on both sides; each difference has a kind and a mend. Nothing is changed without
+--apply but the record (see `outbox reconcile runs`). How it is compared, and why so, goes to stderr.
+
+\b
+Kinds and what can be done about them (the first is the default; --policy KIND=REPAIR):
+{_KINDS}
+
+The exit code is 0 in sync (or all repaired), 1 if differences are left; every failure has another one.
+
+\b
+Examples:
+  outbox reconcile --topic orders --group mail --since 24h
+  outbox reconcile --app shop.messages:outbox --apply --yes --html report.html
+  outbox reconcile --config nightly.toml -o json
+  outbox reconcile --topic orders --group mail --apply --policy parked=retry
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """In which forms the result is reported; ``limit`` is of the findings shown on stdout."""
+
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page with charts.")] = None
     prometheus: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures of the run for Prometheus.")
-    ] = None,
+    ] = None
     limit: Annotated[
         int | None, typer.Option(min=0, metavar="N", help=f"Findings to show. Default: {SHOWN}; all with -o json.")
-    ] = None,
-    output: OutputOption = Output.TABLE,
+    ] = None
+    output: OutputOption = Output.TABLE
+
+    def check(self) -> None:
+        """Check that the files can be written, before anything else takes its time.
+
+        Raises:
+            Failure: names the file and what is in its way.
+        """
+        for name, path in (("html", self.html), ("prometheus", self.prometheus)):
+            if path is None:
+                continue
+            if path.is_dir():
+                raise Failure(f"--{name} {path} is a folder; name a file", Code.USAGE)
+            if not path.parent.is_dir():
+                raise Failure(f"--{name} {path}: there is no folder {path.parent}", Code.USAGE)
+            if not os.access(path.parent, os.W_OK):
+                raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to", Code.USAGE)
+            importlib.import_module(f"outbox.reconcile.report.{name}")  # what isn't installed is to be said now
+
+    def report(self, result: JobResult) -> None:
+        """Print the report, and write the files."""
+        if self.output is Output.JSON:
+            from outbox.reconcile.report import as_json  # noqa: PLC0415
+
+            print_json(as_json(result, self.limit))
+        else:
+            from outbox.reconcile.report.text import print_report  # noqa: PLC0415
+
+            print_report(result, console(), SHOWN if self.limit is None else self.limit)
+        if self.html:
+            from outbox.reconcile.report.html import write_html  # noqa: PLC0415
+
+            with _writing(self.html):
+                write_html(self.html, result)
+        if self.prometheus:
+            from outbox.reconcile.report.prometheus import write_prometheus  # noqa: PLC0415
+
+            with _writing(self.prometheus):
+                write_prometheus(self.prometheus, result)
+
+    @contextmanager
+    def reporting_failure(self, job: Job) -> Iterator[None]:
+        """Write for Prometheus that a run failed."""
+        try:
+            yield
+        except BaseException:
+            if self.prometheus:
+                from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415
+
+                with _writing(self.prometheus):
+                    write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
+            raise
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"{path} can't be written: {error.strerror or error}") from error
+
+
+def reconcile(
+    context: typer.Context,
+    *,
+    source: SourceOptions,
+    pairs: PairOptions,
+    filters: Any,
+    window: Any,
+    options: Any,
+    spark: Any,
+    report: ReportOptions,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
+    yes: YesOption = False,
 ) -> None:
-    """Compare the message tables of producer and consumer, and repair what differs.
-
-    Each message of the window is looked up on both sides; what differs is told by kind, with its mend. Nothing is
-    changed without --apply but the record (see `outbox reconcile runs`). How it is compared, and why so, goes to
-    stderr.
-
-    \b
-    Kinds and what can be done about them (the first is the default; --policy KIND=ACTION):
-      missing                     resend, alert
-      undispatched                dispatch, alert
-      unrecorded, status_mismatch sync_status, alert
-      parked                      alert, retry
-      failed, phantom, digest_mismatch  alert, park
-      undecided                   alert, check
-      unconsumed, resend_exhausted, no_effect, duplicate_effect, uncompensated, consumed_though_rolled_back  alert
-    The exit code is 0 in sync (or all repaired), 1 if differences are left; every failure has another one.
-
-    \b
-    Examples:
-      outbox reconcile --topic orders --group mail --since 24h
-      outbox reconcile --app shop.messages:outbox --apply --yes --html report.html
-      outbox reconcile --config nightly.toml -o json
-      outbox reconcile --topic orders --group mail --apply --policy parked=retry
-    """
+    """Run the job of the options."""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return
-    asked = Asked(producer, consumer, schema, config, outbox, topic, group, pair, tag, key, effect, since, until, grace)
-    report = Report(output, limit, html, prometheus)
     secrets: list[str] = []
-    with coming_to_a_result(secrets), needing("outbox reconcile", "reconcile"):
+    with _no_result(secrets), needing("outbox reconcile", "reconcile"):
         report.check()
-        if fresh and keep_for:
+        values = {**read_options(Job, options), "spark": read_options(Spark, spark)}
+        if fresh and "keep_for" in values:
             raise Failure("--fresh and --keep-for exclude each other", Code.USAGE)
-        on_spark = engine or (EngineName.SPARK if master or remote or jdbc_jar or spark_ui else None)
-        spark = {"master": master, "remote": remote, "jdbc_jar": jdbc_jar, "ui": spark_ui or None}
-        options = {
-            "tier": tier,
-            "engine": on_spark,
-            "archives": tuple(archive) if archive else None,
-            "policy": as_policy(policy) if policy else None,
-            "max_resends": max_resends,
-            "apply": apply or None,
-            "record": False if no_record else None,
-            "keep_for": 0.0 if fresh else as_duration(keep_for, "--keep-for"),
-            "workers": workers,
-            "spark": {name: value for name, value in spark.items() if value is not None},
-        }
-        job = asked.job({name: value for name, value in options.items() if value is not None})
+        if fresh:
+            values["keep_for"] = 0.0
+        if values["spark"]:
+            values.setdefault("engine", EngineName.SPARK)
+        job = _job(source, pairs, filters, window, values)
         secrets += [job.producer.url, job.consumer.url]
-        check_engine(job.engine)
+        if job.engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
+            raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
         if job.apply:
-            can_ask("not repairing", yes=yes)
-        with report.failing(job):
+            need_terminal("not repairing", yes=yes)
+        with report.reporting_failure(job):
             result = _run(job, yes=yes)
-        report.tell(result)
-    raise typer.Exit(code_of(result))
+        report.report(result)
+    from outbox.reconcile.report import verdict  # noqa: PLC0415
+
+    # What was repaired is no difference any more.
+    reached = verdict(result)
+    raise typer.Exit(Code.FAILED if reached.left or reached.measures else Code.DONE)
+
+
+app.callback(help=_HELP)(gathered(reconcile, filters=_FILTERS, window=_WINDOW, options=_JOB, spark=_SPARK))
 
 
 def _run(job: Job, *, yes: bool) -> JobResult:
@@ -160,24 +353,225 @@ def _run(job: Job, *, yes: bool) -> JobResult:
 
 
 def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
-    """Show what is to be repaired, and ask; where nothing is, there is nothing to ask."""
+    """Show what is to be repaired, and ask; if there is nothing to repair, there is nothing to ask."""
     repairs = [
-        (pair.pair, kind, number, action)
+        (pair.pair, kind, number, repair)
         for pair in result.pairs
         for kind, number in pair.differences.items()
-        if (action := job.repair_of(kind)) is not Repair.ALERT
+        if (repair := job.repair_of(kind)) is not Repair.ALERT
     ]
     if yes or not repairs:
         return True
-    for pair, kind, number, action in repairs:
-        say(f"{number:>9,} {kind.label} of {pair}: {action.value}")
+    for pair, kind, number, repair in repairs:
+        say(f"{number:>9,} {kind.label} of {pair}: {repair.value}")
     return ask(f"Repair {sum(repair[2] for repair in repairs):,} differences?")
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """What stands before a subcommand would be without effect."""
+    """Refuse what stands before a subcommand, since it would be without effect."""
     sources = (context.get_parameter_source(name) for name in context.params)
     if any(source is not None and source.name == "COMMANDLINE" for source in sources):
         raise Failure(
             f"options of `outbox reconcile {context.invoked_subcommand}` stand after it, not before", Code.USAGE
         )
+
+
+@contextmanager
+def _no_result(secrets: Sequence[str]) -> Iterator[None]:
+    """Give a failure another code than that of differences, which is 1. ``secrets``: URLs that no traceback may show.
+
+    Raises:
+        Failure: whatever it was.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = as_failure(error)
+        if failure is None:
+            text = traceback.format_exc()
+            for url in secrets:
+                text = hidden(text, url)
+            say(text)
+            failure = Failure("this error is unexpected, see above", Code.NO_RESULT)
+        raise Failure(str(failure), Code.NO_RESULT if failure.code is Code.FAILED else failure.code) from error
+
+
+# --- earlier runs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Where runs are recorded."""
+
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The consumer's database, in which the runs are recorded. Default: OUTBOX_CONSUMER_URL, the better "
+            "place for a password, or OUTBOX_PRODUCER_URL, or OUTBOX_DATABASE_URL.",
+        ),
+    ] = None
+    schema: SchemaOption = None
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Connection, str]]:
+        """Open the database in which runs are recorded; yield it with the schema."""
+        url = find_url(self.consumer, "--consumer", CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
+        if self.consumer:
+            note_password(url.render_as_string(hide_password=False), "--consumer", CONSUMER_VARIABLE)
+        settings = find_settings(self.schema)
+        with opened(url, settings) as (connection, parts):
+            if "consumer" not in parts:
+                where = described(url, settings.schema)
+                mend = "name the consumer's database"
+                raise Failure(f"only the producer's tables are in {where}; {mend}", Code.CONFIG)
+            yield connection, settings.schema
+
+
+@app.command("runs")
+@gathered
+def show_runs(
+    where: RecordOptions,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
+    limit: LimitOption = 50,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List recorded runs, the newest first; each compared a pair of topic and group.
+
+    \b
+    Results:
+      in sync, or how many differences were found (see `show` for what was done about them)
+      running     or it died: it has no end
+      an error    why it came to no result
+    """
+    with where.opened() as (connection, schema):
+        rows = record.runs(connection, schema, topic, group, limit)
+    if output is Output.JSON:
+        print_json({"runs": rows})
+        return
+    columns = ("run", "topic", "group", "since", "until", "started", "took>", "repairs", "schedule", "result")
+    names = ("id", "topic", "group", "window_start", "window_end", "started_at")
+    cells = [
+        (*(row[name] for name in names), _took(row), row["applied"], row["schedule"], _result(row)) for row in rows
+    ]
+    print_table(table(columns, cells))
+
+
+@app.command("show")
+@gathered
+def show_run(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, see `outbox reconcile runs`.")],
+    where: RecordOptions,
+    limit: LimitOption = 50,
+    after: Annotated[int, typer.Option(min=0, metavar="N", help="Go on after this finding.")] = 0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show one run, and its findings: what differed, and what was done about it.
+
+    \b
+    Example:
+      outbox reconcile show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --limit 500
+    """
+    run_id = as_id(run, "RUN")
+    with where.opened() as (connection, schema):
+        found = record.run(connection, schema, run_id)
+        if found is None:
+            raise Failure(f"no run {run_id} is recorded here; see `outbox reconcile runs`", Code.NOT_FOUND)
+        findings = record.findings(connection, schema, run_id, after, limit)
+    following = findings[-1]["id"] if len(findings) == limit else None
+    if output is Output.JSON:
+        print_json({"run": found, "findings": findings, "next": following})
+        return
+    names = [
+        "topic",
+        "group",
+        "window_start",
+        "window_end",
+        "started_at",
+        "finished_at",
+        "applied",
+        "schedule",
+        "job_id",
+    ]
+    facts = {"id": found["id"], "result": _result(found), **{name: found[name] for name in names}}
+    facts |= found["counts"] or {}
+    facts["plan"] = "; ".join((found["plan"] or {}).get("why", ()))
+    columns = ("number>", "message", "kind", "action", "result", "acted at", "detail")
+    fields = ("id", "message_id", "kind", "action", "result", "acted_at")
+    rows = [(*(row[name] for name in fields), _detail(row)) for row in findings]
+    print_table(facts_table("run", facts), table(columns, rows, "Findings"))
+    if following is not None:
+        say(f"there may be more: --after {following}")
+
+
+def _result(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return str(row["error"])
+    if row["finished_at"] is None:
+        return "running, or died"
+    return f"{row['differences']:,} differences" if row["differences"] else "in sync"
+
+
+def _took(row: dict[str, Any]) -> str:
+    return age((row["finished_at"] - row["started_at"]).total_seconds()) if row["finished_at"] else ""
+
+
+def _detail(row: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in (row["detail"] or {}).items()
+    )
+
+
+# --- archives --------------------------------------------------------------------------------------------------------
+
+
+def archive(
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder of the archives; made if need be.")],
+    source: SourceOptions,
+    pairs: PairOptions,
+    filters: Any,
+    window: Any,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Archive the rows of a window's messages on both sides, as Parquet files.
+
+    With `outbox reconcile --archive DIR` a pruned month can still be reconciled. What is younger than the grace period
+    isn't archived. What is in the archive already isn't read again: run it each night, or again after a crash.
+
+    \b
+    Example:
+      outbox reconcile archive --topic orders --group mail --until 1d --to /var/lib/outbox/archive
+    """
+    with needing("outbox reconcile archive", "reconcile"):
+        from outbox.reconcile.archive.write import take_archive  # noqa: PLC0415 - an extra
+
+        job = _job(source, pairs, filters, window, {})
+        taken: list[Manifest] = []
+        with Bars() as bars:
+            for each in job.pairs:
+                taken += take_archive(job.producer, job.consumer, each, job.window, to, bars)
+    rows = [_archived(manifest) for manifest in taken]
+    if output is Output.JSON:
+        print_json({"archives": rows})
+        return
+    columns = ("folder", "side", "topic", "group", "parts>", "rows>", "unsettled>", "taken at")
+    print_table(table(columns, [tuple(row.values()) for row in rows]))
+
+
+def _archived(manifest: Manifest) -> dict[str, Any]:
+    content = manifest.content
+    return {
+        "folder": str(manifest.folder),
+        "side": content.kind,
+        "topic": content.pair.topic,
+        "group": content.pair.group,
+        "parts": len(manifest.parts),
+        "rows": manifest.rows,
+        "unsettled": sum(part.unsettled for part in manifest.parts),
+        "taken_at": manifest.taken_at,
+    }
+
+
+app.command("archive")(gathered(archive, filters=_FILTERS, window=_WINDOW))

@@ -41,7 +41,7 @@ def test_list(cli: Cli, acted: list[str]) -> None:
         lines = cli("audit", "list", "-o", "ndjson", *arguments).out.splitlines()
         return [json.loads(line)["action"] for line in lines]
 
-    assert found("--actor", "ann") == ["restore", "retry"]
+    assert found("--by", "ann") == ["restore", "retry"]
     assert found("--action", "discard") == ["discard"]
     assert found("--target", acted[0]) == ["restore", "discard"]
     assert found("--since", "1h", "--limit", "1") == ["restore"]
@@ -57,7 +57,7 @@ def test_export(cli: Cli, acted: list[str]) -> None:
     table = list(csv.DictReader(io.StringIO(cli("audit", "export", "-o", "csv").out)))
     assert [row["reason"] for row in table] == ["was needed", "'=HYPERLINK(1)", "mended"]
     assert json.loads(table[0]["origin"])["via"] == "cli"
-    assert cli("audit", "export", "--limit", "1", "--actor", "bea").out.count("\n") == 1
+    assert cli("audit", "export", "--limit", "1", "--by", "bea").out.count("\n") == 1
 
 
 def test_more_than_a_page(cli: Cli, acted: list[str], engine: Engine) -> None:
@@ -69,10 +69,10 @@ def test_more_than_a_page(cli: Cli, acted: list[str], engine: Engine) -> None:
                 "SELECT 'cal', 'retry', 'till/' || n, 'x' FROM generate_series(1, 1200) n"
             )
         )
-    exported = cli("audit", "export", "--actor", "cal").out.splitlines()
+    exported = cli("audit", "export", "--by", "cal").out.splitlines()
     assert len({json.loads(line)["target"] for line in exported}) == len(exported) == 1200
-    listed = cli("audit", "list", "--actor", "cal", "--limit", "700", "-o", "json").json
+    listed = cli("audit", "list", "--by", "cal", "--limit", "700", "-o", "json").json
     assert len({row["target"] for row in listed["items"]}) == 700
     assert listed["next_page_token"] is not None
-    rest = cli("audit", "list", "--actor", "cal", "--limit", "10000", "--after", listed["next_page_token"], "-o", "id")
+    rest = cli("audit", "list", "--by", "cal", "--limit", "10000", "--after", listed["next_page_token"], "-o", "id")
     assert len(rest.out.split()) == 500

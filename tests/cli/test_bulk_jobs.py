@@ -19,7 +19,7 @@ from outbox import testing
 from outbox.cli.exits import Code
 from outbox.embedded import ServerLike
 from outbox.message.model import Status
-from outbox.operator.model import Actor, InboxFilter, Selector
+from outbox.operator.model import InboxFilter, Selector
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
 from tests.cli.books import Books
@@ -35,23 +35,23 @@ def books(engine: Engine) -> Books:
 
 
 @pytest.fixture
-def admin(engine: Engine) -> Operator:
+def operator(engine: Engine) -> Operator:
     """The service layer over the same database."""
     return Operator.open({"shop": engine}, Settings())
 
 
-def order(admin: Operator, action: str = "retry", **options: Any) -> str:
+def order(operator: Operator, action: str = "retry", **options: Any) -> str:
     """Order a bulk job on all dead letters, which nobody carries out."""
     selector = Selector(inbox=InboxFilter(status=(Status.PARKED,), discarded=False))
-    preview = admin.preview(action, selector)
-    bulk_job = admin.start(action, selector, by=Actor("bea"), why="because", token=preview.token, **options)
+    preview = operator.preview(action, selector)
+    bulk_job = operator.start(action, selector, by="bea", why="because", token=preview.token, **options)
     return str(bulk_job.id)
 
 
-def test_list_and_show(cli: Cli, books: Books, admin: Operator) -> None:
+def test_list_and_show(cli: Cli, books: Books, operator: Operator) -> None:
     """Bulk jobs with their counts, and the items of one."""
     ids = books.parked("looks wrong", "looks wrong")
-    bulk_job = order(admin)
+    bulk_job = order(operator)
     result = cli("bulk", "list", "-o", "json")
     assert (result.code, result.err) == (0, "")
     (row,) = result.json["items"]
@@ -66,10 +66,10 @@ def test_list_and_show(cli: Cli, books: Books, admin: Operator) -> None:
     assert set(cli("bulk", "show", bulk_job, "-o", "id").out.split()) == {f"till/{each}" for each in ids}
 
 
-def test_watch_and_run(cli: Cli, books: Books, admin: Operator) -> None:
+def test_watch_and_run(cli: Cli, books: Books, operator: Operator) -> None:
     """A watch with --run carries out what nobody else does; its items are exported as CSV."""
     books.parked("looks wrong", "looks wrong", "looks wrong")
-    bulk_job = order(admin)
+    bulk_job = order(operator)
     result = cli("bulk", "watch", bulk_job, "--run")
     assert (result.code, result.out) == (0, ""), result.err
     assert "3 done" in result.err
@@ -78,25 +78,25 @@ def test_watch_and_run(cli: Cli, books: Books, admin: Operator) -> None:
     assert cli("bulk", "show", bulk_job, "--state", "failed", "-o", "csv").out.count("\n") == 1
 
 
-def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, admin: Operator) -> None:
+def test_what_changed_meanwhile_is_skipped(cli: Cli, books: Books, operator: Operator) -> None:
     """What can't be done any more is told by its message: 5, and 4 where it was all."""
     ids = books.parked("looks wrong", "looks wrong")
-    part = order(admin, "discard")
+    part = order(operator, "discard")
     assert cli("dead", "retry", f"till/{ids[0]}", "--yes").code == 0
     result = cli("bulk", "watch", part, "--run", "-o", "json")
     assert (result.code, result.json["state"]) == (Code.PARTIAL, "partly")
     assert (result.json["done"], result.json["skipped"]) == (1, 1)
     assert f"skipped: till/{ids[0]}: " in result.err
     (late,) = books.parked("looks wrong")
-    none = order(admin)
+    none = order(operator)
     assert cli("dead", "discard", f"till/{late}", "--yes", "--reason", "x").code == 0
     assert cli("bulk", "watch", none, "--run").code == Code.CONFLICT
 
 
-def test_cancel(cli: Cli, books: Books, admin: Operator) -> None:
+def test_cancel(cli: Cli, books: Books, operator: Operator) -> None:
     """Cancelled is what is left; a second time there is nothing to cancel."""
     ids = books.parked("looks wrong")
-    bulk_job = order(admin)
+    bulk_job = order(operator)
     assert cli("bulk", "cancel", bulk_job).code == Code.USAGE
     assert cli("bulk", "cancel", bulk_job, "--dry-run", "-o", "json").json["state"] == "waiting"
     result = cli("bulk", "cancel", bulk_job, "--yes", "--actor", "ann", "--reason", "wrong topic", "-o", "json")
@@ -123,10 +123,10 @@ def test_workers_and_handlers(cli: Cli) -> None:
         assert cli(command).code == 0
 
 
-def test_the_bar_is_for_terminals(books: Books, admin: Operator, url: str) -> None:
+def test_the_bar_is_for_terminals(books: Books, operator: Operator, url: str) -> None:
     """At a terminal a bar shows how it goes, on stderr; stdout has the data and nothing else."""
     books.parked("looks wrong", "looks wrong")
-    bulk_job = order(admin)
+    bulk_job = order(operator)
     ours, theirs = os.openpty()
     try:
         done = subprocess.run(
@@ -144,12 +144,12 @@ def test_the_bar_is_for_terminals(books: Books, admin: Operator, url: str) -> No
     assert "2/2" in told or "0/2" in told
 
 
-def test_watch_waits_for_the_database(books: Books, admin: Operator, url: str, server: ServerLike) -> None:
+def test_watch_waits_for_the_database(books: Books, operator: Operator, url: str, server: ServerLike) -> None:
     """A database that goes away during a watch is waited for."""
     books.parked("looks wrong")
-    bulk_job = order(admin)
+    bulk_job = order(operator)
     database = make_url(url).database
-    for engine in (books.engine, admin.databases["shop"].engine):
+    for engine in (books.engine, operator.databases["shop"].engine):
         engine.dispose()
     control = create_engine(server.url(), isolation_level="AUTOCOMMIT")
     process = subprocess.Popen(

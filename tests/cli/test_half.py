@@ -26,8 +26,8 @@ from outbox.cli import nouns
 from outbox.cli.exits import Code
 from outbox.database.decision import decide, fence_key
 from outbox.database.execute import execute
-from outbox.operator import databases, undecided
-from outbox.operator.look import scheduled_sql
+from outbox.operator import databases
+from outbox.operator.look import lists_sql
 from tests.check.support import Bench, open_bench
 from tests.cli.conftest import Cli, Result
 
@@ -195,8 +195,8 @@ def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
-    monkeypatch.setattr(scheduled_sql, "WINDOW", 2)
-    monkeypatch.setattr(scheduled_sql, "list_halves", functools.partial(scheduled_sql.list_halves, window=2))
+    monkeypatch.setattr(lists_sql, "HALF_WINDOW", 2)
+    monkeypatch.setattr(lists_sql, "list_halves", functools.partial(lists_sql.list_halves, window=2))
     monkeypatch.setattr(nouns, "SEARCHED", 2)
     result = cli("half", "list", "--status", "orphan")
     assert result.err.startswith("searched 2 half messages; to search further: --after ")
@@ -214,7 +214,7 @@ def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypa
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("--older-than", "yesterday"), "--older-than 'yesterday' must be a duration: 90s, 15m, 2h, 3d"),
+        (("--older-than", "yesterday"), "--older-than = 'yesterday' must be a duration"),
         (("--status", "lost"), "'lost'"),
         (("--after", "42"), "page token"),
     ],
@@ -400,12 +400,11 @@ def test_check_of_a_fence(cli: Cli, bench: Bench) -> None:
     half_id = fenced(bench)
     with bench.engine.begin() as function:
         function.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": fence_key("outbox", half_id)})
-        result = cli("half", "check", str(half_id), *BECAUSE, "-o", "json")
-    assert (result.code, result.json["answer"]) == (0, "unknown")
-    assert result.err == f"no verdict on half message {half_id}: its transaction is still running\n"
-    result = cli("half", "check", str(half_id), *BECAUSE)
+        result = cli("half", "check", str(half_id), *BECAUSE, "--yes")
+    assert (result.code, "without a verdict: its transaction is still running" in result.err) == (0, True)
+    result = cli("half", "check", str(half_id), *BECAUSE, "--yes")
     assert (result.code, result.out) == (0, "")
-    assert result.err.startswith(f"half message {half_id} was rolled back by the check; it took ")
+    assert result.err == f"message {half_id} was rolled back by the check of its fence\n"
     assert bench.op(half_id) == ("rollback", "check")
     assert len(audit(bench)) == 2
 
@@ -502,7 +501,7 @@ def test_check_while_it_is_being_asked(
 ) -> None:
     """Nobody is asked twice at once: 4."""
     result = cli("half", "check", str(world["asked"]), *BECAUSE, "--app", new_app("create_engine", "def", ""))
-    assert (result.code, "is being checked at this moment" in result.err) == (Code.CONFLICT, True)
+    assert (result.code, "it is being asked about at this moment" in result.err) == (Code.CONFLICT, True)
     assert audit(bench) == []
 
 
@@ -589,7 +588,7 @@ def test_commit(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     assert [(actor, target, reason) for actor, _, target, reason in audit(bench)] == [
         ("ann", half_id, "the provider called")
     ]
-    assert show(cli, world["parked"])["audit"][0]["result"] == {"resolution": "commit", "force": False}
+    assert [act["action"] for act in show(cli, world["parked"])["audit"]] == ["commit"]
 
 
 def test_commit_fenced(cli: Cli, bench: Bench) -> None:
@@ -639,7 +638,6 @@ def test_rollback_of_what_is_not_open(cli: Cli, world: dict[str, UUID]) -> None:
 def test_rollback_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that is deciding the half and doesn't end is waited for so long and no longer: 4."""
     monkeypatch.setattr(databases, "PATIENCE", 0.05)
-    monkeypatch.setattr(undecided, "PATIENCE", 0.05)
     half_id = bench.prepare()
     with bench.engine.begin() as rival:
         decide(rival, "outbox", half_id, COMMIT)
@@ -660,6 +658,8 @@ def test_acts_need_a_reason(cli: Cli, bench: Bench, act: str) -> None:
     half_id = bench.prepare()
     for options in ([], ["--reason", " "], ["--reason", "why", "--actor", ""]):
         for named in ([str(half_id)], ["--status", "parked"]):
+            if act == "check" and named == [str(half_id)] and "why" not in options:
+                continue  # of one half, nothing is lost by it
             result = cli("half", act, *named, *options, "--yes")
             assert (result.code, result.out) == (Code.USAGE, "")
             assert "--reason" in result.err or "--actor is empty" in result.err

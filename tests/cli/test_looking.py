@@ -17,7 +17,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.once import dispatch_once
 from outbox.operator.health import stats
-from outbox.operator.look import messages_sql
+from outbox.operator.look import lists_sql
 from outbox.operator.model import MessageStatus
 from tests.cli.conftest import Cli
 
@@ -317,7 +317,7 @@ def test_list_pages(cli: Cli, world: World) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
-    monkeypatch.setattr(messages_sql, "WINDOW", 3)
+    monkeypatch.setattr(lists_sql, "WINDOW", 3)
     monkeypatch.setattr(nouns, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):
