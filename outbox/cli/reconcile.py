@@ -545,7 +545,7 @@ def archive(
       outbox reconcile archive --topic orders --group mail --until 1d --to /var/lib/outbox/archive
     """
     with needing("outbox reconcile archive", "reconcile"):
-        from outbox.reconcile.archive.write import take_archive  # noqa: PLC0415 - an extra
+        from outbox.reconcile.archive import take_archive  # noqa: PLC0415 - an extra
 
         job = _job(source, pairs, filters, window, {})
         taken: list[Manifest] = []
