@@ -270,6 +270,17 @@ def unknown_name(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"{prefix}{name} is unknown; " + (f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}")
 
 
+def _unknown_variable(name: str, known: Sequence[str], prefix: str) -> str:
+    # What all have in common says nothing about which is nearest.
+    close = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], 1)
+    mend = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(known)}"
+    return f"{name} is unknown; {mend}"
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def environment(
     kind: Any, prefix: str, environ: Mapping[str, str] | None = None, others: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -282,13 +293,16 @@ def environment(
         InvalidSettings: a value that can't be read, or an unknown variable with the prefix.
     """
     variables = os.environ if environ is None else environ
+    secrets = {f"{each.name}_file": each.name for each in shape_of(kind) if each.option.secret}
+    keys = [key for each in shape_of(kind) for key in (each.name, *each.option.aliases)]
+    known = [f"{prefix}{key.upper()}" for key in (*keys, *secrets)]
+    ours = [name for name in variables if name.startswith(prefix) and not _matches(name, others)]
+    if unknown := [name for name in ours if name not in known]:
+        known += [name for name in others if "*" not in name]
+        raise InvalidSettings("; ".join(_unknown_variable(name, known, prefix) for name in unknown))
     texts: dict[str, str] = {}
-    for name in variables:
-        if not name.startswith(prefix) or any(fnmatch.fnmatchcase(name, pattern) for pattern in others):
-            continue
-        key = name.removeprefix(prefix).lower()
-        secrets = {f"{each.name}_file": each.name for each in shape_of(kind) if each.option.secret}
-        text = variables[name]
+    for name in ours:
+        key, text = name.removeprefix(prefix).lower(), variables[name]
         try:
             texts[secrets.get(key, key)] = Path(text).read_text().strip() if key in secrets else text
         except OSError as error:

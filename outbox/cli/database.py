@@ -141,6 +141,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     names = variables or (URL_VARIABLE,)
     text = text or next(filter(None, map(os.environ.get, names)), None)
     if not text:
+        Settings.from_env()  # names a misspelt variable
         raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}", Code.USAGE)
     try:
         url = make_url(text)

@@ -79,6 +79,18 @@ def test_no_url(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "give --url" in check_failure(cli("stats"), Code.USAGE)
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "right"), [("OUTBOX_DATABSE_URL", "OUTBOX_DATABASE_URL"), ("OUTBOX_RETENTON", "OUTBOX_RETENTION")]
+)
+def test_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch, misspelt: str, right: str) -> None:
+    """A variable that is no setting is named with the nearest that is one, also where it is why the URL is missing."""
+    monkeypatch.setenv(misspelt, "5")
+    for command in (("stats",), ("messages", "list"), ("db", "current")):
+        assert f"{misspelt} is unknown; did you mean {right}?" in check_failure(cli(*command), Code.CONFIG)
+    monkeypatch.delenv("OUTBOX_DATABASE_URL")
+    assert f"did you mean {right}?" in check_failure(cli("stats"), Code.CONFIG)
+
+
 @pytest.mark.parametrize("form", ["postgres://", "postgresql://"])
 def test_other_forms_of_the_url(cli: Cli, url: str, form: str) -> None:
     """What libpq and hosting providers call PostgreSQL works as well."""

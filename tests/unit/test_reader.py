@@ -286,7 +286,7 @@ def test_environment(tmp_path: Path) -> None:
     secret.write_text("hunter2\n")
     environ = {"APP_NUMBER": "3", "APP_PASSWORD_FILE": str(secret), "APP_URL": "x", "NUMBER": "9"}
     assert environment(Everything, "APP_", environ, ["APP_U*"]) == {"number": 3, "password": "hunter2"}
-    with pytest.raises(InvalidSettings, match="APP_NUMER is unknown; did you mean NUMBER"):
+    with pytest.raises(InvalidSettings, match="APP_NUMER is unknown; did you mean APP_NUMBER"):
         environment(Everything, "APP_", {"APP_NUMER": "3"})
     with pytest.raises(InvalidSettings, match="APP_PASSWORD_FILE = '/nowhere' can't be read: No such file"):
         environment(Everything, "APP_", {"APP_PASSWORD_FILE": "/nowhere"})

@@ -194,10 +194,10 @@ def test_settings_of_the_check_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("OUTBOX_RETENTON", "OUTBOX_RETENTON is unknown; did you mean RETENTION?"),
-        ("OUTBOX_RETENTIONS", "did you mean RETENTION?"),
-        ("OUTBOX_DISPATCHBATCH", "did you mean DISPATCH_BATCH?"),
-        ("OUTBOX_XYZ", "OUTBOX_XYZ is unknown; known are QUEUES, MAX_BODY_BYTES"),
+        ("OUTBOX_RETENTON", "OUTBOX_RETENTON is unknown; did you mean OUTBOX_RETENTION?"),
+        ("OUTBOX_RETENTIONS", "did you mean OUTBOX_RETENTION?"),
+        ("OUTBOX_DISPATCHBATCH", "did you mean OUTBOX_DISPATCH_BATCH?"),
+        ("OUTBOX_XYZ", "OUTBOX_XYZ is unknown; known are OUTBOX_QUEUES, OUTBOX_MAX_BODY_BYTES"),
     ],
 )
 def test_misspelt_variables_are_refused(name: str, said: str) -> None:
