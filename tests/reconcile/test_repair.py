@@ -131,7 +131,7 @@ def test_resend_of_what_healed(night: Night) -> None:
         come: "healed",
         resent: "healed",
         effect: "refused: it took effect",
-        compensated: "refused: it was compensated",
+        compensated: "refused: its local transaction was compensated",
         pruned: "refused: the producer has no message of it any more",
         lost: "done",
     }

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from outbox.reconcile.job import Job, Outcome, Pair, Repair
 from outbox.reconcile.repair.acts import check_undecided, dispatch_undispatched, park, resend_missing, retry_parked
 from outbox.reconcile.repair.sync_status import sync_status
-from outbox.reconcile.repair.work import Act, Work, attempt
+from outbox.reconcile.repair.work import Repairer, Work, attempt
 from outbox.reconcile.rows import Finding, Repaired
 
 __all__ = ["BATCH", "repair"]
@@ -23,7 +23,7 @@ __all__ = ["BATCH", "repair"]
 #: How many messages an act is about at most.
 BATCH = 500
 
-_ACTS: Mapping[Repair, Act] = {
+_ACTS: Mapping[Repair, Repairer] = {
     Repair.RESEND: resend_missing,
     Repair.DISPATCH: dispatch_undispatched,
     Repair.SYNC_STATUS: sync_status,

@@ -1,15 +1,8 @@
-"""Undecided: have the half checked by the next pass, a parked one exactly once more.
+"""The repairs that are acts of an operator, and dispatch; what is particular here is what they see to before they act.
 
-Undispatched: make the message that the op was to become, unless dispatch will come to it by itself.
-
-Phantoms, changed bodies, failures: set the message aside at the consumer, so that nobody runs it again.
-
-Missing: append the message once more under its id.
-
-Done twice it would do no harm, since the inbox knows what it has; but each night would add a send. So the newest send
-number decides: only who still finds the one that the finding saw may append the next.
-
-Parked: give the message back to its group, with all its attempts.
+Each locks what it is about, and acts only where it still is as it was found. A resend done twice would do no harm,
+since the inbox knows what it has; but each night would add a send. So the newest send number decides: only a repair
+that still finds the one which the finding has may append the next.
 """
 
 from __future__ import annotations
@@ -18,52 +11,44 @@ import time
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import Connection
-
 from outbox.database.execute import execute
-from outbox.dispatch.once import dispatch_once, dispatch_passed, newest_sends, release_due_once, resend
+from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.message.model import Status
-from outbox.operator.changes import apply
+from outbox.operator.acts import STATES
+from outbox.operator.changes import apply, lock, resend
 from outbox.operator.model import Target
 from outbox.reconcile.job import Outcome, Repair
 from outbox.reconcile.repair import sql as repair_sql
-from outbox.reconcile.repair import work as inbox
-from outbox.reconcile.repair.work import BUSY, DONE, HEALED, PATIENCE, InboxRow, Work, ids_of
+from outbox.reconcile.repair.work import BUSY, DONE, HEALED, PATIENCE, LockedRow, Work, ids_of, with_locked
 from outbox.reconcile.rows import Finding
 
 
 def check_undecided(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Request a check of what is still undecided, and not due to be checked anyway."""
+    """Have the halves checked by the next pass, parked ones exactly once more, unless they are due to be checked."""
     results = {}
     ids, schema = ids_of(batch), work.job.producer.schema
     with work.in_producer() as connection:
-        # Whoever decides locks this row first, for as long as its transaction runs: not waited for.
+        # A decision locks this row first, for as long as its transaction runs: not waited for.
         locked, there = execute(connection, repair_sql.lock_checks(schema, ids), repair_sql.checks(schema, ids))
         due: dict[UUID, bool] = dict(locked)
-        busy = {half_id for (half_id,) in there} - due.keys()
-        for finding in batch:
-            if finding.id in busy:
-                results[finding.id] = BUSY
-            elif due.get(finding.id):
-                results[finding.id] = "refused: a check is due already; is a worker running that has its checker?"
-            else:
-                results[finding.id] = _request(work, connection, finding)
+        for half_id in ids:
+            if due.get(half_id):
+                results[half_id] = "refused: a check is due already; is a worker running that has its checker?"
+        results |= {half_id: BUSY for (half_id,) in there if half_id not in due}
+        left = [Target(half_id) for half_id in ids if half_id not in results]
+        request = work.request("check", batch[0].outcome)
+        outcomes = apply(connection, work.job.producer.settings, request, left)
+    for target, outcome in zip(left, outcomes, strict=True):
+        gone = "refused: the producer has no half message of it any more" if outcome.was == "unknown" else HEALED
+        results[target.message_id] = DONE if outcome.state == "done" else gone
     return results
-
-
-def _request(work: Work, connection: Connection, finding: Finding) -> str:
-    request = work.request("check", finding.outcome)
-    (outcome,) = apply(connection, work.job.producer.settings, request, [Target(finding.id)])
-    if outcome.state == "done":
-        return DONE
-    return "refused: the producer has no half message of it any more" if outcome.was == "unknown" else HEALED
 
 
 _PAUSE = 0.05
 
 
 def dispatch_undispatched(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Place what dispatch has passed; let it come to the others, and look again.
+    """Place what dispatch has passed; let it come to the others, and try again.
 
     What dispatch or release has made is healed: that is their work, nothing was mended.
     """
@@ -101,26 +86,23 @@ def _run_passes(work: Work) -> bool:
 
 
 def park(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Park the failed rows that are as they were found."""
-    kind, schema = batch[0].outcome, work.job.consumer.schema
-    results = _look_again(work, batch)
+    """Park the failed rows that are as they were found, and say why in their error."""
+    results = _known_since(work, batch)
+    left = [finding for finding in batch if finding.id not in results]
     with work.in_consumer() as connection:
-        there = inbox.lock(work, connection, batch)
-        for finding in batch:
-            if finding.id not in results:
-                busy = finding.id in there.busy
-                results[finding.id] = BUSY if busy else _result(finding, there.rows.get(finding.id))
-        chosen = [finding for finding in batch if results[finding.id] == DONE]
-        why = f"parked by {work.reason(kind)}"
+        results |= with_locked(work, connection, left, _result)
+        chosen = [finding for finding in left if results[finding.id] == DONE]
+        why = f"parked by {work.reason(batch[0].outcome)}"
+        schema, group = work.job.consumer.schema, work.pair.group
         execute(
             connection,
-            repair_sql.settle_inbox(schema, work.pair.group, Status.PARKED.value, ids_of(chosen), why),
-            *work.audits(Repair.PARK, chosen, {finding.id: {"was": Status.FAILED.value} for finding in chosen}),
+            repair_sql.settle_inbox(schema, group, Status.PARKED.value, ids_of(chosen), why),
+            *work.audits(Repair.PARK, {finding: {"was": Status.FAILED.value} for finding in chosen}),
         )
     return results
 
 
-def _result(finding: Finding, row: InboxRow | None) -> str:
+def _result(finding: Finding, row: LockedRow | None) -> str:
     if row is None or row.status is Status.PARKED:
         return HEALED
     if row.status is Status.FAILED:
@@ -130,7 +112,7 @@ def _result(finding: Finding, row: InboxRow | None) -> str:
     return f"refused: it is {row.status.value}: only what is to be retried can be parked"
 
 
-def _look_again(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+def _known_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Return the results of what the producer has come to know meanwhile: a phantom's message, the body that it had."""
     with work.in_producer() as connection:
         (rows,) = execute(connection, repair_sql.dispatched(work.job.producer.schema, ids_of(batch)))
@@ -144,33 +126,32 @@ def _look_again(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 
 def resend_missing(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Resend what the consumer still doesn't know."""
-    results = _look_again_at_sends(work, batch)
-    left = [finding for finding in batch if finding.id not in results]
-    settings = work.job.producer.settings
+    """Append what the consumer still doesn't know once more, under its id."""
+    results = _consumed_since(work, batch)
+    left = {Target(finding.id): finding for finding in batch if finding.id not in results}
+    if not left:
+        return results
+    settings, request = work.job.producer.settings, work.request("resend", batch[0].outcome)
     with work.in_producer() as connection:
-        sends = newest_sends(connection, settings, ids_of(left))
-        compensated = work.compensated(connection, left)
-        chosen = []
-        for finding in left:
-            sent = sends.get(finding.id)
-            if sent is None:
+        messages = lock(connection, settings, request.act, list(left), wait=True)
+        for target, finding in left.items():
+            sent = messages[target].sends
+            if not sent:
                 results[finding.id] = "refused: the producer has no message of it any more"
             elif sent != finding.sends:
                 results[finding.id] = HEALED  # resent meanwhile: the consumer hasn't read past that yet
-            elif finding.id in compensated:
-                results[finding.id] = "refused: it was compensated"
+            elif messages[target].state != "dispatched":
+                results[finding.id] = f"refused: {STATES[messages[target].state or '']}"
             elif sent > work.job.max_resends:
                 results[finding.id] = f"refused: resent {sent - 1} times already"
             else:
                 results[finding.id] = DONE
-                chosen.append(finding)
-        numbers = {finding.id: sends[finding.id] for finding in chosen}
-        resend(connection, settings, numbers, actor=work.job.actor, reason=work.reason(batch[0].outcome))
+        chosen = {target: messages[target] for target in left if results[target.message_id] == DONE}
+        resend(connection, settings, request, chosen)
     return results
 
 
-def _look_again_at_sends(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+def _consumed_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Return the results of what needs no resend, by what the consumer has now.
 
     A message that comes in between is sent once too often, which its inbox row makes harmless.
@@ -183,23 +164,18 @@ def _look_again_at_sends(work: Work, batch: Sequence[Finding]) -> dict[UUID, str
 
 
 def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Resume the parked rows that are as they were found.
+    """Give the parked rows that are as they were found all of their attempts again.
 
     One that an operator retried and that is parked again is left to a human: it would go round for ever.
     """
-    results = {}
     with work.in_consumer() as connection:
-        there = inbox.lock(work, connection, batch)
-        for finding in batch:
-            busy = finding.id in there.busy
-            result = results[finding.id] = BUSY if busy else _result_of_retry(finding, there.rows.get(finding.id))
-            if result == DONE:
-                request = work.request("retry", finding.outcome)
-                apply(connection, work.job.consumer.settings, request, [Target(finding.id, work.pair.group)])
+        results = with_locked(work, connection, batch, _result_of_retry)
+        targets = [Target(finding.id, work.pair.group) for finding in batch if results[finding.id] == DONE]
+        apply(connection, work.job.consumer.settings, work.request("retry", batch[0].outcome), targets)
     return results
 
 
-def _result_of_retry(finding: Finding, row: InboxRow | None) -> str:
+def _result_of_retry(finding: Finding, row: LockedRow | None) -> str:
     if row is None or row.status is not Status.PARKED:
         return HEALED
     return DONE if row.is_as(finding) else row.changed

@@ -19,6 +19,7 @@ A handler may be running this very message. What keeps the two apart:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -28,8 +29,7 @@ from outbox.database.execute import execute
 from outbox.message.model import Status
 from outbox.reconcile.job import Repair
 from outbox.reconcile.repair import sql as repair_sql
-from outbox.reconcile.repair import work as inbox
-from outbox.reconcile.repair.work import BUSY, DONE, HEALED, InboxRow, Work, ids_of
+from outbox.reconcile.repair.work import DONE, HEALED, LockedRow, Work, had_none, ids_of, with_locked
 from outbox.reconcile.rows import Finding, InboxState, ProducerState
 
 _WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
@@ -40,11 +40,9 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     results = _compensated_since(work, batch)
     left = [finding for finding in batch if finding.id not in results]
     with work.in_consumer() as connection:
-        there = inbox.lock(work, connection, left)
-        effects = work.effects(connection, left)
-        for finding in left:
-            row, busy = there.rows.get(finding.id), finding.id in there.busy
-            results[finding.id] = BUSY if busy else _result(finding, row, effects.get(finding.id))
+        # Counted after the locks: an effect that came before them counts.
+        effects = functools.cache(lambda: work.effects(connection, left))
+        results |= with_locked(work, connection, left, lambda each, row: _result(each, row, effects().get(each.id)))
         for truth in (Status.CONSUMED, Status.QUARANTINED):
             chosen = [finding for finding in left if results[finding.id] == DONE and truth_of(finding) is truth]
             results |= _write(work, connection, truth, chosen)
@@ -66,7 +64,7 @@ def _compensated_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
         return dict.fromkeys(work.compensated(connection, quarantined), "refused: it was compensated")
 
 
-def _result(finding: Finding, row: InboxRow | None, effects: int | None) -> str:
+def _result(finding: Finding, row: LockedRow | None, effects: int | None) -> str:
     """Decide what is to be done about a message; ``effects`` is None where no business table is named."""
     truth = truth_of(finding)
     if row is not None and row.status is truth:
@@ -77,13 +75,13 @@ def _result(finding: Finding, row: InboxRow | None, effects: int | None) -> str:
         return "refused: it took effect"
     if row is not None:
         return DONE if row.is_as(finding) else row.changed
-    return DONE if inbox.had_none(finding) else "refused: its inbox row is gone"
+    return DONE if had_none(finding) else "refused: its inbox row is gone"
 
 
 def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[Finding]) -> dict[UUID, str]:
     """Insert or update the rows of ``chosen``, and record it; return the results of those that came too late."""
     schema, group = work.job.consumer.schema, work.pair.group
-    missing = [finding for finding in chosen if inbox.had_none(finding)]
+    missing = [finding for finding in chosen if had_none(finding)]
     why = f"quarantined by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.QUARANTINED else None
     rows = [
         repair_sql.NewRow(finding.id, finding.queue or 0, finding.position or 0, finding.producer_digest)
@@ -104,9 +102,6 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
         if finding.id not in mine
     }
     done = [finding for finding in chosen if finding.id not in late]
-    changes = {
-        finding.id: {"was": finding.status.name.lower() if finding.status else None, "is": truth.value}
-        for finding in done
-    }
-    execute(connection, *work.audits(Repair.SYNC_STATUS, done, changes))
+    changes = {each: {"was": each.status.name.lower() if each.status else None, "is": truth.value} for each in done}
+    execute(connection, *work.audits(Repair.SYNC_STATUS, changes))
     return late

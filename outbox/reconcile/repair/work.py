@@ -1,15 +1,10 @@
-"""What every repair works with: the two databases, short transactions in them, and words for what came of it.
-
-Do a batch at once; where that fails, message by message, so that a bad row never stops the others.
-
-The inbox row behind a finding, locked and compared with what the finding saw.
-"""
+"""What every repair works with: the two databases, short transactions in them, locked inbox rows, and its results."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -30,7 +25,7 @@ from outbox.text import summary_of
 
 DONE = "done"
 HEALED = "healed"
-BUSY = "refused: busy: somebody else is working on it; run the reconciliation again"
+BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
 
 #: How long (seconds) a statement waits for a lock; and how long a repair waits for dispatch to get on.
 PATIENCE = 3.0
@@ -46,17 +41,13 @@ class Work:
     producer: Engine
     consumer: Engine
 
-    @contextmanager
-    def in_producer(self) -> Iterator[Connection]:
+    def in_producer(self) -> AbstractContextManager[Connection]:
         """Open a transaction in the producer's database; it commits at the end of the block."""
-        with _transaction(self.producer) as connection:
-            yield connection
+        return _transaction(self.producer)
 
-    @contextmanager
-    def in_consumer(self) -> Iterator[Connection]:
+    def in_consumer(self) -> AbstractContextManager[Connection]:
         """Open a transaction in the consumer's database; it commits at the end of the block."""
-        with _transaction(self.consumer) as connection:
-            yield connection
+        return _transaction(self.consumer)
 
     def reason(self, kind: Outcome) -> str:
         """Return what the audit gives as the reason of an act."""
@@ -66,18 +57,12 @@ class Work:
         """Return an operator's act, as this run requests it for a finding of a kind."""
         return ActRequest(ACTS[name], self.job.actor, self.reason(kind))
 
-    def audits(self, action: Repair, findings: Sequence[Finding], results: Mapping[UUID, object]) -> list[Statement]:
+    def audits(self, action: Repair, results: Mapping[Finding, object]) -> list[Statement]:
         """Return what records acts in the consumer's database, each with its result."""
+        schema, actor, group = self.job.consumer.schema, self.job.actor, self.pair.group
         return [
-            audit(
-                self.job.consumer.schema,
-                self.job.actor,
-                action.value,
-                f"{self.pair.group}/{finding.id}",
-                self.reason(finding.outcome),
-                results[finding.id],
-            )
-            for finding in findings
+            audit(schema, actor, action.value, f"{group}/{finding.id}", self.reason(finding.outcome), result)
+            for finding, result in results.items()
         ]
 
     def effects(self, connection: Connection, findings: Sequence[Finding]) -> dict[UUID, int]:
@@ -107,20 +92,22 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
 
 
 #: Does something about findings of one kind, in transactions of its own; returns the result of each, by id.
-Act = Callable[[Work, Sequence[Finding]], dict[UUID, str]]
+Repairer = Callable[[Work, Sequence[Finding]], dict[UUID, str]]
 
-# So many messages of one batch that can't be had mean that none can: a table is locked, or all of dispatch.
+# So many messages of one batch that are locked mean that all are: a table is locked, or all of dispatch.
 _MOST_BUSY = 3
 
 
-def attempt(act: Act, work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Return the result of each message of a batch, whatever goes wrong.
+def attempt(repairer: Repairer, work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the result of each message of a batch.
+
+    Where the batch fails, it is done message by message, so that a bad row never stops the others.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the connection was lost.
     """
     try:
-        return act(work, batch)
+        return repairer(work, batch)
     except DBAPIError as error:
         refusal = _refusal(error)
     results: dict[UUID, str] = {}
@@ -128,7 +115,7 @@ def attempt(act: Act, work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     for finding in batch:
         if len(batch) > 1 and vain < _MOST_BUSY:
             try:
-                results |= act(work, [finding])
+                results |= repairer(work, [finding])
                 continue
             except DBAPIError as error:
                 refusal = _refusal(error)
@@ -144,16 +131,8 @@ def _refusal(error: DBAPIError) -> str:
     return BUSY if code in CONTENDED else f"refused: {summary_of(error.orig or error)}"
 
 
-_STATE = {
-    Status.CONSUMED: InboxState.CONSUMED,
-    Status.FAILED: InboxState.FAILED,
-    Status.PARKED: InboxState.PARKED,
-    Status.QUARANTINED: InboxState.QUARANTINED,
-}
-
-
 @dataclass(frozen=True, slots=True)
-class InboxRow:
+class LockedRow:
     """An inbox row as it is now; it is locked."""
 
     status: Status
@@ -161,33 +140,34 @@ class InboxRow:
     changed_at: dt.datetime
 
     def is_as(self, finding: Finding) -> bool:
-        """Has nobody changed it since the finding?"""
-        seen = (finding.status, finding.attempts, finding.changed_at)
-        return (_STATE[self.status], self.attempts, self.changed_at) == seen
+        """Is it unchanged since the finding?"""
+        found = (finding.status, finding.attempts, finding.changed_at)
+        return (InboxState[self.status.name], self.attempts, self.changed_at) == found
 
     @property
     def changed(self) -> str:
-        """The result where somebody has."""
+        """The result where it isn't."""
         return f"refused: it has changed meanwhile: {self.status.value} after {self.attempts} attempts"
 
 
-@dataclass(frozen=True, slots=True)
-class Inbox:
-    """The inbox rows of some findings: ``rows`` are locked until the transaction ends, ``busy`` are somebody else's."""
+def with_locked(
+    work: Work,
+    connection: Connection,
+    findings: Sequence[Finding],
+    result: Callable[[Finding, LockedRow | None], str],
+) -> dict[UUID, str]:
+    """Lock the inbox rows of findings; return what ``result`` decides of each, by its row if there is one.
 
-    rows: dict[UUID, InboxRow]
-    busy: frozenset[UUID]
-
-
-def lock(work: Work, connection: Connection, findings: Sequence[Finding]) -> Inbox:
-    """Lock the inbox rows of findings, without waiting for those that somebody else has."""
+    A row that another transaction has locked isn't waited for, and is `BUSY`. The locks last as long as the transaction.
+    """
     schema, group, ids = work.job.consumer.schema, work.pair.group, ids_of(findings)
-    # In this order: what is there and isn't locked by us has come meanwhile, or is somebody else's.
+    # In this order: what is there and isn't locked by us has come meanwhile, or another transaction has it.
     locked, there = execute(
         connection, repair_sql.lock_inbox(schema, group, ids), repair_sql.statuses(schema, group, ids)
     )
-    rows = {row[0]: InboxRow(Status(row[1]), *row[2:]) for row in locked}
-    return Inbox(rows, frozenset(message_id for message_id, _ in there if message_id not in rows))
+    rows = {row[0]: LockedRow(Status(row[1]), *row[2:]) for row in locked}
+    busy = {message_id for message_id, _ in there} - rows.keys()
+    return {each.id: BUSY if each.id in busy else result(each, rows.get(each.id)) for each in findings}
 
 
 def had_none(finding: Finding) -> bool:
