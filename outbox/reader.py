@@ -215,7 +215,9 @@ class Reader:
             return value
         kind = _SCALARS[hint]
         if isinstance(value, str) and (self.form == "text" or (self.form == "data" and kind.written)):
-            _sure(value, self.form == "text" or kind.expected is not _A_DURATION or _DURATION.fullmatch(value))
+            units = kind.expected is _A_DURATION and _DURATION.fullmatch(value)
+            numeric = hint in {int, float} or kind.expected is _A_DURATION
+            _sure(value, not numeric or units or (self.form == "text" and _NUMERIC.fullmatch(value)))
             value = kind.parse(value)
         if hint is dt.timedelta and self.form == "data" and _is_finite(value):
             value = dt.timedelta(seconds=value)
@@ -345,7 +347,7 @@ class _Scalar(NamedTuple):
 
     expected: str
     parse: Callable[[str], Any]
-    fits: Callable[[Any], bool]
+    fits: Callable[[Any], object]
     written: bool = True
 
 
@@ -355,21 +357,9 @@ def _sure(value: Any, sure: object) -> Any:
     return value
 
 
-def _whole(text: str) -> int:
-    return int(_sure(text, re.fullmatch(r"[+-]?[0-9]{1,18}", text)))
-
-
-def _number(text: str) -> float:
-    return float(_sure(text, "_" not in text))
-
-
-def _flag(text: str) -> bool:
-    return _FLAGS[_sure(text.lower(), text.lower() in _FLAGS)]
-
-
 def _seconds(text: str) -> float:
     if not _DURATION.fullmatch(text):
-        return _number(text)
+        return float(text)
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([wdhms])", text))
 
 
@@ -387,22 +377,24 @@ def _is(kind: type) -> Callable[[Any], bool]:
 
 
 _A_DURATION = "a duration: 0 seconds or more, or a text such as '90s', '1h30m' or '7d'"
+_A_TIME = "a time with a zone, such as 2026-03-01T00:00:00+01:00"
+_AN_ID = "an id, such as 01975a5e-0c6f-7a3e-8000-5d0e6f0c1a2b"
 _SCALARS: Mapping[Any, _Scalar] = {
     str: _Scalar("a text", str, _is_storable),
-    bool: _Scalar("true or false", _flag, _is(bool), written=False),
-    int: _Scalar("a whole number", _whole, _is(int), written=False),
-    float: _Scalar("a finite number", _number, _is_finite, written=False),
+    bool: _Scalar("true or false", lambda text: _FLAGS.get(text.lower()), _is(bool), written=False),
+    int: _Scalar("a whole number", int, _is(int), written=False),
+    float: _Scalar("a finite number", float, _is_finite, written=False),
     Seconds: _Scalar(_A_DURATION, _seconds, lambda value: _is_finite(value) and value >= 0),
     dt.timedelta: _Scalar(_A_DURATION, lambda text: dt.timedelta(seconds=_seconds(text)), _is(dt.timedelta)),
     dt.datetime: _Scalar(
-        "a time with a zone, such as 2026-03-01T00:00:00+01:00",
-        dt.datetime.fromisoformat,
-        lambda value: isinstance(value, dt.datetime) and value.tzinfo is not None,
+        _A_TIME, dt.datetime.fromisoformat, lambda value: isinstance(value, dt.datetime) and value.tzinfo
     ),
     dt.date: _Scalar("a date, such as 2026-03-01", dt.date.fromisoformat, _is(dt.date)),
-    UUID: _Scalar("an id, such as 01975a5e-0c6f-7a3e-8000-5d0e6f0c1a2b", UUID, _is(UUID)),
+    UUID: _Scalar(_AN_ID, UUID, _is(UUID)),
     Path: _Scalar("a path", Path, lambda value: isinstance(value, Path)),
 }
+#: Python reads more texts as numbers: other alphabets' digits, underscores between them, blanks around.
+_NUMERIC = re.compile(r"[+-]?[0-9.]{1,18}(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 
 
 def _without_none(hint: Any) -> Any:
@@ -447,7 +439,7 @@ def _bounds(known: Option) -> str:
 
 def _within(value: Any, known: Option) -> bool:
     size = len(value) if isinstance(value, str) else value
-    if not isinstance(size, int | float) or isinstance(value, enum.Enum):
+    if not _is_finite(size) or isinstance(value, enum.Enum):
         return True
     low, high = known.least, known.most
     within = (low is None or size >= low) and (high is None or size <= high)

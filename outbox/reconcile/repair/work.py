@@ -158,7 +158,7 @@ def with_locked(
 ) -> dict[UUID, str]:
     """Lock the inbox rows of findings; return what ``result`` decides of each, by its row if there is one.
 
-    A row that another transaction has locked isn't waited for, and is `BUSY`. The locks last as long as the transaction.
+    A row that another transaction has locked isn't waited for, and is `BUSY`. The locks last until the commit.
     """
     schema, group, ids = work.job.consumer.schema, work.pair.group, ids_of(findings)
     # In this order: what is there and isn't locked by us has come meanwhile, or another transaction has it.
