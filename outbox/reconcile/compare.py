@@ -27,7 +27,7 @@ from outbox.reconcile.source import cancel
 LAG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
 
-class Part(enum.IntEnum):
+class ResultPart(enum.IntEnum):
     """What a row of a task's result is."""
 
     FINDING = 0  # a difference, or a message in flight
@@ -81,17 +81,17 @@ def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> pa.Table:
     rows = findings.num_rows
     return pa.concat_tables(
         [
-            findings.append_column(RESULT.field("part"), pa.array(np.full(rows, Part.FINDING, "i1"))).append_column(
-                RESULT.field("number"), pa.nulls(rows, pa.int64())
-            ),
-            _numbers(Part.COUNT, "outcome", {int(outcome): number for outcome, number in counts.items()}),
-            _numbers(Part.LAG, "sends", dict(zip(bins.tolist(), lagged.tolist(), strict=True))),
-            _numbers(Part.READ, "sends", {0: producer.num_rows + consumer.num_rows}),
+            findings.append_column(
+                RESULT.field("part"), pa.array(np.full(rows, ResultPart.FINDING, "i1"))
+            ).append_column(RESULT.field("number"), pa.nulls(rows, pa.int64())),
+            _numbers(ResultPart.COUNT, "outcome", {int(outcome): number for outcome, number in counts.items()}),
+            _numbers(ResultPart.LAG, "sends", dict(zip(bins.tolist(), lagged.tolist(), strict=True))),
+            _numbers(ResultPart.READ, "sends", {0: producer.num_rows + consumer.num_rows}),
         ]
     )
 
 
-def _numbers(part: Part, column: str, numbers: dict[int, int]) -> pa.Table:
+def _numbers(part: ResultPart, column: str, numbers: dict[int, int]) -> pa.Table:
     rows: list[dict[str, Any]] = [
         {"id": bytes(16), "outcome": 0, "part": int(part), "number": number, column: bin_}
         for bin_, number in numbers.items()
@@ -116,18 +116,20 @@ class Collected:
     def add(self, result: pa.Table) -> None:
         """Add the result of one task, or of several."""
         parts = result["part"].to_numpy()
-        findings = result.filter(pa.array(parts == Part.FINDING))
+        findings = result.filter(pa.array(parts == ResultPart.FINDING))
         if findings.num_rows:
             self.findings.append(findings.select(FINDING.names))
         for row in (
-            result.filter(pa.array(parts != Part.FINDING)).select(["part", "outcome", "sends", "number"]).to_pylist()
+            result.filter(pa.array(parts != ResultPart.FINDING))
+            .select(["part", "outcome", "sends", "number"])
+            .to_pylist()
         ):
-            match Part(row["part"]):
-                case Part.COUNT:
+            match ResultPart(row["part"]):
+                case ResultPart.COUNT:
                     self.counts[Outcome(row["outcome"])] += row["number"]
-                case Part.LAG:
+                case ResultPart.LAG:
                     self.lags[row["sends"]] += row["number"]
-                case Part.READ:
+                case ResultPart.READ:
                     self.rows_read += row["number"]
 
     def lag(self, *, sampled: bool) -> Lag | None:

@@ -102,7 +102,7 @@ class FirstPass:
     counts: Counter[Outcome]
     findings: pa.Table
     lag: Lag | None
-    settled: settling.Settled
+    settled: settling.SettledRanges
     fresh: Sequence[settling.SettledRange]
 
 
@@ -156,7 +156,7 @@ class Pairing:
             fresh=settling.settled_by([] if digests is None else digests.clean, to_uuids(findings)),
         )
 
-    def _settled(self) -> settling.Settled:
+    def _settled(self) -> settling.SettledRanges:
         trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives
         settled = settling.load(self.snapshots, self.pair, self.job.window.range, self.job.keep_for if trusts else 0.0)
         if settled.ranges or settled.forgotten:
@@ -169,7 +169,9 @@ class Pairing:
             )
         return settled
 
-    def _digests(self, size: plan.Size, gaps: Sequence[Range], settled: settling.Settled, horizon: UUID) -> Digested:
+    def _digests(
+        self, size: plan.Size, gaps: Sequence[Range], settled: settling.SettledRanges, horizon: UUID
+    ) -> Digested:
         with timed(self.seconds, "digest"):
             points = plan.points_between(self.snapshots, size, gaps, settled.counts.total())
             buckets = plan.cut(gaps, points)

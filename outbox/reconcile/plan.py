@@ -33,7 +33,7 @@ _WORTH_DIGESTS = 20_000
 READ_ALL_ABOVE = 0.4
 #: Points by which the rows of a range are reckoned.
 POINTS = 2_000
-#: Ids in one statement: each range is a subquery.
+#: RunIds in one statement: each range is a subquery.
 _RANGES_OF_TASK = 200
 _BYTES_OF_ROW = 250
 

@@ -26,7 +26,7 @@ from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pa
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import FirstPass, Pairing, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
-from outbox.reconcile.record.write import Ids, Record
+from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
 from outbox.reconcile.source import Snapshots, as_time, engine_of, snapshots_of
@@ -99,7 +99,7 @@ def _batches(table: pa.Table) -> Iterator[pa.Table]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _PairRun:
     """One pair of a job on its way."""
 
     id: UUID
@@ -126,15 +126,15 @@ def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
     return result
 
 
-def compare(job: Job, progress: Progress | None = None, ids: Ids | None = None) -> JobResult:
+def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
     """Compare, and write down what differs; repair nothing. ``ids``: those that are in the record already.
 
     Raises:
         As `reconcile`.
     """
     began = time.monotonic()
-    progress, ids = progress or NoProgress(), ids or Ids.new(job)
-    runs = [_Run(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
+    progress, ids = progress or NoProgress(), ids or RunIds.new(job)
+    runs = [_PairRun(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
     with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
         with snapshots_of(job.producer, job.consumer) as snapshots:
             check_measures(
@@ -188,7 +188,7 @@ def _measures(job: Job, passes: list[FirstPass], snapshots: Snapshots) -> list[M
     )
 
 
-def _finish(job: Job, run: _Run, first: FirstPass, begun_at: dt.datetime, progress: Progress) -> PairResult:
+def _finish(job: Job, run: _PairRun, first: FirstPass, begun_at: dt.datetime, progress: Progress) -> PairResult:
     found = differing(first.findings)
     progress.stage(f"{run.pair}: second look", found.num_rows)
     with timed(run.seconds, "second look"):
@@ -243,7 +243,7 @@ def _engines(job: Job) -> Iterator[Callable[[EngineName], Engine]]:
 
 
 @contextmanager
-def _recorded(record: Record, runs: Iterable[UUID], ids: Ids | None = None) -> Iterator[None]:
+def _recorded(record: Record, runs: Iterable[UUID], ids: RunIds | None = None) -> Iterator[None]:
     """Write into the record why these runs ended before their time; that they began too, where there are ``ids``."""
     try:
         yield

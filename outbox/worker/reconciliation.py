@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.app import Outbox
-    from outbox.reconcile.record.write import Ids
+    from outbox.reconcile.record.write import RunIds
     from outbox.reconcile.rows import JobResult
 
 #: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
@@ -209,20 +209,20 @@ class Reconciler:
         self._due_at = time.monotonic() + due_in
         return due_in <= 0
 
-    def _claim(self, connection: Connection, job: Job) -> Ids | None:
+    def _claim(self, connection: Connection, job: Job) -> RunIds | None:
         """Write that a run begins, unless another worker was faster."""
-        from outbox.reconcile.record.write import Ids  # noqa: PLC0415 - an extra
+        from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
 
         with connection.begin():
             ((taken,),) = execute(connection, try_lock(self._key))[0]
             # Read again under the lock, by a statement that sees what earlier holders of the lock have committed.
             if not taken or not self._is_due(self._last(connection)):
                 return None
-            ids = Ids.new(job, self._declared.name)
+            ids = RunIds.new(job, self._declared.name)
             execute(connection, *(ids.begin(job, number) for number in range(len(job.pairs))))
         return ids
 
-    def _run(self, job: Job, ids: Ids) -> JobResult | None:
+    def _run(self, job: Job, ids: RunIds) -> JobResult | None:
         """Run the job; None if it came to no result, which is in the record, and a line in the log."""
         from outbox.reconcile.record.write import why_of  # noqa: PLC0415
         from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from outbox import Settings
 from outbox.message.model import uuid7_at
-from outbox.reconcile.compare import RESULT, Collected, Comparison, Part, Task
+from outbox.reconcile.compare import RESULT, Collected, Comparison, ResultPart, Task
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.source import PostgresSide
@@ -120,7 +120,7 @@ def summed(results: Sequence[pa.Table]) -> tuple[Counter[Outcome], Counter[int],
 def findings(result: pa.Table) -> int:
     """Return how many rows of a result are findings."""
     parts: list[int] = result["part"].to_pylist()
-    return parts.count(Part.FINDING)
+    return parts.count(ResultPart.FINDING)
 
 
 def _row(number: int, message_id: UUID) -> dict[str, object]:

@@ -31,10 +31,10 @@ from outbox.reconcile import plan
 from outbox.reconcile.archive.files import (
     MANIFEST,
     TEMPORARY,
+    ArchivePart,
     Content,
     Kind,
     Manifest,
-    Part,
     describe_part,
     read_manifest,
     read_part,
@@ -197,7 +197,7 @@ def write_archive(
                 # What was pruned meanwhile was settled in the end, and is in the archive only.
                 rows, since = merged(rows, read_part(folder / old.file, content, [each])), old.horizon
             assert each.end is not None  # noqa: S101 - refused above
-            part = Part(
+            part = ArchivePart(
                 f"{each.first.hex}-{each.end.hex}.parquet",
                 each.first,
                 each.end,
@@ -214,7 +214,7 @@ def write_archive(
     return manifest
 
 
-def _found(folder: Path, content: Content) -> Iterator[Part]:
+def _found(folder: Path, content: Content) -> Iterator[ArchivePart]:
     """Yield the parts that are there, listed or not: the last writer may not have come to its list."""
     for path in sorted(folder.glob("*.parquet")):
         has, part = describe_part(path)
@@ -223,7 +223,7 @@ def _found(folder: Path, content: Content) -> Iterator[Part]:
         yield part
 
 
-def _to_read(ranges: Sequence[Range], parts: Sequence[Part]) -> list[Range]:
+def _to_read(ranges: Sequence[Range], parts: Sequence[ArchivePart]) -> list[Range]:
     """Return what isn't archived, or wasn't settled when it was."""
     archived = sorted(part.range for part in parts)
     new = [gap for each in ranges for gap in without(each, _inside(each, archived))]

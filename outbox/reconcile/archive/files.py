@@ -67,7 +67,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArchivePart:
     """All rows of the ids from ``first`` up to ``end``, as they were at ``taken_at`` by the database's clock.
 
     Ids below ``horizon`` may have been pruned by then. ``unsettled`` of the rows could still change.
@@ -98,7 +98,7 @@ class Manifest:
 
     folder: Path
     content: Content
-    parts: tuple[Part, ...]
+    parts: tuple[ArchivePart, ...]
 
     @property
     def rows(self) -> int:
@@ -131,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(path.read_bytes())
         _check_version(values, path)
-        parts = tuple(Reader().read(Part, each) for each in values["parts"])
+        parts = tuple(Reader().read(ArchivePart, each) for each in values["parts"])
         return Manifest(folder, Content.read(values), parts)
     except OSError as error:
         raise SourceError(f"{folder} is no archive: {MANIFEST} can't be read: {error.strerror}") from None
@@ -146,14 +146,14 @@ def write_manifest(manifest: Manifest) -> None:
         file.write(json.dumps(values, indent=1).encode())
 
 
-def describe_part(path: Path) -> tuple[Content, Part]:
+def describe_part(path: Path) -> tuple[Content, ArchivePart]:
     """Return what a part says of itself."""
     with _reading(path):
         metadata = pq.read_schema(path).metadata or {}
     try:
         values = json.loads(metadata[_KEY])
         _check_version(values, path)
-        return Content.read(values), Reader().read(Part, values["part"])
+        return Content.read(values), Reader().read(ArchivePart, values["part"])
     except _NOT_AS_WRITTEN as error:
         raise SourceError(f"{path} is no part of an archive: its metadata isn't as it was written: {error!r}") from None
 
@@ -171,7 +171,7 @@ def read_part(path: Path, content: Content, ranges: Sequence[Range]) -> pa.Table
         return source.to_table(filter=_within(ranges)).replace_schema_metadata()
 
 
-def write_part(path: Path, content: Content, part: Part, rows: pa.Table) -> None:
+def write_part(path: Path, content: Content, part: ArchivePart, rows: pa.Table) -> None:
     """Write a part."""
     values = json.dumps({**content.header, "part": plain(part)})
     with _whole(path) as file:

@@ -134,7 +134,7 @@ class Bodies:
             yield first, UUID(int=rows[0][0].int - 1)
             first = rows[0][0]
 
-    def _add(self, halves: sql.Halves, tally: Tally, unreadable: _Unreadable) -> int:
+    def _add(self, halves: sql.ChosenHalves, tally: Tally, unreadable: _Unreadable) -> int:
         """Add the bodies of a batch; return how many there are."""
         rows = self._sums(halves)
         if rows is None or not all(row[0] for row in rows):
@@ -144,7 +144,7 @@ class Bodies:
             tally.add(tuple(columns[:width]), columns[width:])
         return sum(row[1] for row in rows)
 
-    def _sums(self, halves: sql.Halves) -> list[tuple[Any, ...]] | None:
+    def _sums(self, halves: sql.ChosenHalves) -> list[tuple[Any, ...]] | None:
         """Have the database add up a batch; None if it can't read one of the bodies."""
         try:
             with in_savepoint(self.connection, self.seconds, by_index=True):
@@ -155,7 +155,7 @@ class Bodies:
                 return None
             raise
 
-    def _add_one_by_one(self, halves: sql.Halves, tally: Tally, unreadable: _Unreadable) -> int:
+    def _add_one_by_one(self, halves: sql.ChosenHalves, tally: Tally, unreadable: _Unreadable) -> int:
         found, after = 0, FIRST_ID
         while True:
             with in_savepoint(self.connection, self.seconds, by_index=True):

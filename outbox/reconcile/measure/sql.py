@@ -68,7 +68,7 @@ SELECT good, count(*){columns} FROM judged GROUP BY good{keys}
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class ChosenHalves:
     """Which half messages are summed: a SELECT of id, content type and body, with its bound values."""
 
     sql: str
@@ -85,12 +85,12 @@ def count_bodies(schema: str, ids: Sequence[UUID]) -> Statement:
     return Statement(in_schema(_COUNT_BODIES, schema), (list(ids),))
 
 
-def halves_of(schema: str, between: Between, ids: Sequence[UUID]) -> Halves:
+def halves_of(schema: str, between: Between, ids: Sequence[UUID]) -> ChosenHalves:
     """Choose half messages by their ids, as far as they are meant for the group."""
-    return Halves(in_schema(_OF_IDS, schema), {**between.values, "ids": list(ids)})
+    return ChosenHalves(in_schema(_OF_IDS, schema), {**between.values, "ids": list(ids)})
 
 
-def settled_halves(schema: str, between: Between, starts: Mapping[int, int], first: UUID, last: UUID) -> Halves:
+def settled_halves(schema: str, between: Between, starts: Mapping[int, int], first: UUID, last: UUID) -> ChosenHalves:
     """Choose the half messages of a topic, from one id to another, that were committed and not taken back.
 
     As far as they are meant for the group, which began after the positions ``starts``, by queue.
@@ -99,7 +99,7 @@ def settled_halves(schema: str, between: Between, starts: Mapping[int, int], fir
     if starts:
         sql += in_schema(_SINCE_START, schema)
         values |= {"queues": list(starts), "positions": list(starts.values())}
-    return Halves(sql, values)
+    return ChosenHalves(sql, values)
 
 
 def batch_end(schema: str, first: UUID, last: UUID, batch: int) -> Statement:
@@ -107,13 +107,13 @@ def batch_end(schema: str, first: UUID, last: UUID, batch: int) -> Statement:
     return Statement(in_schema(_BATCH_END, schema), (first, last, batch))
 
 
-def bodies(halves: Halves, after: UUID, limit: int) -> Statement:
+def bodies(halves: ChosenHalves, after: UUID, limit: int) -> Statement:
     """Read the next bodies. Rows: ``(id, content type, body)``, by id."""
     sql = f"SELECT id, content_type, body FROM ({halves.sql}) h WHERE id > %(after)s ORDER BY id LIMIT %(limit)s"
     return Statement(sql, {**halves.values, "after": after, "limit": limit})
 
 
-def body_sums(halves: Halves, by: Sequence[Sequence[str]], values: Sequence[Sequence[str] | None]) -> Statement:
+def body_sums(halves: ChosenHalves, by: Sequence[Sequence[str]], values: Sequence[Sequence[str] | None]) -> Statement:
     """Add up what bodies carry; ``by`` and ``values`` are paths in them, None counts.
 
     Rows: ``(readable, messages, *key, *sums)``; those that aren't readable have neither key nor sums. A body that

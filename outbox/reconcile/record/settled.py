@@ -34,7 +34,7 @@ SettledRange = tuple[Range, Counter[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledRanges:
     """The ranges of a pair that are settled as of these snapshots, and what is needed to go on from here.
 
     ``ranges`` are those inside the window, ``outside`` are where those begin that have nothing in common with it;
@@ -75,7 +75,7 @@ class _Mark:
         return {"identity": self.identity, "snapshot": self.snapshot, "heads": list(self.heads.items())}
 
 
-def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Settled:
+def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> SettledRanges:
     """Return the ranges inside the window that needn't be looked at; none if ``keep_for`` (seconds) is 0."""
     now = _Mark.of(snapshots, pair)
     consumer, schema = snapshots.consumer, snapshots.consumer.access.schema
@@ -87,7 +87,7 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
         )
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
     if not keep_for or before is None or before["identity"] != now.identity or not rows:
-        return Settled([], version, now.as_json())
+        return SettledRanges([], version, now.as_json())
     known = [(Range(first, end), _counter(counts)) for first, end, counts in rows]
     # With the ends too: what lies between two ranges must not count for the one before it.
     bounds = sorted({bound for each, _ in known for bound in each if bound is not None})
@@ -96,10 +96,10 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     ranges = [each for each in untouched if _inside(each[0], window)]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
     outside = tuple(each.first for each, _ in untouched if _apart(each, window))
-    return Settled(ranges, version, now.as_json(), outside, len(known) - len(untouched))
+    return SettledRanges(ranges, version, now.as_json(), outside, len(known) - len(untouched))
 
 
-def keep(consumer: Snapshot, pair: Pair, settled: Settled, fresh: Sequence[SettledRange]) -> bool:
+def keep(consumer: Snapshot, pair: Pair, settled: SettledRanges, fresh: Sequence[SettledRange]) -> bool:
     """Write down what is settled now; False if another run of the same pair was faster, which is no harm."""
     access = consumer.access
     engine = engine_of(access)

@@ -30,7 +30,7 @@ _BATCH = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class RunIds:
     """What a job is called in the record, and its runs, one for each pair; ``schedule`` is that which began it."""
 
     job: UUID
@@ -38,7 +38,7 @@ class Ids:
     schedule: str | None = None
 
     @classmethod
-    def new(cls, job: Job, schedule: str | None = None) -> Ids:
+    def new(cls, job: Job, schedule: str | None = None) -> RunIds:
         """Return new ones for a job."""
         return cls(uuid7(), tuple(uuid7() for _ in job.pairs), schedule)
 
@@ -63,7 +63,7 @@ class Record:
         if self._engine is not None:
             self._engine.dispose()
 
-    def begin(self, ids: Ids) -> None:
+    def begin(self, ids: RunIds) -> None:
         """Write that all pairs are being compared, of those that it isn't written of."""
         self._write(*(ids.begin(self._job, number) for number in range(len(ids.runs))))
 

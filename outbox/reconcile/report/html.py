@@ -141,7 +141,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class MeasureBars:
     """One row of a measure: above what was sent, below what became of it; no shapes where a number isn't finite."""
 
     row: MeasureRow
@@ -234,7 +234,7 @@ def _charts_moment(start: dt.datetime, width: int) -> str:
     return start.strftime("%Y-%m-%d" if width >= 86400 else "%m-%d %H:%M")
 
 
-def measure_bars(measure: MeasureResult) -> list[tuple[str, list[Bars]]]:
+def measure_bars(measure: MeasureResult) -> list[tuple[str, list[MeasureBars]]]:
     """Return the rows of a measure that the page shows, by value, with their shapes."""
     shown = first_rows(measure, _ROWS)
     return [
@@ -243,14 +243,14 @@ def measure_bars(measure: MeasureResult) -> list[tuple[str, list[Bars]]]:
     ]
 
 
-def _bars(rows: Sequence[MeasureRow]) -> list[Bars]:
+def _bars(rows: Sequence[MeasureRow]) -> list[MeasureBars]:
     ends = [end for row in rows if _finite(row) for end in (Decimal(), *_ends(row))]
     low, high = min(ends, default=Decimal()), max(ends, default=Decimal())
 
     def at(value: Decimal) -> float:
         return float((value - low) / (high - low) * 100) if high > low else 0.0
 
-    return [Bars(row, *_two_bars(row, at)) if _finite(row) else Bars(row, (), ()) for row in rows]
+    return [MeasureBars(row, *_two_bars(row, at)) if _finite(row) else MeasureBars(row, (), ()) for row in rows]
 
 
 def _two_bars(row: MeasureRow, at: Callable[[Decimal], float]) -> tuple[tuple[Rect, ...], tuple[Rect, ...]]:
@@ -302,7 +302,7 @@ class MeasurePage:
     """What the page shows of a measure."""
 
     measure: MeasureResult
-    values: list[tuple[str, list[Bars]]]
+    values: list[tuple[str, list[MeasureBars]]]
     left_out: int
     left_out_adds_up: bool
 
