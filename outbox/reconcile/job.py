@@ -132,7 +132,7 @@ class EngineName(enum.StrEnum):
 
 
 class Range(NamedTuple):
-    """RunIds from ``first`` up to, but without, ``end``; None is the end of all ids."""
+    """Ids from ``first`` up to, but without, ``end``; None is the end of all ids."""
 
     first: UUID
     end: UUID | None
