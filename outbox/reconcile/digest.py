@@ -33,7 +33,7 @@ _FAST_SINCE = 14  # bit_xor, hash_record_extended
 
 @dataclass(frozen=True, slots=True)
 class Digested:
-    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both read."""
+    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both sides."""
 
     clean: list[tuple[Range, Counter[Outcome]]]
     differing: list[tuple[Range, int]]

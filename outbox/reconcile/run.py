@@ -51,7 +51,7 @@ class Confirmation:
 
 
 def recheck(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]) -> Confirmation:
-    """Look again at differences (`rows.FINDING`)."""
+    """Read differences (`rows.FINDING`) again, until two readings in a row agree."""
     confirmed: list[pa.Table] = [FINDING.empty_table()]
     opened: list[pa.Table] = [FINDING.empty_table()]
     change: Counter[Outcome] = Counter()

@@ -218,7 +218,7 @@ class Between:
 
 
 def producer_rows(schema: str, between: Between, ranges: Sequence[Ids]) -> Statement:
-    """Read the halves of a topic with all that became of them. Columns: those of `outbox.reconcile.model.PRODUCER`."""
+    """Read the halves of a topic with all that became of them. Columns: those of `outbox.reconcile.rows.PRODUCER`."""
     return _over(_PRODUCER, schema, between, ranges)
 
 

@@ -32,7 +32,7 @@ _PRUNE_ROUNDS = 10
 _PRUNE_AT_LEAST = 3600.0
 _PRUNE_ROWS = 1_000
 
-#: What a reconciliation counts that is in order (`outbox.reconcile.model.Outcome`).
+#: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
 IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -29,31 +28,18 @@ _OF_CORE = 4
 _BY_JDBC = 64
 
 
-class SparkEngine:
-    """Runs tasks on Spark, which starts when there is something to run, and is kept until `close`.
+class SparkEngine(ExitStack):
+    """Runs tasks on Spark, which starts when there is something to run, and ends with the block if it is one of ours.
 
     ``workers`` tasks run at once where Spark is started in this process; on a cluster as many as the application has
     cores.
     """
 
     def __init__(self, options: Spark, workers: int) -> None:
+        super().__init__()
         self._options = options
         self._workers = workers
-        self._stack = ExitStack()
         self._session: Session | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the session, if it is one of ours."""
-        self._session = None
-        self._stack.close()
 
     @property
     def session(self) -> Session:
@@ -64,7 +50,7 @@ class SparkEngine:
             ReconcileError: Spark doesn't start.
         """
         if self._session is None:
-            self._session = self._stack.enter_context(session(self._options, self._workers))
+            self._session = self.enter_context(session(self._options, self._workers))
         return self._session
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
