@@ -20,12 +20,14 @@ import click
 import typer
 
 import outbox
-from outbox import cli, errors, operator, testing
+from outbox import cli, errors, testing
 from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, auth, create_console_app, create_console_router
 from outbox.console.problems import as_problem
+from outbox.operator.acts import Act, Noun, acts_for
 from outbox.operator.health.rules import RULES, Thresholds
+from outbox.operator.outbox_operator import OutboxOperator
 from outbox.reader import shape_of
 from outbox.settings import Settings
 
@@ -174,6 +176,7 @@ def api() -> Iterator[str]:
     """The public names, the operator's calls, and the kit for tests."""
     yield "What `from outbox import …` offers, then the operator's calls, the tests' kit and the console.\n"
     yield from _class(Outbox)
+    yield from _class(OutboxOperator, prefix="Outbox.operator")
     for name in sorted(set(outbox.__all__) - {"Outbox", "OutboxError", "__version__", "Settings"}):
         value = getattr(outbox, name)
         if isinstance(value, type):
@@ -294,11 +297,22 @@ def acts() -> Iterator[str]:
     """The table of acts, of which commands, endpoints and pages are made."""
     yield "What an operator can do. Commands, HTTP endpoints, the console's pages, the audit and `Outbox.operator`"
     yield "use the same names.\n"
-    rows = (
-        (f"`{act.name}`", act.label, act.consequence, ", ".join(f"`{state}`" for state in sorted(act.from_states)))
-        for act in getattr(operator, "ACTS", ())
-    )
-    yield from _table(("Act", "On the page", "What it does", "From the states"), rows)
+    nouns: dict[Noun, str] = {
+        "message": "To a message",
+        "half": "To an undecided half message",
+        "inbox": "To a message in a group's inbox",
+    }
+    for noun, title in nouns.items():
+        yield f"## {title}\n"
+        yield from _table(("Act", "What it does", "From the states", "Role", "Options"), map(_act, acts_for(noun)))
+
+
+def _act(act: Act) -> tuple[object, ...]:
+    options = ", ".join(f"`{option.name}`: {option.help}" for option in act.options)
+    reason = "needs a reason" if act.needs_reason else ""
+    states = ", ".join(f"`{state}`" for state in sorted(act.from_states))
+    what = _escaped(f"{act.summary}. {act.details}".replace("``", "`"))
+    return f"`{act.name}`", what, states, act.role, "; ".join(filter(None, (reason, options)))
 
 
 def findings() -> Iterator[str]:

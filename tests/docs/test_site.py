@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from docs import make
+from outbox.errors import ErrorKind
+from outbox.operator.acts import ACTS
 from outbox.settings import Settings
 from tests.docs.page import ROOT
 
@@ -38,11 +40,15 @@ def _named(config: Path) -> set[str]:
 def test_the_reference_is_made_from_the_code(name: str, tmp_path: Path) -> None:
     """Each page of the reference has rows or sections, and no object that was printed by mistake."""
     page = "\n".join(make.REFERENCE[name][1]())
-    assert len(page) > 100
+    assert len(page) > 200
     assert " object at 0x" not in page
     assert "MISSING" not in page
     if name == "settings":
         assert all(f"`{each}`" in page for each in Settings.__dataclass_fields__)
+    if name == "acts":
+        assert all(f"| `{each}` |" in page for each in ACTS)
+    if name == "errors":
+        assert all(f"`{kind.value}`" in page for kind in ErrorKind)
 
 
 def test_tests_that_the_pages_name_exist() -> None:
