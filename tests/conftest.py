@@ -6,21 +6,22 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, NullPool, create_engine, make_url
+from sqlalchemy.exc import OperationalError
 
 from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
+from tests.kit import wait_until
 
 # A parent that ignores SIGINT, such as a shell that runs the suite in the background, has its children ignore it too.
 # The processes that tests start must have the disposition that they would have at a terminal.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-T = TypeVar("T")
 _number = itertools.count()
 
 
@@ -28,7 +29,30 @@ _number = itertools.count()
 def server() -> Iterator[ServerLike]:
     """A server that is fast and forgets everything when the machine loses power."""
     with embedded.server([], durable=False) as running:
+        if isinstance(running, embedded.Server):
+            _log_in_fast(running)
         yield running
+
+
+def _log_in_fast(server: embedded.Server) -> None:
+    """Have the server check passwords by MD5: SCRAM takes 4,096 rounds for each of the suite's many connections."""
+    rules = server.folder / "data" / "pg_hba.conf"
+    rules.write_text(rules.read_text().replace("scram-sha-256", "md5"))
+    url = make_url(server.url())
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        connection.exec_driver_sql("SET password_encryption = 'md5'")
+        connection.exec_driver_sql(f"ALTER ROLE postgres PASSWORD '{url.password}'")
+
+    def logs_in() -> bool:
+        try:
+            engine.connect().close()
+        except OperationalError:  # it hasn't read the file so far
+            return False
+        return True
+
+    wait_until(logs_in, "the server takes the password")
 
 
 @pytest.fixture(scope="session")
