@@ -1,8 +1,7 @@
-"""One PostgreSQL for the whole run; each test gets databases of its own, cloned from a migrated template."""
+"""One PostgreSQL for the whole run; each test gets databases of its own, as new as a clone of a migrated template."""
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,13 +15,12 @@ from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
 from tests.kit import wait_until
+from tests.kit.databases import Databases
 
 # A parent that ignores SIGINT, such as a shell that runs the suite in the background, has its children ignore it too.
 # The processes that tests start must have the disposition that they would have at a terminal.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-_number = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -63,20 +61,24 @@ def template(server: ServerLike) -> str:
     return "template_outbox"
 
 
+@pytest.fixture(scope="session")
+def databases(server: ServerLike, template: str) -> Databases:
+    """Clones of the template, which are used again."""
+    return Databases(server, template)
+
+
 @pytest.fixture
-def new_database(server: ServerLike, template: str) -> Iterator[Callable[[], str]]:
-    """A function that makes another migrated database and returns its URL."""
+def new_database(server: ServerLike, databases: Databases) -> Iterator[Callable[[], str]]:
+    """A function that gives another migrated database and returns its URL."""
     names: list[str] = []
 
     def make() -> str:
-        name = f"test_{next(_number)}"
-        server.create_database(name, template=template)
-        names.append(name)
-        return server.url(name)
+        names.append(databases.take())
+        return server.url(names[-1])
 
     yield make
     for name in names:
-        server.drop_database(name)
+        databases.give_back(name)
 
 
 @pytest.fixture
