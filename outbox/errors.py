@@ -21,15 +21,11 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── BulkJobTooLarge                     more messages than one bulk job may have
     ├── DecisionError
     │   ├── HalfNotFound                    no half message has this id
-    │   ├── DecisionRefused                 an operator's act without a reason, or a decision that would announce a
-    │   │                                   change which was never made
     │   └── AlreadyDecided
     │       ├── AlreadyCommitted
     │       └── AlreadyRolledBack
     ├── ActRefused                          the message isn't in a state in which this can be done
     │   ├── CheckRefused                    no checker for the half's topic, or one is being asked already
-    │   ├── RecallRefused                   the message is out already, or was never scheduled
-    │   ├── NotParked                       a retry of a message that isn't parked
     │   └── CompensationRefused             the message took effect, or no compensation is registered
     ├── VersionMismatch                     the message has changed since the operator read it
     ├── SelectorChanged                     what a preview showed isn't what would be acted on now
@@ -213,12 +209,6 @@ class HalfNotFound(DecisionError):
         return type(self), (self.half_id,)
 
 
-class DecisionRefused(DecisionError):
-    """An operator's act is refused: it has no reason, or it would announce a change that was never committed."""
-
-    kind = ErrorKind.REFUSED
-
-
 class AlreadyDecided(DecisionError):
     """Another decision came first; the caller's transaction must not commit.
 
@@ -251,14 +241,6 @@ class ActRefused(OutboxError):
 
 class CheckRefused(ActRefused):
     """A half message can't be checked now: its topic has no checker here, or a checker is being asked already."""
-
-
-class RecallRefused(ActRefused):
-    """A message can't be recalled: it is out already, or was never scheduled."""
-
-
-class NotParked(ActRefused):
-    """A message can't be retried, since it isn't parked in this group."""
 
 
 class CompensationRefused(ActRefused):

@@ -226,8 +226,8 @@ class QueueConsumer:
                 return State.EMPTY, Counts()
             (rows,) = execute(connection, sql.known(self._place, [entry.id for entry in candidates]))
         known = {row[0]: row for row in rows}
-        if self._waits(candidates[0], known):
-            return State.BLOCKED, Counts()
+        if (ended := self._without_handler(connection, candidates[0], known)) is not None:
+            return ended
         if self._fresh:
             self._fresh = False
             if claims:
@@ -238,9 +238,46 @@ class QueueConsumer:
             return self._park_crasher(connection, candidates[0], known, claims)
         return self._consume(connection, candidates, known)
 
+    def _without_handler(
+        self, connection: Connection, entry: Entry, known: dict[object, Row]
+    ) -> tuple[State, Counts] | None:
+        """Return how the step ends where the first message isn't to be handled now; None where it may be."""
+        if self._is_sent_again(entry, known):
+            return self._retry_resent(connection, entry)
+        if self._waits(entry, known):
+            return State.BLOCKED, Counts()
+        return None
+
+    def _is_sent_again(self, entry: Entry, known: dict[object, Row]) -> bool:
+        """Tell whether this is a newer send of a message that the group has failed or parked."""
+        if entry.id not in known or entry.message is None or entry.message.send_number == 1:
+            return False
+        _, status, _, _, queue, position, discarded = known[entry.id]
+        tries = status == Status.FAILED or (status == Status.PARKED and not discarded)
+        return tries and (queue, position) != (self._place.queue, entry.position)
+
+    def _retry_resent(self, connection: Connection, entry: Entry) -> tuple[State, Counts]:
+        """Have a message that was sent again tried again: by a retry, or (ordered) by the next step.
+
+        In a transaction that does nothing else, so that a handler which fails can't undo it.
+        """
+        if not execute(connection, sql.retry_resent(self._place, entry.id, entry.position))[0]:
+            # A retry runs its handler, or an operator acts on it. Going past it now would lose this send.
+            self._ahead.clear()
+            self._position = -1
+            return State.LOCKED, Counts()
+        if self._subscription.ordered:
+            return State.WORKED, Counts(more=True)
+        left = max(self._one_by_one - 1, 0)
+        at_commit(connection, sql.append_offset(self._place, entry.position, 1 if left else 0))
+        commit(connection)
+        self._advance(entry.position)
+        self._one_by_one = left
+        return State.WORKED, Counts(taken=1)
+
     def _waits(self, entry: Entry, known: dict[object, Row]) -> bool:
         """Tell whether the queue is ordered and its first message is to be retried later."""
-        _, status, _, wait = known.get(entry.id, (None, None, 0, 0.0))
+        _, status, _, wait, *_ = known.get(entry.id, (None, None, 0, 0.0))
         return self._subscription.ordered and status == Status.FAILED and wait > 0
 
     def _is_to_run(self, entry: Entry, known: dict[object, Row]) -> bool:
@@ -255,7 +292,9 @@ class QueueConsumer:
         passed: list[Entry] = []
         attempt, known_failed = 1, False
         for entry in candidates:
-            _, status, attempts, _ = known.get(entry.id, (None, None, 0, 0.0))
+            if self._is_sent_again(entry, known):
+                break
+            _, status, attempts, *_ = known.get(entry.id, (None, None, 0, 0.0))
             if status == Status.FAILED and self._subscription.ordered:
                 if passed:
                     break

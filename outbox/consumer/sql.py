@@ -85,7 +85,8 @@ ON CONFLICT (consumer_group, topic, queue, position, claims) DO UPDATE SET writt
 # ``message_id = ANY (…)`` the planner would read the whole group each time.
 _KNOWN = """
 SELECT c.* FROM unnest(%b::uuid[]) AS m (id) CROSS JOIN LATERAL (
-    SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8
+    SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
+           queue, position, discarded_at IS NOT NULL
       FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = m.id
     OFFSET 0) c
 """
@@ -134,6 +135,18 @@ SELECT attempts, attempts = 0 AND last_error IS NULL FROM {s}.consumer_message
 RETRY = """status = 'failed', next_attempt_at = clock_timestamp(),
        attempts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.attempts END,
        claims = CASE WHEN m.status = 'parked' THEN 0 ELSE m.claims END"""
+
+# The row takes the position of the newest send that was read, which tells this send from the next one. A row that a
+# retry or an operator holds is left alone: what they make of it is seen at the next look.
+_RETRY_RESENT = f"""
+UPDATE {{s}}.consumer_message m
+   SET {RETRY}, queue = %(queue)s, position = %(position)s, changed_at = clock_timestamp()
+  FROM (SELECT message_id FROM {{s}}.consumer_message
+         WHERE consumer_group = %(group)s AND message_id = %(id)s AND status IN ('parked', 'failed')
+           AND discarded_at IS NULL FOR UPDATE SKIP LOCKED) f
+ WHERE m.consumer_group = %(group)s AND m.message_id = f.message_id
+RETURNING m.message_id
+"""
 
 _FORGET = "DELETE FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = %s"
 
@@ -234,7 +247,10 @@ def drop_claims(place: GroupQueue, position: int) -> Statement:
 
 
 def known(place: GroupQueue, ids: Sequence[UUID]) -> Statement:
-    """Read which messages the inbox knows. Rows: ``(id, status, attempts, seconds until the next attempt)``."""
+    """Read which messages the inbox knows.
+
+    Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded)``.
+    """
     return Statement(in_schema(_KNOWN, place.schema), (list(ids), place.group))
 
 
@@ -274,6 +290,13 @@ def claim_due(schema: str, group: str, topic: str, *, ordered: bool) -> Statemen
 def lock_failed(schema: str, group: str, message_id: UUID) -> Statement:
     """Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted)`` or none."""
     return Statement(in_schema(_LOCK_FAILED, schema), (group, message_id))
+
+
+def retry_resent(place: GroupQueue, message_id: UUID, position: int) -> Statement:
+    """Make a failed or parked message due now, since it was sent again. Rows: one, or none if another one holds it."""
+    group, _, queue = place.values
+    values = {"group": group, "queue": queue, "id": message_id, "position": position}
+    return Statement(in_schema(_RETRY_RESENT, place.schema), values)
 
 
 def forget(schema: str, group: str, message_id: UUID) -> Statement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import getpass
 import io
 import json
@@ -196,7 +195,6 @@ def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
 def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
     monkeypatch.setattr(lists_sql, "HALF_WINDOW", 2)
-    monkeypatch.setattr(lists_sql, "list_halves", functools.partial(lists_sql.list_halves, window=2))
     monkeypatch.setattr(nouns, "SEARCHED", 2)
     result = cli("half", "list", "--status", "orphan")
     assert result.err.startswith("searched 2 half messages; to search further: --after ")
@@ -649,7 +647,7 @@ def test_rollback_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pyt
 
 # --- all acts ------------------------------------------------------------------------------------------------------
 
-ACTS = ("check", "reset", "commit", "rollback")
+ACTS = ("reset", "commit", "rollback")
 
 
 @pytest.mark.parametrize("act", ACTS)

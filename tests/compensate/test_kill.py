@@ -15,7 +15,7 @@ from sqlalchemy import Engine, make_url
 
 from outbox import Message
 from outbox.consumer.consumer import Consumer
-from outbox.errors import NotParked
+from outbox.errors import ActRefused
 from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
 from tests.kit import wait_until
@@ -131,7 +131,7 @@ def test_killed_while_it_rolls_back(banks: Banks) -> None:
         assert town.item(bulk_job_id)[0] == "done"
         assert (town.status(half_id), town.status(half_id, banks.third)) == ({"g": "quarantined"}, {"c": "quarantined"})
         assert (town.balance, town.refunds(half_id)) == (before, 1)
-        with pytest.raises(NotParked):
+        with pytest.raises(ActRefused):
             town.sink.operator.retry(half_id, group="g", by="me", why="test")
         if ended:
             break

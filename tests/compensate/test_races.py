@@ -110,7 +110,7 @@ def test_many_compensations_of_one_message(town: Town) -> None:
 
 
 def test_many_orders_of_one_message(town: Town) -> None:
-    """Of many orders at the same time one is taken, and the others name it."""
+    """Of many orders at the same time one is taken, and the others are refused."""
     half_id = town.parked()
 
     def order(_: int) -> UUID | str:
@@ -122,7 +122,7 @@ def test_many_orders_of_one_message(town: Town) -> None:
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(order, range(RIVALS)))
     (taken,) = [each for each in results if isinstance(each, UUID)]
-    why = f"bulk job {taken} is about to compensate it; wait for that, or cancel it"
+    why = "its local transaction is being compensated; wait for that bulk job, or cancel it"
     assert {each for each in results if each != taken} == {f"message {half_id} can't be compensated: {why}"}
     assert town.at_a.rows("SELECT id FROM outbox.bulk_job") == [taken]
 

@@ -283,7 +283,7 @@ def half_where(criteria: HalfFilter) -> tuple[str, dict[str, object]]:
 
 
 def list_halves(
-    schema: str, criteria: HalfFilter, after: UUID | None, limit: int, window: int = HALF_WINDOW
+    schema: str, criteria: HalfFilter, after: UUID | None, limit: int, window: int | None = None
 ) -> Statement:
     """Find undecided halves, the oldest first, above an id.
 
@@ -291,7 +291,7 @@ def list_halves(
     nothing is found. The end is None where all there are were seen, or ``limit`` were found.
     """
     condition, values = half_where(criteria)
-    values |= {"after": after or FIRST_ID, "limit": limit, "window": window, "unanswered": UNANSWERED}
+    values |= {"after": after or FIRST_ID, "limit": limit, "window": window or HALF_WINDOW, "unanswered": UNANSWERED}
     return Statement(in_schema(_HALVES.replace("{where}", condition), schema), values)
 
 
