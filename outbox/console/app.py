@@ -25,7 +25,7 @@ from outbox.console.api import probes
 from outbox.console.auth import authentication
 from outbox.console.connections import operator_source
 from outbox.console.context import Authorizer, Console, RequestContext, Trust, context_of
-from outbox.console.guard import ContextAndHeaders, ErrorAnswers, Guard, Slots
+from outbox.console.guard import Envelope, Guard
 from outbox.console.problems import Problem, as_problem, log, log_failure
 from outbox.errors import InvalidSettings
 
@@ -158,10 +158,8 @@ def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> F
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[
-            Middleware(ContextAndHeaders, console),
-            Middleware(ErrorAnswers, answer),
-            Middleware(Guard, console.trust),
-            Middleware(Slots, console.slots),
+            Middleware(Envelope, console, answer),
+            Middleware(Guard, console),
         ],
         exception_handlers={HTTPException: answer, RequestValidationError: answer},
     )

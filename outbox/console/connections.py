@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.console.context import OperatorSource
     from outbox.operator.look.redact import Redactor
 
 if TYPE_CHECKING:
@@ -60,14 +59,18 @@ def operator_source(
     if isinstance(source, Operator):
         if databases or redactor or settings:
             raise InvalidSettings("an Operator has its databases, settings and redactor already; pass them to it")
-        return SharedOperator(source, read_only=read_only)
+        reading = [
+            replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
+            for each in source.databases.values()
+        ]
+        return OperatorSource({}, ready=Operator(Databases(reading), source.redactor) if read_only else source)
     if isinstance(source, Outbox):
         settings, source = settings or source.settings, source.engine
     binds = dict(source) if isinstance(source, Mapping) else {_name_of(source): source}
     if duplicates := sorted(binds.keys() & databases.keys()):
         raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
     engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | dict(databases)).items()}
-    return OwnOperator(engines, settings or Settings.from_env(), redactor)
+    return OperatorSource(engines, settings or Settings.from_env(), redactor)
 
 
 def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = False) -> Engine:
@@ -98,18 +101,26 @@ def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = Fa
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
 
-class OwnOperator:
-    """Connects at the first request, over those of the databases that can be reached.
+class OperatorSource:
+    """Gives what operators see and do; it connects at the first request, to those of the databases that can be reached.
 
     The others are tried again from time to time: an operator needs the console most when one of them is down.
+    The connections of an Operator that is ``ready`` are the application's.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], settings: Settings, redactor: Redactor | None = None) -> None:
-        if not engines:
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        settings: Settings | None = None,
+        redactor: Redactor | None = None,
+        *,
+        ready: Operator | None = None,
+    ) -> None:
+        if not engines and ready is None:
             raise InvalidSettings("the console needs at least one database")
-        self._engines, self._settings, self._redactor = dict(engines), settings, redactor
+        self._engines, self._settings, self._redactor = dict(engines), settings or Settings(), redactor
         self._opened: dict[str, Database] = {}
-        self._operator: Operator | None = None
+        self._operator = ready
         self._last_try = -_AGAIN
         self._lock = threading.Lock()
 
@@ -132,7 +143,7 @@ class OwnOperator:
             return self._operator
 
     def close(self) -> None:
-        """Close the connections; they are opened again when they are needed."""
+        """Close the console's own connections; they are opened again when they are needed."""
         for engine in self._engines.values():
             engine.dispose()
 
@@ -149,26 +160,6 @@ class OwnOperator:
             raise errors[0]
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
         return Operator(Databases(in_order), self._redactor)
-
-
-class SharedOperator:
-    """An operator of the application; its connections are the application's."""
-
-    missing: tuple[str, ...] = ()
-
-    def __init__(self, operator: Operator, *, read_only: bool) -> None:
-        reading = [
-            dataclasses.replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
-            for each in operator.databases.values()
-        ]
-        self._operator = Operator(Databases(reading), operator.redactor) if read_only else operator
-
-    def __call__(self) -> Operator:
-        """Return what operators see and do."""
-        return self._operator
-
-    def close(self) -> None:
-        """Leave the connections to the application."""
 
 
 def _name_of(bind: Bind) -> str:

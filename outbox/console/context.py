@@ -7,12 +7,13 @@ import re
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 
+from outbox.console.connections import OperatorSource
 from outbox.console.permissions import VIEW, Principal
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
@@ -98,25 +99,6 @@ class Trust:
 
 #: ``(request) -> Principal | None``, or any FastAPI dependency that returns that; sync or async.
 Authorizer = Callable[..., Any]
-
-
-class OperatorSource(Protocol):
-    """Gives what operators see and do."""
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The names of the databases that couldn't be reached yet."""
-
-    def __call__(self) -> Operator:
-        """Return what operators see and do.
-
-        Raises:
-            SchemaMissing, SchemaOutdated: a database has no outbox tables, or not those of this code.
-            sqlalchemy.exc.DBAPIError: no database can be reached.
-        """
-
-    def close(self) -> None:
-        """Close the console's own connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The ASGI middlewares of a console: what a request must show before anything is done, and what every answer has.
 
-They hold for every path of a console: known
-paths, unknown ones, and those that FastAPI itself refuses.
+They hold for every path of a console: known paths, unknown ones, and those that FastAPI itself refuses.
 """
 
 from __future__ import annotations
@@ -46,14 +45,17 @@ FIXED_HEADERS = {
 }
 
 
-class ContextAndHeaders:
-    """The outermost middleware: it works out the `RequestContext`, and every answer gets the fixed headers.
+class Envelope:
+    """The outermost middleware: it works out the `RequestContext`, every answer gets the fixed headers, and every error
+    that no handler of FastAPI's took is answered, before the application around the console sees it.
 
     Only the route of static files sets its own ``Cache-Control``.
     """
 
-    def __init__(self, app: ASGIApp, console: Console) -> None:
-        self.app, self.console = app, console
+    def __init__(
+        self, app: ASGIApp, console: Console, answer: Callable[[Request, Exception], Awaitable[Response]]
+    ) -> None:
+        self.app, self.console, self.answer = app, console, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its context."""
@@ -72,40 +74,27 @@ class ContextAndHeaders:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        await self.app(scope, receive, sending)
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if status:
+                raise
+            response = await self.answer(Request(scope, receive), error)
+            await response(scope, receive, sending)
         if context.method not in SAFE_METHODS and context.identity and status < 400:
             log(logging.INFO, "console.done", status=status, **context.log_fields)
 
 
-class ErrorAnswers:
-    """Answers for every error that no handler of FastAPI's took, before the application around the console sees it."""
-
-    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Awaitable[Response]]) -> None:
-        self.app, self.answer = app, answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and answer if it fails."""
-        started = False
-
-        async def sending(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, sending)
-        except Exception as error:
-            if started or scope["type"] != "http":
-                raise
-            response = await self.answer(Request(scope, receive), error)
-            await response(scope, receive, send)
-
-
 class Guard:
-    """Refuses requests under another host, from another site, with a wrong type of body, or with a body too big."""
+    """Refuses requests under another host, from another site, with a wrong type of body, or with a body too big.
 
-    def __init__(self, app: ASGIApp, trust: Trust) -> None:
-        self.app, self.trust = app, trust
+    So many requests are worked on at once as the console has slots; the others wait without holding a thread.
+    """
+
+    def __init__(self, app: ASGIApp, console: Console) -> None:
+        self.app, self.console = app, console
+        # A semaphore belongs to the event loop in which a request first waits for it.
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may be answered.
@@ -113,34 +102,19 @@ class Guard:
         Raises:
             Problem: (403, 413, 415) it may not.
         """
-        if scope["type"] == "http":
-            context, headers = scope[SCOPE_KEY], Headers(scope=scope)
-            if context.path not in PROBES:
-                check_host(self.trust, context)
-            if context.method not in SAFE_METHODS:
-                check_origin(self.trust, headers, context)
-                # Of these methods the form of another site can send POST only.
-                if context.method == "POST" and context.path.startswith("/api/"):
-                    check_json(headers)
-            receive = await buffered(receive, headers)
-        await self.app(scope, receive, send)
-
-
-class Slots:
-    """Works on so many requests at once; the others wait without holding a thread."""
-
-    def __init__(self, app: ASGIApp, slots: int) -> None:
-        self.app, self.slots = app, slots
-        # A semaphore belongs to the event loop in which a request first waits for it.
-        self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on when a slot is free."""
-        loop = asyncio.get_running_loop()
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        async with self._semaphores.setdefault(loop, asyncio.Semaphore(self.slots)):
+        context, headers, trust = scope[SCOPE_KEY], Headers(scope=scope), self.console.trust
+        if context.path not in PROBES:
+            check_host(trust, context)
+        if context.method not in SAFE_METHODS:
+            check_origin(trust, headers, context)
+            # Of these methods the form of another site can send POST only.
+            if context.method == "POST" and context.path.startswith("/api/"):
+                check_json(headers)
+        receive = await buffered(receive, headers)
+        async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.console.slots)):
             await self.app(scope, receive, send)
 
 

@@ -46,19 +46,8 @@ KINDS: Mapping[str, tuple[int, str]] = {
     "query-timeout": (503, "The query took too long"),
 }
 
-
-_OF_STATUS = {
-    401: "unauthenticated",
-    403: "forbidden",
-    404: "not-found",
-    405: "method-not-allowed",
-    409: "state-conflict",
-    412: "version-mismatch",
-    413: "too-large",
-    415: "unsupported-media-type",
-    429: "too-many-attempts",
-    503: "unavailable",
-}
+#: The first kind of each status; a 400 by FastAPI or by a dependency isn't about a page token.
+_OF_STATUS = {status: slug for slug, (status, _) in reversed(list(KINDS.items()))} | {400: "invalid"}
 
 
 class Problem(HTTPException):
@@ -175,7 +164,7 @@ def _of_status(error: HTTPException) -> Problem:
     known = status in {each.value for each in HTTPStatus}
     if status == 405:
         detail = f"this method can't be used here, only {(headers or {}).get('Allow', 'others')}"
-    title = HTTPStatus(status).phrase if known and status not in _OF_STATUS else ""
+    title = HTTPStatus(status).phrase if known and (status == 400 or status not in _OF_STATUS) else ""
     return Problem(slug, detail, headers=headers, status=status, title=title)
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Settings
 from outbox.console import connections
-from outbox.console.connections import OwnOperator, own_engine
+from outbox.console.connections import OperatorSource, own_engine
 from outbox.console.problems import as_problem
 from outbox.errors import (
     AlreadyCommitted,
@@ -102,7 +102,7 @@ def test_a_database_that_comes_back_is_found(museum: Shop, url: str, monkeypatch
     engines = {"a": own_engine(museum.engine), "b": own_engine(url)}
     with engines["b"].begin() as connection:
         connection.execute(text("ALTER SCHEMA outbox RENAME TO hidden"))
-    opened = OwnOperator(engines, Settings())
+    opened = OperatorSource(engines, Settings())
     assert list(opened().databases) == ["a"]
     assert list(opened.missing) == ["b"]
     with engines["b"].begin() as connection:

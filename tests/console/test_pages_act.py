@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from outbox.operator.acts import ACTS, Act
 from outbox.testing import bulk, check
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http, Shop
@@ -104,6 +105,17 @@ def test_an_act_that_is_not_possible_is_explained(visitor: Visitor, shop: Shop) 
     page = Page(visitor.http.ask("POST", f"/messages/{message}/do/retry", data={"group": GROUP}))
     assert page.status == 409
     assert "There is nothing to retry" in page.text or "there is nothing to retry" in page.text
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=lambda act: act.name)
+def test_every_act_of_the_table_has_its_question(visitor: Visitor, shop: Shop, act: Act) -> None:
+    """With its label, and either its consequence or why it can't be done."""
+    message = shop.half(5) if act.noun == "half" else shop.parked(5)[0]
+    group = f"?group={GROUP}" if act.noun == "inbox" else ""
+    asked = visitor.go(f"messages/{message}/do/{act.name}{group}")
+    assert asked.status == 200
+    assert f"{act.label} " in asked.text or f"{act.label}?" in asked.text
+    assert (act.consequence in asked.text) != ("This can\N{RIGHT SINGLE QUOTATION MARK}t be done:" in asked.text)
 
 
 def test_who_may_not_is_refused_on_a_page(visitor: Visitor, shop: Shop) -> None:

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from outbox.operator.acts import ACTS
 from tests.console.web import API, GROUP, Http, Shop
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -59,6 +60,19 @@ def test_every_endpoint_is_in_the_document(looking: Http, document: dict[str, An
             for status, answer in operation["responses"].items():
                 wanted = "application/problem+json" if int(status) >= 400 else None
                 assert wanted is None or list(answer["content"]) == [wanted], (method, path, status)
+
+
+def test_every_act_of_the_table_is_in_the_document(document: dict[str, Any]) -> None:
+    """With its summary, its details, and its options as fields of the body: nothing is said of it a second time."""
+    for act in ACTS.values():
+        place = "/inbox/{group}/{message_id}" if act.noun == "inbox" else "/messages/{message_id}"
+        operation = document["paths"][f"{API}{place}/{act.name}"]["post"]
+        assert operation["summary"] == act.summary
+        assert operation["description"].startswith(act.details)
+        fields = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        assert fields.keys() == {"reason", "database", *(option.name for option in act.options)} | (
+            {"token"} if act.as_job else set()
+        )
 
 
 def test_conditions_are_in_the_document(document: dict[str, Any]) -> None:
