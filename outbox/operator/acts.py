@@ -23,8 +23,8 @@ from outbox.operator.model import Target
 Noun = Literal["message", "half", "inbox"]
 
 #: Each state of a message, as the clause that a refusal gives. Those beside the statuses: an undecided half with a
-#: fence, a compensated or recalled message, one that took effect (for who must not undo it), none of this id; in an
-#: inbox: parked and discarded, and no row.
+#: fence, a compensated or recalled message, one that took effect (which isn't undone without a word), none of this
+#: id; in an inbox: parked and discarded, and no row.
 STATES: Mapping[str, str] = MappingProxyType(
     {
         "undecided": "it is not decided yet",

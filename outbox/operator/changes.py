@@ -3,7 +3,7 @@
 `apply` has a contract that operators, bulk jobs and the reconciliation's repairs share:
 
 1. **Lock** what the act is about: for a message the right to send (dispatch, release and compensation take the same
-   lock) and its op (prune takes it), for an undecided half its check (whoever decides locks it first), for an inbox its
+   lock) and its op (prune takes it), for an undecided half its check (every decision locks it first), for an inbox its
    row (a retry holds it while the handler runs).
 2. **Look** in which state each message is, in a statement of its own after the lock: it sees what a rival did while the
    lock was waited for.

@@ -93,7 +93,7 @@ class Selection:
         return ("bulk_job", self.act.name, self.selector, sorted(self.options.items()))
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
-        """Return what the rows of `choose_sql.summary` say; ``edge``, if given, is known from elsewhere.
+        """Return what the rows of `choose_sql.summary` say; ``edge``, if set, is known from elsewhere.
 
         Raises:
             BulkJobTooLarge: too many are matched.
@@ -112,14 +112,14 @@ class Selection:
             BulkJobTooLarge: too many targets.
         """
         selector, fits = self.selector, _SELECTABLE[self.act.noun]
-        given = [kind for kind in ("targets", "messages", "inbox", "halves") if getattr(selector, kind) is not None]
-        if len(given) != 1:
-            raise InvalidRequest(f"select by exactly one of targets, messages, inbox, halves, not {given}", "selector")
+        kinds = [kind for kind in ("targets", "messages", "inbox", "halves") if getattr(selector, kind) is not None]
+        if len(kinds) != 1:
+            raise InvalidRequest(f"select by exactly one of targets, messages, inbox, halves, not {kinds}", "selector")
         if selector.targets is not None:
             self._check_targets(selector.targets)
-        if not fits.issuperset(given):
+        if not fits.issuperset(kinds):
             raise InvalidRequest(
-                f"{self.act.name} can't be done by {given[0]}; select by {' or '.join(sorted(fits))}", "selector"
+                f"{self.act.name} can't be done by {kinds[0]}; select by {' or '.join(sorted(fits))}", "selector"
             )
         if selector.messages is not None and selector.messages.body is not None:
             raise InvalidRequest("a bulk job can't select by what is in the bodies; name the messages", field="body")
@@ -316,7 +316,7 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
     Raises:
         InvalidRequest: several have what is matched, or none is of the kind that is needed.
         MessageNotFound: no database knows any of the messages that are named.
-        UnknownDatabase: none has the name that was given.
+        UnknownDatabase: none has the name that was passed.
     """
     act = selection.act
     if name is None and not selection.is_across and selection.criteria is not None:

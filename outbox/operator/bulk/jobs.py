@@ -302,8 +302,8 @@ def _read_token(token: str, selection: Selection, database: str | None) -> dict[
 
 
 def _check_same(row: Row, key: str, request: ActRequest, selector: Selector, rate: float | None) -> None:
-    bulk_job_id, action, actor, reason, options, given, earlier_rate = row
-    before = {name: value for name, value in json.loads(given).items() if name not in {"described", "counts"}}
+    bulk_job_id, action, actor, reason, options, selected, earlier_rate = row
+    before = {name: value for name, value in json.loads(selected).items() if name not in {"described", "counts"}}
     now = json.loads(json.dumps(_selector_json(selector)))
     if (action, actor, reason, json.loads(options), before, earlier_rate) != (
         request.act.name, request.by, request.why, dict(request.options), now, rate,
@@ -319,8 +319,8 @@ def _selector_json(selector: Selector) -> dict[str, Any]:
         return {"targets": [[str(each.message_id), each.group] for each in selector.targets]}
     kind = next(name for name in ("messages", "inbox", "halves") if getattr(selector, name) is not None)
     criteria = getattr(selector, kind)
-    given = {each.name: getattr(criteria, each.name) for each in dataclasses.fields(criteria)}
-    return {kind: {name: _plain(value) for name, value in given.items() if value not in (None, ())}}
+    values = {each.name: getattr(criteria, each.name) for each in dataclasses.fields(criteria)}
+    return {kind: {name: _plain(value) for name, value in values.items() if value not in (None, ())}}
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, in_schema
 from outbox.database.sql import BULK_COUNTS
 
-# Compensations are left to those who have the compensations, and what only a newer version knows to its workers.
+# Compensations are left to the workers that have them, and acts that only a newer version knows to its workers.
 _OPEN = """
 SELECT id, action, requested_by, reason, options::text, origin::text, rate, started_at IS NOT NULL
   FROM {s}.bulk_job
@@ -62,7 +62,7 @@ UPDATE {s}.bulk_item
 RETURNING number
 """
 
-#: What the columns of bulk jobs and items are called by those who show them.
+#: The names of the columns of bulk jobs and items.
 BULK_JOB = ("id", "action", "requested_by", "reason", "options", "described", "rate", "total", "counts", "created_at",
              "started_at", "finished_at", "cancelled_at", "cancelled_by", "state")  # fmt: skip
 ITEM = ("number", "action", "message_id", "topic", "group", "state", "outcome", "attempts", "changed_at")
@@ -127,7 +127,7 @@ def open_bulk_jobs(schema: str, actions: Collection[str], limit: int, bulk_job_i
 
 
 def lock_rated(schema: str, bulk_job_id: UUID) -> Statement:
-    """Keep everybody else from carrying this bulk job out. Rows: one, or none if somebody does."""
+    """Keep all others from carrying this bulk job out. Rows: one, or none if another one does."""
     return Statement(in_schema(_LOCK_RATED, schema), (bulk_job_id,))
 
 
@@ -137,7 +137,7 @@ def budget(schema: str, bulk_job_id: UUID, rate: float) -> Statement:
 
 
 def take(schema: str, bulk_job_id: UUID, after: int, limit: int) -> Statement:
-    """Lock the next items that are due and that nobody has. Rows: ``(number, message, group, attempts)``."""
+    """Lock the next items that are due, but those of others. Rows: ``(number, message, group, attempts)``."""
     return Statement(in_schema(_TAKE, schema), {"id": bulk_job_id, "after": after, "limit": limit})
 
 

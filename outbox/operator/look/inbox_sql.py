@@ -52,7 +52,7 @@ FULL_ROW = _ROW.replace("{error}", "m.last_error")
 
 # Places are found by jumps in an index. Next to an equality on the group, a comparison of rows would have it read
 # from the group's beginning each time, hence the two ways to say what comes next.
-_PARKED_PLACES = """
+_PARKED_PAIRS = """
 place AS (
     (SELECT consumer_group, topic FROM {s}.consumer_message
       WHERE status = 'parked' {of_group} ORDER BY consumer_group, topic LIMIT 1)
@@ -61,9 +61,9 @@ place AS (
         SELECT consumer_group, topic FROM {s}.consumer_message c WHERE status = 'parked' AND {next}
          ORDER BY consumer_group, topic LIMIT 1) n
 )"""
-_NEXT_PLACE = "(c.consumer_group, c.topic) > (p.consumer_group, p.topic)"
+_NEXT_PAIR = "(c.consumer_group, c.topic) > (p.consumer_group, p.topic)"
 _NEXT_TOPIC = "c.consumer_group = p.consumer_group AND c.topic > p.topic"
-_ONE_PLACE = "place AS (SELECT %(group)s::text AS consumer_group, {topic}::text AS topic)"
+_ONE_PAIR = "place AS (SELECT %(group)s::text AS consumer_group, {topic}::text AS topic)"
 
 #: The groups that have rows in the inbox.
 GROUPS = """
@@ -76,8 +76,8 @@ place AS (
 )"""
 
 # What is after the position in one place. A tie in the id is looked at row by row; it is one row more than the share.
-_IN_PLACE = """{s}.consumer_message m
-             WHERE m.consumer_group = p.consumer_group AND {in_place} AND m.message_id <= %(below)s::uuid
+_IN_PAIR = """{s}.consumer_message m
+             WHERE m.consumer_group = p.consumer_group AND {in_pair} AND m.message_id <= %(below)s::uuid
              ORDER BY m.message_id DESC"""
 
 _LIST = f"""
@@ -88,7 +88,7 @@ WITH RECURSIVE {{places}}, chosen AS MATERIALIZED (
 ), found AS MATERIALIZED (
     SELECT p.consumer_group, p.topic, m.message_id FROM chosen p CROSS JOIN LATERAL (
         SELECT m.message_id FROM (
-            SELECT * FROM {_IN_PLACE} LIMIT (SELECT rows FROM share)) m
+            SELECT * FROM {_IN_PAIR} LIMIT (SELECT rows FROM share)) m
          WHERE (m.message_id, m.consumer_group) < (%(below)s::uuid, %(group_below)s) AND {{where}}
          ORDER BY m.message_id DESC LIMIT %(limit)s) m
 ), full_place AS MATERIALIZED (
@@ -96,7 +96,7 @@ WITH RECURSIVE {{places}}, chosen AS MATERIALIZED (
 ), edge AS (
     SELECT e.message_id, p.consumer_group
       FROM chosen p CROSS JOIN LATERAL (
-            SELECT m.message_id FROM {_IN_PLACE} OFFSET (SELECT rows FROM share) - 1 LIMIT 1) e
+            SELECT m.message_id FROM {_IN_PAIR} OFFSET (SELECT rows FROM share) - 1 LIMIT 1) e
      WHERE (p.consumer_group, p.topic) NOT IN (SELECT consumer_group, topic FROM full_place)
      ORDER BY e.message_id DESC, p.consumer_group DESC LIMIT 1
 )
@@ -213,17 +213,17 @@ def list_inbox(
     """
     condition, values = where(criteria)
     if criteria.error_kind is not None and source == "parked":
-        sql, in_place = (
+        sql, in_pair = (
             _LIST,
             f"m.topic = p.topic AND m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s",
         )
     elif source in _ONLY:
-        sql, in_place = _FEW, ""
+        sql, in_pair = _FEW, ""
     else:
-        sql, in_place = _LIST, _IN_SOURCE[source]
+        sql, in_pair = _LIST, _IN_SOURCE[source]
     sql = (
-        sql.replace("{places}", _places(criteria, source))
-        .replace("{in_place}", in_place)
+        sql.replace("{places}", _pairs(criteria, source))
+        .replace("{in_pair}", in_pair)
         .replace("{few}", _ONLY.get(source, ""))
         .replace("{of_group}", "" if criteria.group is None else "AND consumer_group = %(group)s")
         .replace("{of_topic}", "topic = %(topic)s" if source == "parked" and criteria.topic is not None else "true")
@@ -233,12 +233,12 @@ def list_inbox(
     return Statement(in_schema(sql, schema), values)
 
 
-def _places(criteria: InboxQuery, source: Source) -> str:
+def _pairs(criteria: InboxQuery, source: Source) -> str:
     if source != "parked":
-        return GROUPS if criteria.group is None else _ONE_PLACE.replace("{topic}", "''")
+        return GROUPS if criteria.group is None else _ONE_PAIR.replace("{topic}", "''")
     if criteria.group is not None and criteria.topic is not None:
-        return _ONE_PLACE.replace("{topic}", "%(topic)s")
-    return _PARKED_PLACES.replace("{next}", _NEXT_PLACE if criteria.group is None else _NEXT_TOPIC)
+        return _ONE_PAIR.replace("{topic}", "%(topic)s")
+    return _PARKED_PAIRS.replace("{next}", _NEXT_PAIR if criteria.group is None else _NEXT_TOPIC)
 
 
 def window_of(criteria: InboxQuery) -> int:
@@ -271,7 +271,7 @@ def rows_of(
 ) -> Statement:
     """Find one message in all inboxes. Rows: as of `list_inbox`, with all of the error."""
     condition, values = where(criteria)
-    sql = _BY_ID.replace("{places}", _places(criteria, "all")).replace("{where}", condition)
+    sql = _BY_ID.replace("{places}", _pairs(criteria, "all")).replace("{where}", condition)
     return Statement(in_schema(sql, schema), values | _below(criteria, after) | {"id": message_id, "limit": limit})
 
 
@@ -283,10 +283,10 @@ def count(schema: str, criteria: InboxQuery, limit: int) -> Statement:
 
 def is_cheap(criteria: InboxQuery) -> bool:
     """Tell whether an index counts these: what is parked, failed or discarded, perhaps of one group, topic and kind."""
-    given = (criteria.message_id, criteria.error, criteria.attempts_gte, criteria.since, criteria.until)
+    others = (criteria.message_id, criteria.error, criteria.attempts_gte, criteria.since, criteria.until)
     indexed = len(criteria.status) == 1 and criteria.status[0] in {"parked", "failed"}
-    by_place = criteria.topic is None or criteria.group is not None
-    return indexed and by_place and all(value is None for value in given)
+    by_pair = criteria.topic is None or criteria.group is not None
+    return indexed and by_pair and all(value is None for value in others)
 
 
 #: How many groups of dead letters a search knows, and how many rows it counts in all of them together.
@@ -298,7 +298,7 @@ _ENDS = 50
 _DEAD_KIND = f"coalesce(c.error_kind, '{UNCLASSIFIED}'::text)"
 _DEAD = "c.status = 'parked' AND c.discarded_at IS NULL"
 
-# Jumps from kind to kind in the index; how it says what comes next: see `_PARKED_PLACES`.
+# Jumps from kind to kind in the index; how it says what comes next: see `_PARKED_PAIRS`.
 _KINDS = f"""
 WITH RECURSIVE kind AS (
     (SELECT c.consumer_group, c.topic, {_DEAD_KIND} AS kind, 1 AS number FROM {{s}}.consumer_message c

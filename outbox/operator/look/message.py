@@ -364,8 +364,8 @@ def _checks(found: MessageFacts) -> Iterator[Event]:
     name = found.home.name
     for check in found.history:
         answer = _ANSWERED.get(check["answer"], "no answer" if check["state"] == "no_answer" else "being asked")
-        asked = "its fence" if check["asked"] == "fence" else "the checker"
-        yield Event(check["asked_at"], "checked", f"Asked {asked}: {answer}", name, check["error"], check["worker"])
+        asker = "its fence" if check["asked"] == "fence" else "the checker"
+        yield Event(check["asked_at"], "checked", f"Asked {asker}: {answer}", name, check["error"], check["worker"])
     if found.check and found.check["parked_at"] is not None:
         yield Event(found.check["parked_at"], "half_parked", "Half parked", name, found.check["reason"])
 

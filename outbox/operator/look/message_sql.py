@@ -32,11 +32,11 @@ HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
 
 # Written when the question is put, and kept until it is answered. Once the claim has run out, the worker that asked is
 # dead.
-BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_check_at > statement_timestamp())"
+IS_BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_check_at > statement_timestamp())"
 
 #: What is known of the last question, by the check ``c``; ``{error}`` is how much of its error is wanted.
-LAST_CHECK = f"""{BEING_ASKED}, CASE WHEN NOT {BEING_ASKED} THEN c.last_answer END,
-       CASE WHEN NOT {BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
+LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_answer END,
+       CASE WHEN NOT {IS_BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
 
 _HALF = f"""
 SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body), h.body,

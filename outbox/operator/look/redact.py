@@ -2,7 +2,7 @@
 
 Only a value whose place has a name can be judged by that name. So in the masked mode a JSON object or array is shown,
 with the values masked that stand under a telling name at any depth; everything else (plain text, forms, XML, a JSON
-text or number alone) is hidden, since nobody can say what it holds. What isn't text is never shown as text; its bytes
+text or number alone) is hidden, since no name says what it holds. What isn't text is never shown as text; its bytes
 can be had as they are.
 
 JSON as it is written: its tokens, never its numbers, which would be rounded; and what is found by a path in it.
@@ -212,12 +212,12 @@ class Redactor:
 
     def headers(self, headers: Mapping[str, str] | None, *, reveal: bool = False) -> dict[str, str]:
         """Return headers as they may be shown."""
-        given = dict(headers or {})
+        shown = dict(headers or {})
         if reveal or self.display == "full":
-            return given
+            return shown
         if self.display == "hidden":
-            return dict.fromkeys(given, MASK)
-        return {name: MASK if self.masks(name) or self._holds(value) else value for name, value in given.items()}
+            return dict.fromkeys(shown, MASK)
+        return {name: MASK if self.masks(name) or self._holds(value) else value for name, value in shown.items()}
 
     def document(self, value: Any, *, reveal: bool = False) -> Any:
         """Return a JSON document, read already, as it may be shown."""

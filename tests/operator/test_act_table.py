@@ -1,0 +1,65 @@
+"""The table of acts: each row is whole, and everything that is made of the table has the table's words."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from outbox.console.permissions import Role
+from outbox.errors import InvalidRequest
+from outbox.operator.acts import ACTS, AUDITED, STATES, Act, act_named, acts_for
+from outbox.operator.operator import Operator
+from tests.operator.acting import ANN, Desk
+
+EVERY = pytest.mark.parametrize("act", ACTS.values(), ids=list(ACTS))
+
+
+@EVERY
+def test_a_row_is_whole(act: Act) -> None:
+    """Each state has a mend or needs none, each text is a text, and the permission is one that its role has."""
+    assert act.from_states
+    assert STATES.keys() >= act.from_states | act.mends.keys()
+    assert not act.from_states & act.mends.keys()
+    assert (act.change is None) == act.as_job
+    for text in (act.summary, act.details, act.why, act.label, act.consequence, act.happened, act.participle):
+        assert text == text.strip() != ""
+    assert act.permission in Role(act.role).permissions
+    if act.role == "admin":
+        assert act.permission not in Role.OPERATOR.permissions
+
+
+@EVERY
+def test_a_method_of_the_operator(act: Act) -> None:
+    """Each act has a method of its name, which takes ids first, and says who and why; a group in an inbox."""
+    parameters = inspect.signature(getattr(Operator, act.name)).parameters
+    assert list(parameters)[1] == "message_ids"
+    assert {"by", "why", *(option.name for option in act.options)} <= parameters.keys()
+    assert ("group" in parameters) == (act.noun == "inbox")
+    assert (parameters["why"].default is inspect.Parameter.empty) == act.needs_reason
+
+
+def test_every_act_is_of_one_noun() -> None:
+    """The nouns share the acts out among them, in the order of the table."""
+    assert [act.name for noun in ("message", "half", "inbox") for act in acts_for(noun)] == list(ACTS)
+    with pytest.raises(InvalidRequest, match="action 'abort' must be one of: resend, "):
+        act_named("abort")
+
+
+def test_the_audit_has_the_words_of_the_table(desk: Desk) -> None:
+    """What the audit's list offers to search for is what is stored there."""
+    done = {
+        "resend": ("dispatched", None), "recall": ("scheduled", None), "check": ("undecided", None),
+        "reset": ("undecided", None), "commit": ("undecided", None), "rollback": ("undecided", None),
+        "retry": ("parked", "bank-b"), "park": ("failed", "bank-b"), "discard": ("parked", "bank-b"),
+        "restore": ("discarded", "bank-b"),
+    }  # fmt: skip
+    assert done.keys() == ACTS.keys() - {"compensate"}
+    for name, (state, group) in done.items():
+        desk.act(name, desk.inbox(state)[0] if group else desk.half(state), group)
+    job = desk.start("compensate", desk.half("committed"))
+    desk.operator.cancel(job.id, by=ANN)
+    desk.operator.message(desk.half("dispatched"), reveal=ANN)
+    stored = set(desk.rows("SELECT DISTINCT action FROM outbox.audit"))
+    assert stored == {*done, "bulk", "reveal"}
+    assert stored < set(AUDITED)
