@@ -16,7 +16,7 @@ from outbox.database.execute import execute
 from outbox.database.session import factories
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, TransactionRequired
-from outbox.message.limits import check_seconds, check_topic
+from outbox.message.content import check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from outbox.database.session import Bind
     from outbox.operator.outbox_operator import OutboxOperator
-    from outbox.producer.carriers import Carrier
+    from outbox.producer.producer import Carrier
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)

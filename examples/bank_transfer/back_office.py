@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, exists, select, update
 
 from outbox import Outbox
-from outbox.consumer.queue import DIGEST_BYTES
+from outbox.consumer.subscription import DIGEST_BYTES
 from outbox.reconcile.job import Outcome
 from outbox.reconcile.rows import Finding, JobResult, to_findings
 

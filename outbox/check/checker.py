@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outbox.errors import InvalidHandler
-from outbox.message.limits import check_topic
+from outbox.message.content import check_topic
 from outbox.settings import Settings
 
 _INT = 2**31 - 1

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox.errors import InvalidMessage
-from outbox.message import codec
+from outbox.message import content
 from outbox.text import csv_cell, duration, plain
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def readable(content_type: str, raw: bytes) -> Any:
     """Return a body decoded by its content type; where it has no text form, its length and digest."""
     digest = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     try:
-        decoded = codec.decode(raw, content_type)
+        decoded = content.decode(raw, content_type)
     except InvalidMessage as error:
         return {**digest, "error": str(error)}
     return digest if isinstance(decoded, bytes) else decoded

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outbox.errors import InvalidHandler
-from outbox.message.limits import check_topic
+from outbox.message.content import check_topic
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

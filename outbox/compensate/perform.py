@@ -19,7 +19,7 @@ from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
-from outbox.message import codec
+from outbox.message import content
 from outbox.message.model import Counts, Message, Park, Retry, Skip
 from outbox.settings import Settings
 from outbox.text import storable
@@ -298,8 +298,8 @@ def _as_json(given: Any) -> str | None:
     if given is None:
         return None
     try:
-        raw, content_type = codec.encode(given)
-        if codec.is_json(content_type) and "\\u0000" not in (text := raw.decode()):
+        raw, content_type = content.encode(given)
+        if content.is_json(content_type) and "\\u0000" not in (text := raw.decode()):
             return text
     except (InvalidMessage, UnicodeDecodeError):
         pass

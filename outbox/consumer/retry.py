@@ -1,6 +1,6 @@
 """Retry failed messages, one at a time: those which their queue has left behind.
 
-An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind
+An unordered group leaves a message behind when it fails. An ordered one retries it in queue_of_group, and leaves it behind
 only when it is parked; what an operator retries then is retried here.
 
 Two transactions each: the first counts a start and commits, so that a message which kills its worker is found
@@ -13,9 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outbox.consumer import sql
-from outbox.consumer.handler import CRASH_KIND, Failure, HandlerSession, counts_of, failure_from, settle
-from outbox.consumer.queue import Entry, filter_of, to_entry
-from outbox.consumer.subscription import Subscription
+from outbox.consumer.subscription import (
+    CRASH_KIND,
+    Entry,
+    HandlerFailure,
+    HandlerSession,
+    Subscription,
+    counts_of,
+    failure_from,
+    filter_of,
+    settle,
+    to_entry,
+)
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import execute, is_lost, read_source
 from outbox.database.session import commit
@@ -27,10 +36,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-class _Failed(Exception):
+class _RetryFailed(Exception):
     """Undo the transaction: the attempt failed."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: HandlerFailure) -> None:
         self.failure = failure
 
 
@@ -52,11 +61,13 @@ class Retrier:
             if not due:
                 return Counts()
         message_id, queue, position, attempts, claims = due[0]
-        place = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
+        queue_of_group = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
         entry = Entry(position, message_id, None)
         if claims > settings.max_claims:
             died = f"started {claims - 1} times without ever finishing: the worker died each time"
-            return self._record(connection, place, entry, attempts, Failure(died, Status.PARKED, kind=CRASH_KIND))
+            return self._record(
+                connection, queue_of_group, entry, attempts, HandlerFailure(died, Status.PARKED, kind=CRASH_KIND)
+            )
         try:
             with connection.begin():
                 (locked,) = execute(connection, sql.lock_failed(settings.schema, subscription.group, message_id))
@@ -67,16 +78,18 @@ class Retrier:
                 taken = filter_of(subscription) if locked[0][1] else (None, None)
                 (rows,) = read_source(source, sql.message_by_id(settings.schema, message_id, *taken))
                 if not rows:
-                    raise _Failed(Failure("the producer has pruned this message: nothing to retry", Status.PARKED))
+                    raise _RetryFailed(
+                        HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
+                    )
                 entry = to_entry(rows[0], subscription.topic, queue, subscription)
                 if entry.message is None:
                     execute(connection, sql.forget(settings.schema, subscription.group, message_id))
                     return Counts(taken=1, more=True)
-                return self._attempt(connection, place, entry, attempts + 1)
-        except _Failed as failed:
-            return self._record(connection, place, entry, attempts + 1, failed.failure)
+                return self._attempt(connection, queue_of_group, entry, attempts + 1)
+        except _RetryFailed as failed:
+            return self._record(connection, queue_of_group, entry, attempts + 1, failed.failure)
 
-    def _attempt(self, connection: Connection, place: GroupQueue, entry: Entry, attempt: int) -> Counts:
+    def _attempt(self, connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempt: int) -> Counts:
         message = entry.message
         assert message is not None  # noqa: S101 - the filter has let it through
         message.attempt = attempt
@@ -84,23 +97,23 @@ class Retrier:
         try:
             failure = session.handle([message] if self._subscription.takes_batch else message)
             if failure is not None:
-                raise _Failed(failure)
+                raise _RetryFailed(failure)
             if (failure := session.finish()) is not None:
-                raise _Failed(failure)
+                raise _RetryFailed(failure)
         finally:
             session.close()
-        row = sql.Settled(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-        at_commit(connection, sql.settle(place, row))
+        row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+        at_commit(connection, sql.settle(queue_of_group, row))
         try:
             commit(connection)
         except Exception as error:
             if is_lost(connection):
                 raise
-            raise _Failed(failure_from(error)) from error
+            raise _RetryFailed(failure_from(error)) from error
         return Counts(taken=1, done=1, more=True)
 
     def _record(
-        self, connection: Connection, place: GroupQueue, entry: Entry, attempts: int, failure: Failure
+        self, connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempts: int, failure: HandlerFailure
     ) -> Counts:
         row = settle(
             self._subscription,
@@ -112,5 +125,5 @@ class Retrier:
             self._settings.retry_jitter,
         )
         with connection.begin():
-            at_commit(connection, sql.settle(place, row))
+            at_commit(connection, sql.settle(queue_of_group, row))
         return counts_of(row)

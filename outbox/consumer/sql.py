@@ -154,7 +154,7 @@ _STATUS = "SELECT status FROM {s}.consumer_message WHERE consumer_group = %s AND
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class InboxUpdate:
     """The state of a message in an inbox after an attempt that was not a plain success."""
 
     id: UUID
@@ -213,9 +213,9 @@ def message_by_id(
     return Statement(in_schema(_BY_ID, schema), values)
 
 
-def offset(place: GroupQueue) -> Statement:
+def offset(of: GroupQueue) -> Statement:
     """Read the newest offset. Rows: ``(position, claims)`` or none."""
-    return Statement(in_schema(_OFFSET, place.schema), place.values)
+    return Statement(in_schema(_OFFSET, of.schema), of.values)
 
 
 def offsets(schema: str, group: str, topic: str, queues: Sequence[int]) -> Statement:
@@ -228,45 +228,43 @@ def group_is_known(schema: str, group: str, topic: str) -> Statement:
     return Statement(in_schema(_KNOWN_GROUP, schema), (group, topic))
 
 
-def write_start(place: GroupQueue, position: int) -> Statement:
+def write_start(of: GroupQueue, position: int) -> Statement:
     """Write down where a new group begins in a queue: up to ``position``, nothing was meant for it."""
-    return Statement(in_schema(_START, place.schema), (*place.values, position))
+    return Statement(in_schema(_START, of.schema), (*of.values, position))
 
 
-def append_offset(place: GroupQueue, position: int, claims: int = 0) -> Statement:
+def append_offset(of: GroupQueue, position: int, claims: int = 0) -> Statement:
     """Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end."""
-    return Statement(in_schema(_APPEND_OFFSET, place.schema), (*place.values, position, claims))
+    return Statement(in_schema(_APPEND_OFFSET, of.schema), (*of.values, position, claims))
 
 
-def drop_claims(place: GroupQueue, position: int) -> Statement:
+def drop_claims(of: GroupQueue, position: int) -> Statement:
     """Forget the starts that were counted at the offset ``position``: one of them had an end."""
-    group, topic, queue = place.values
+    group, topic, queue = of.values
     return Statement(
-        in_schema(_DROP_CLAIMS, place.schema), {"group": group, "topic": topic, "queue": queue, "position": position}
+        in_schema(_DROP_CLAIMS, of.schema), {"group": group, "topic": topic, "queue": queue, "position": position}
     )
 
 
-def known(place: GroupQueue, ids: Sequence[UUID]) -> Statement:
+def known(of: GroupQueue, ids: Sequence[UUID]) -> Statement:
     """Read which messages the inbox knows.
 
     Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded)``.
     """
-    return Statement(in_schema(_KNOWN, place.schema), (list(ids), place.group))
+    return Statement(in_schema(_KNOWN, of.schema), (list(ids), of.group))
 
 
-def consumed(place: GroupQueue, ids: list[UUID], positions: list[int], digests: list[bytes | None]) -> Statement:
+def consumed(of: GroupQueue, ids: list[UUID], positions: list[int], digests: list[bytes | None]) -> Statement:
     """Insert the inbox rows of messages that were consumed at the first attempt."""
-    return Statement(
-        in_schema(_CONSUMED, place.schema), (place.group, place.topic, place.queue, ids, positions, digests)
-    )
+    return Statement(in_schema(_CONSUMED, of.schema), (of.group, of.topic, of.queue, ids, positions, digests))
 
 
-def settle(place: GroupQueue, row: Settled) -> Statement:
+def settle(of: GroupQueue, row: InboxUpdate) -> Statement:
     """Write the inbox row of one message after an attempt, over a failed one if there is one."""
     values: dict[str, Any] = {
-        "group": place.group,
-        "topic": place.topic,
-        "queue": place.queue,
+        "group": of.group,
+        "topic": of.topic,
+        "queue": of.queue,
         "id": row.id,
         "position": row.position,
         "status": row.status,
@@ -276,7 +274,7 @@ def settle(place: GroupQueue, row: Settled) -> Statement:
         "error": row.error,
         "kind": row.kind,
     }
-    return Statement(in_schema(_SETTLE, place.schema), values)
+    return Statement(in_schema(_SETTLE, of.schema), values)
 
 
 def claim_due(schema: str, group: str, topic: str, *, ordered: bool) -> Statement:
@@ -292,11 +290,11 @@ def lock_failed(schema: str, group: str, message_id: UUID) -> Statement:
     return Statement(in_schema(_LOCK_FAILED, schema), (group, message_id))
 
 
-def retry_resent(place: GroupQueue, message_id: UUID, position: int) -> Statement:
+def retry_resent(of: GroupQueue, message_id: UUID, position: int) -> Statement:
     """Make a failed or parked message due now, since it was sent again. Rows: one, or none if another one holds it."""
-    group, _, queue = place.values
+    group, _, queue = of.values
     values = {"group": group, "queue": queue, "id": message_id, "position": position}
-    return Statement(in_schema(_RETRY_RESENT, place.schema), values)
+    return Statement(in_schema(_RETRY_RESENT, of.schema), values)
 
 
 def forget(schema: str, group: str, message_id: UUID) -> Statement:

@@ -1,17 +1,34 @@
-"""What a consumer declares: one group of one topic, its handler and its rules."""
+"""What a consumer declares: one group of one topic, its handler and its rules.
+
+What it reads of a queue, the call of its handler inside the running transaction, and what follows from the answer:
+decided purely here, written by the consumer.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
 import inspect
+import json
+import math
+import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
-from outbox.errors import InvalidHandler
-from outbox.message.limits import check_group, check_topic
+from outbox.consumer import sql
+from outbox.consumer.sql import InboxUpdate
+from outbox.database.execute import Row, Statement, is_lost
+from outbox.database.session import JoinedSession, wait_for
+from outbox.errors import InvalidHandler, InvalidMessage, MessagesPruned
+from outbox.message.content import check_group, check_topic
+from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
+from outbox.settings import Settings
+from outbox.text import error_text, kind_of_error, kind_of_text, storable
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 Handler = Callable[..., Any]
@@ -94,3 +111,220 @@ def as_filter(values: Collection[str] | None) -> tuple[str, ...] | None:
     if isinstance(values, str):
         raise InvalidHandler(f"a filter is a collection of str, not the str {values!r}; write {{{values!r}}}")
     return tuple(values)
+
+
+#: Bytes of the SHA-256 of a body that the inbox keeps, for reconciliation.
+DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message in a queue; ``message`` is None where the group's filter leaves it out."""
+
+    position: int
+    id: UUID
+    message: Message | None
+
+    def digest(self) -> bytes | None:
+        """Return the first 16 bytes of the SHA-256 of the body as it arrived; None if it wasn't read."""
+        return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
+
+
+def next_messages(subscription: Subscription, settings: Settings, queue: int, position: int) -> Statement:
+    """Return the statement that reads the messages of a queue after ``position``."""
+    return sql.messages_after(
+        settings.schema,
+        subscription.topic,
+        queue,
+        position,
+        max(settings.read_ahead, subscription.batch),
+        settings.read_ahead_bytes,
+        *filter_of(subscription),
+    )
+
+
+def filter_of(subscription: Subscription) -> tuple[list[str] | None, list[str] | None]:
+    """Return the tags and the key patterns that a group takes; None: all."""
+    return (
+        None if subscription.tags is None else sorted(subscription.tags),
+        None if subscription.keys is None else [like(pattern) for pattern in subscription.keys],
+    )
+
+
+def to_entries(rows: list[Row], subscription: Subscription, queue: int, position: int) -> list[Entry]:
+    """Return what `next_messages` has read.
+
+    Raises:
+        MessagesPruned: the next message is gone, and the subscription says to stop then.
+    """
+    topic = subscription.topic
+    entries = [to_entry(row, topic, queue, subscription) for row in rows]
+    if entries and entries[0].position != position + 1 and subscription.on_pruned == "stop":
+        raise MessagesPruned(
+            f"group {subscription.group!r} fell behind: of topic {topic!r}, queue {queue}, the messages "
+            f"{position + 1} to {entries[0].position - 1} were pruned before they were read; find out what they were "
+            "(the producer's retention is too short for this group), then go on with on_pruned='skip'"
+        )
+    return entries
+
+
+def to_entry(row: Row, topic: str, queue: int, subscription: Subscription) -> Entry:
+    """Return one row of `inbox.messages_after` as an entry."""
+    position, id_, send_number, visible_at, key, tag, headers, content_type, body, born_at, matches, *_ = row
+    if not matches:
+        return Entry(position, id_, None)
+    message = Message(
+        id_,
+        topic,
+        queue,
+        position,
+        key,
+        tag,
+        content_type,
+        body,
+        born_at,
+        visible_at,
+        send_number,
+        1,
+        json.loads(headers) if headers else {},
+        subscription.model,
+    )
+    return Entry(position, id_, message)
+
+
+def like(pattern: str) -> str:
+    """Return a key pattern with ``*`` as a LIKE pattern that matches nothing else."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")
+
+
+#: The kind of messages that never come to an end.
+CRASH_KIND = "the worker died each time"
+_MAX_DELAY = 100 * 366 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailure:
+    """An attempt whose changes must be undone; ``status`` is where the message goes if nothing else says so.
+
+    ``delay`` in seconds overrides the retry table. ``kind`` is what failures with this cause have in common; made from
+    the error if nothing better is known.
+    """
+
+    error: str
+    status: Status = Status.FAILED
+    delay: float | None = None
+    kind: str | None = None
+
+
+def failure_of(answer: Any) -> HandlerFailure | None:
+    """Return what a handler's return value says; None is success, and so is any other value."""
+    match answer:
+        case Retry(after=after, reason=reason):
+            return _retry(after, reason)
+        case Park(reason=reason):
+            return HandlerFailure(storable(reason), Status.PARKED)
+        case Skip(reason=reason):
+            return HandlerFailure(storable(reason), Status.CONSUMED)
+    return None
+
+
+def _retry(after: Any, reason: Any) -> HandlerFailure:
+    seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
+    if seconds is None:
+        return HandlerFailure(storable(reason))
+    if not isinstance(seconds, int | float) or math.isnan(seconds):
+        return HandlerFailure(f"the handler returned Retry(after={after!r}); give a timedelta or seconds, or None")
+    return HandlerFailure(storable(reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY))
+
+
+def failure_from(error: Exception) -> HandlerFailure:
+    """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
+    status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
+    return HandlerFailure(error_text(error), status, kind=kind_of_error(error))
+
+
+def settle(
+    subscription: Subscription,
+    message_id: UUID,
+    position: int,
+    digest: bytes | None,
+    attempts: int,
+    failure: HandlerFailure,
+    jitter: float,
+) -> InboxUpdate:
+    """Return the inbox row after attempt number ``attempts`` failed.
+
+    The delay before retry n is entry n of the table, with up to ``jitter`` (a fraction) more or less.
+    """
+    status, delay = failure.status, None
+    if status is Status.FAILED:
+        exhausted = attempts >= subscription.max_attempts
+        if exhausted and subscription.on_exhausted == "park":
+            status = Status.PARKED
+        else:
+            delay = failure.delay
+            if delay is None:
+                table = subscription.retry_delays or (0.0,)
+                delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311
+    kind = failure.kind or kind_of_text(failure.error)
+    return InboxUpdate(message_id, position, status.value, attempts, digest, failure.error, delay, kind)
+
+
+def counts_of(row: InboxUpdate) -> Counts:
+    """Return the counts of one message that was settled so."""
+    return Counts(
+        taken=1,
+        done=int(row.status == Status.CONSUMED),
+        failed=int(row.status == Status.FAILED),
+        parked=int(row.status == Status.PARKED),
+        more=True,
+    )
+
+
+class HandlerSession:
+    """One session for the handlers of one transaction, joined to it.
+
+    A handler can't commit: ``session.commit()`` only flushes, the framework commits inbox row, business change
+    and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure.
+    """
+
+    def __init__(self, connection: Connection, subscription: Subscription) -> None:
+        self._connection = connection
+        self._subscription = subscription
+        self._joined = JoinedSession(connection, is_async=subscription.is_async)
+
+    def handle(self, argument: Message | list[Message]) -> HandlerFailure | None:
+        """Call the handler with a message or, where it takes batches, a list; return its failure, if it failed.
+
+        Raises:
+            Exception: the connection was lost, which is nobody's failure and costs no attempt.
+        """
+        try:
+            answer = self._subscription.handler(argument, self._joined.open())
+            if self._subscription.is_async:
+                answer = wait_for(answer)
+            self._joined.flush()
+        except Exception as error:
+            if is_lost(self._connection):
+                raise
+            return failure_from(error)
+        if self._joined.rolled_back:
+            return HandlerFailure(
+                "the handler rolled the session back; let it raise, or return Retry, Park or Skip instead"
+            )
+        return failure_of(answer)
+
+    def finish(self) -> HandlerFailure | None:
+        """Flush, and hand what the handlers sent to the connection, to be written at its commit."""
+        try:
+            self._joined.finish()
+        except Exception as error:
+            if is_lost(self._connection):
+                raise
+            return failure_from(error)
+        return None
+
+    def close(self) -> None:
+        """Forget the session; its transaction is the caller's."""
+        self._joined.close()

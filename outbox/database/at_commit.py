@@ -6,7 +6,7 @@ round trip, and what was added inside a savepoint that rolled back was never wri
 
 An item is a statement, or a value of a `Writer`, which makes statements of all its values when the transaction commits.
 This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items added to a session come from
-`outbox.producer.carriers`, as a source.
+`outbox.producer.producer`, as a source.
 """
 
 from __future__ import annotations

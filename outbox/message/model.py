@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
-from outbox.message import codec
+from outbox.message import content
 
 
 class Resolution(enum.StrEnum):
@@ -95,7 +95,7 @@ class _Decoded:
         Raises:
             InvalidMessage: the bytes don't fit the content type or the model.
         """
-        return codec.decode(self.raw, self.content_type, self.model)
+        return content.decode(self.raw, self.content_type, self.model)
 
 
 @dataclass(frozen=True, slots=True)

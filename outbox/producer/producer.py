@@ -1,30 +1,305 @@
-"""Send, prepare, commit, rollback: half messages in the caller's transaction."""
+"""Send, prepare, commit, rollback: from the session or connection that the caller passes to the COMMIT.
+
+A send only remembers. All that a transaction has sent is written in one statement, in the round trip of its COMMIT
+(`outbox.database.at_commit`). A session may have no connection yet when something is sent with it, so its items wait
+beside it until the COMMIT of the connection which carries the business change, and follow its savepoints by
+``SessionEvents``.
+
+Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
+that transactions which a lock serialised are dispatched in that order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
-from outbox.database.decision import already, decide
+from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
+from outbox.database.decision import already, decide, decide_first
+from outbox.database.execute import Statement, execute
+from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
-from outbox.message import codec, limits
+from outbox.message import content
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
-from outbox.producer import carriers
-from outbox.producer.carriers import Intent, Write
 from outbox.producer.flow_control import FlowControl
+from outbox.producer.sql import write_halves
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
-    from outbox.producer.carriers import Carrier
     from outbox.settings import Settings
+
+    Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+
+    ``flow`` may refuse it: None where no limit is set.
+    """
+
+    schema: str
+    half: HalfMessage
+    preparation: Preparation | None = None
+    nudge: bool = False
+    flow: FlowControl | None = None
+
+    def refuse_now(self, engine: Engine) -> None:
+        """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
+
+        Raises:
+            OutboxBusy: its topic is known to be full.
+        """
+        if self.flow is not None:
+            self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A decision to write; the transaction fails unless it is the first."""
+
+    schema: str
+    half_id: UUID
+    resolution: Resolution
+
+
+#: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
+#: a pause is worth a nudge (seconds).
+_NUDGE_AFTER = 0.1
+_last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
+
+
+def _write(
+    connection: Connection, values: Sequence[Write | Intent], *, then_commit: bool
+) -> tuple[list[Statement], Statement | None]:
+    """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
+    refuse_autocommit(connection)
+    writes = [value for value in values if isinstance(value, Write)]
+    intents = [value for value in values if isinstance(value, Intent)]
+    for flow in {write.flow for write in writes}:
+        if flow is not None:
+            flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
+    by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
+    for write in writes:
+        by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
+    statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
+    if intents:
+        # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
+        if statements:
+            execute(connection, *statements)
+        for intent in intents:
+            decide_first(connection, intent.schema, intent.half_id, intent.resolution)
+        return [], None
+    worth_it = then_commit and _is_worth_a_nudge(connection, writes)
+    return statements, nudge(writes[0].schema) if worth_it else None
+
+
+def _is_worth_a_nudge(connection: Connection, writes: list[Write]) -> bool:
+    """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
+    if not any(write.nudge for write in writes):
+        return False
+    now = time.monotonic()
+    earlier = _last_sent.get(connection.engine, 0.0)
+    _last_sent[connection.engine] = now
+    return now - earlier > _NUDGE_AFTER
+
+
+_SENT = "outbox.sent"
+_sessions_hooked = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    item: Item
+    engine: Engine
+    level: SessionTransaction | None
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
+
+    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
+    COMMIT: the flush before it may be the first to use that engine.
+    """
+
+    entries: list[_Entry] = field(default_factory=list)
+    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
+    chosen: dict[Engine, Connection] = field(default_factory=dict)
+    committing: bool = False
+
+    def target(self, engine: Engine) -> Connection | None:
+        """Return the connection that carries the messages of an Outbox on ``engine``."""
+        if engine in self.connections:
+            return self.connections[engine][0]
+        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
+
+    def take(self, connection: Connection) -> list[Item]:
+        """Give up what is to be written at the commit of ``connection``."""
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        if taken:
+            self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
+
+
+def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
+    """Remember a message or a decision until the transaction of ``carrier`` commits.
+
+    ``engine`` is that of the Outbox: a session that uses several writes on its connection to this one.
+
+    Raises:
+        TransactionRequired: no transaction that could take it.
+        InvalidMessage: ``carrier`` is neither a session nor a connection.
+        OutboxBusy: the topic is known to be full.
+    """
+    given: Any = carrier
+    if hasattr(given, "registry") and not isinstance(given, type):  # a scoped_session
+        given = given()
+    target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
+    if isinstance(target, Connection):
+        if isinstance(value, Write):
+            value.refuse_now(target.engine)
+        at_commit.add(target, new_item(value, _write))
+        return
+    if target is None and given is not None:
+        raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+
+    if not isinstance(target, Session):
+        raise InvalidMessage(
+            f"a message is sent with a Session, AsyncSession, Connection or AsyncConnection, not {target!r}"
+        )
+    _add_to_session(target, value, engine)
+
+
+def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> None:
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise TransactionRequired("the session has autobegin=False and is in no transaction; call session.begin()")
+        session.begin()
+    elif not session.is_active:
+        raise TransactionRequired(
+            "the session's transaction takes no message now: it has failed, is prepared, or is committed already; "
+            "send before, or roll it back first"
+        )
+    sent = _sent_of(session)
+    if isinstance(value, Write) and value.flow is not None:
+        used = sent.target(engine) or session.bind
+        # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
+        if used is not None and used.engine.pool is engine.pool:
+            value.refuse_now(engine)
+    level = session.get_nested_transaction() or session.get_transaction()
+    sent.entries.append(_Entry(new_item(value, _write), engine, level))
+    for connection, _ in sent.connections.values():
+        at_commit.attach(connection, sent.take)
+    if sent.committing and not sent.connections:
+        # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
+        _place(session, sent)
+
+
+def hook_sessions() -> None:
+    """Listen to the events of all sessions, once per process."""
+    global _sessions_hooked  # noqa: PLW0603
+    if _sessions_hooked:
+        return
+    from sqlalchemy.orm import Session  # noqa: PLC0415
+
+    event.listen(Session, "after_begin", _on_begin)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    event.listen(Session, "after_transaction_end", _on_end)
+    _sessions_hooked = True
+
+
+def _sent_of(session: Session) -> _Sent:
+    sent: _Sent | None = session.info.get(_SENT)
+    if sent is None:
+        sent = session.info[_SENT] = _Sent()
+    return sent
+
+
+def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    sent = _sent_of(session)
+    if connection.engine not in sent.connections:
+        sent.connections[connection.engine] = connection, savepoints(connection)
+        if sent.entries:
+            at_commit.attach(connection, sent.take)
+
+
+def _before_commit(session: Session) -> None:
+    sent = _sent_of(session)
+    sent.committing = True
+    _place(session, sent)
+
+
+def _place(session: Session, sent: _Sent) -> None:
+    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
+    for engine in {entry.engine for entry in sent.entries}:
+        if engine in sent.connections:
+            refuse_autocommit(sent.connections[engine][0])
+            continue
+        try:
+            connection = session.connection()
+        except UnboundExecutionError:
+            connection = session.connection(bind_arguments={"bind": engine})
+        refuse_autocommit(connection)
+        sent.chosen[engine] = connection
+        at_commit.attach(connection, sent.take)
+
+
+def _after_commit(session: Session) -> None:
+    sent = _sent_of(session)
+    released = session.get_nested_transaction()
+    if released is not None:
+        outer = released.parent
+        while outer is not None and outer.parent is not None and not outer.nested:
+            outer = outer.parent
+        sent.entries = [
+            _Entry(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
+        ]
+        return
+    # Left are those of a session which joined a transaction that goes on.
+    for connection in {sent.target(entry.engine) for entry in sent.entries}:
+        if connection is not None and connection.in_transaction():
+            at_commit.add(connection, *sent.take(connection))
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    sent: _Sent | None = session.info.get(_SENT)
+    if sent is None:
+        return
+    if transaction.nested:
+        sent.committing = False
+        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
+    elif transaction.parent is None:
+        del session.info[_SENT]
+        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
+        for connection, begun_in in sent.connections.values() if sent.entries else ():
+            if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
+                at_commit.add(connection, *sent.take(connection))
+        sent.entries.clear()
+
+
+def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
+    while level is not None:
+        if level is ended:
+            return True
+        level = level.parent
+    return False
 
 
 class Producer:
@@ -42,7 +317,7 @@ class Producer:
         self.schema = settings.schema
         self._engine = engine
         self._settings = settings
-        self._group = limits.check_group(group)
+        self._group = content.check_group(group)
         self._sessions = sessions
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
@@ -52,7 +327,7 @@ class Producer:
                 f"the outbox needs PostgreSQL through psycopg 3, not {engine.dialect.name} through "
                 f"{engine.dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
             )
-        carriers.hook_sessions()
+        hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
 
@@ -76,7 +351,7 @@ class Producer:
     def send(self, carrier: Carrier, topic: str, message: Outgoing) -> UUID:
         """See `Outbox.send`."""
         half = self._half(topic, message)
-        carriers.add(carrier, Write(self.schema, half, nudge=self._settings.listen, flow=self._flow), self._engine)
+        add(carrier, Write(self.schema, half, nudge=self._settings.listen, flow=self._flow), self._engine)
         return half.id
 
     def prepare(
@@ -91,13 +366,13 @@ class Producer:
         """See `Outbox.prepare`."""
         half = self._half(topic, message)
         preparation = Preparation(fenced, self._immunity(half.topic, immunity))
-        carriers.add(carrier, Write(self.schema, half, preparation, flow=self._flow), self._engine)
+        add(carrier, Write(self.schema, half, preparation, flow=self._flow), self._engine)
         return half.id
 
     def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
         if within is not None:
-            carriers.add(within, Intent(self.schema, half_id, resolution), self._engine)
+            add(within, Intent(self.schema, half_id, resolution), self._engine)
             return None
         if self._sessions is None:
             raise TransactionRequired(
@@ -108,7 +383,7 @@ class Producer:
 
     def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
         """Commit a half at the commit of the caller's transaction, which fails if a decision came first."""
-        carriers.add(carrier, Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
+        add(carrier, Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
 
     def decide_now(self, session: Session, half_id: UUID, resolution: Resolution) -> Decision:
         """Decide a half at once, in the session's transaction.
@@ -124,11 +399,11 @@ class Producer:
 
     def _half(self, topic: str, message: Outgoing) -> HalfMessage:
         options = message.options
-        delivery = limits.check_delivery(options.get("deliver_at"), options.get("delay"), options.get("delay_level"))
+        delivery = content.check_delivery(options.get("deliver_at"), options.get("delay"), options.get("delay_level"))
         half_id = options.get("id")
         if half_id is not None and not isinstance(half_id, UUID):
             raise InvalidMessage(f"id must be a UUID, not {type(half_id).__name__}: {half_id!r}")
-        raw, content_type = codec.encode(message.body)
+        raw, content_type = content.encode(message.body)
         if len(raw) > self._settings.max_body_bytes:
             raise InvalidMessage(
                 f"the body has {len(raw)} bytes; at most {self._settings.max_body_bytes} are allowed "
@@ -137,10 +412,10 @@ class Producer:
         return HalfMessage(
             half_id or uuid7(),
             self._group,
-            limits.check_topic(topic),
-            limits.check_text("key", options.get("key"), limits.MAX_KEY_BYTES),
-            limits.check_text("tag", options.get("tag"), limits.MAX_TAG_BYTES),
-            limits.check_headers(options.get("headers")),
+            content.check_topic(topic),
+            content.check_text("key", options.get("key"), content.MAX_KEY_BYTES),
+            content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES),
+            content.check_headers(options.get("headers")),
             content_type,
             raw,
             *delivery,
@@ -149,4 +424,4 @@ class Producer:
     def _immunity(self, topic: str, immunity: dt.timedelta | float | None) -> float:
         if immunity is None:
             return float(self._immunity_of(topic))
-        return limits.check_seconds("immunity", immunity)
+        return content.check_seconds("immunity", immunity)

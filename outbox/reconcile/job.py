@@ -19,7 +19,7 @@ from uuid import UUID
 from sqlalchemy import URL, make_url
 
 from outbox.errors import InvalidSettings
-from outbox.message.limits import check_group, check_seconds, check_topic
+from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
 from outbox.settings import Settings

@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.consumer.queue import like
+from outbox.consumer.subscription import like
 from outbox.database import migration
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index

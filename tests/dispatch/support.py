@@ -15,7 +15,7 @@ from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
 from outbox.dispatch import sql as dispatch_sql
 from outbox.dispatch.once import dispatch_once
-from outbox.message import codec
+from outbox.message import content
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS
 from outbox.operator.changes import ActRequest, apply
@@ -45,7 +45,7 @@ def messages(connection: Connection, topic: str = "t") -> list[Sent]:
               WHERE m.topic = :topic ORDER BY m.queue, m.position"""
     with connection.begin():
         rows = connection.execute(text(sql), {"topic": topic}).all()
-    return [Sent(row[0], row[1], row[2], row[3], row[4], row[5], codec.decode(row[6], row[7])) for row in rows]
+    return [Sent(row[0], row[1], row[2], row[3], row[4], row[5], content.decode(row[6], row[7])) for row in rows]
 
 
 def dispatch_all(connection: Connection, settings: Settings, limit: int | None = None) -> Counts:

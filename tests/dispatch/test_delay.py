@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import ActRefused, MessageNotFound
-from outbox.message.limits import DELAY_LEVELS
+from outbox.message.content import DELAY_LEVELS
 from tests.dispatch.support import act, assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
 
 DUE = "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '1 s'"

@@ -20,8 +20,8 @@ def test_a_nudge_that_fails_leaves_the_commit_alone(
         nudged.append(schema)
         return Statement("SELECT 1 / 0")
 
-    monkeypatch.setattr("outbox.producer.carriers.nudge", failing)
-    monkeypatch.setattr("outbox.producer.carriers._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.producer.producer.nudge", failing)
+    monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(3):
@@ -43,7 +43,7 @@ def test_a_nudge_travels_with_the_commit(engine: Engine, settings: Settings, mon
         return run(self, committed=committed)
 
     monkeypatch.setattr(RoundTrip, "run", spied)
-    monkeypatch.setattr("outbox.producer.carriers._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(2):

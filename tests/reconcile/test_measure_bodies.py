@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from outbox.database.execute import execute
 from outbox.errors import InvalidMessage
-from outbox.message.codec import JSON
+from outbox.message.content import JSON
 from outbox.message.model import uuid7
 from outbox.reconcile.job import Pair, Window
 from outbox.reconcile.measure import Measure, compute

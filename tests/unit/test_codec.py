@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.errors import InvalidMessage
-from outbox.message.codec import BYTES, JSON, TEXT, decode, encode
+from outbox.message.content import BYTES, JSON, TEXT, decode, encode
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 jsonable = st.recursive(

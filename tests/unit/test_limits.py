@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.errors import InvalidMessage
-from outbox.message import limits
+from outbox.message import content
 
 NAME = re.compile(r"[%|a-zA-Z0-9_./-]{1,127}\Z")
 
@@ -33,7 +33,7 @@ class Old(str, enum.Enum):  # noqa: UP042 - as it was written before StrEnum
 )
 def test_topics(name: str) -> None:
     """RocketMQ's rule, with dots and slashes: 1 to 127 of ``[%|a-zA-Z0-9_./-]``."""
-    assert limits.check_topic(name) == name
+    assert content.check_topic(name) == name
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_topics(name: str) -> None:
 def test_topics_refused(name: Any, said: str) -> None:
     """Every other name is refused, with the rule that it breaks."""
     with pytest.raises(InvalidMessage, match=said):
-        limits.check_topic(name)
+        content.check_topic(name)
 
 
 @given(st.text(max_size=140))
 def test_any_text_is_a_topic_or_refused(name: str) -> None:
     """No text gets through that isn't a name, and no name is refused but a system's."""
     try:
-        limits.check_topic(name)
+        content.check_topic(name)
     except InvalidMessage as error:
         assert not NAME.match(name) or "system name" in str(error)
     else:
@@ -79,16 +79,16 @@ def test_any_text_is_a_topic_or_refused(name: str) -> None:
 
 def test_groups() -> None:
     """A group has at most 120 characters of the same set; system names are only for topics."""
-    assert limits.check_group("a" * 120) == "a" * 120
-    assert limits.check_group("%RETRY%") == "%RETRY%"
+    assert content.check_group("a" * 120) == "a" * 120
+    assert content.check_group("%RETRY%") == "%RETRY%"
     with pytest.raises(InvalidMessage, match=r"group 'aaaa.*has 121 characters; at most 120"):
-        limits.check_group("a" * 121)
+        content.check_group("a" * 121)
 
 
 @pytest.mark.parametrize("value", ["", "a" * 255, "ä" * 127 + "a", "\N{PILE OF POO}" * 63 + "abc", None])
 def test_keys(value: str | None) -> None:
     """A key has at most 255 bytes of UTF-8."""
-    assert limits.check_text("key", value, 255) == value
+    assert content.check_text("key", value, 255) == value
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_keys(value: str | None) -> None:
 def test_keys_refused(value: Any, said: str) -> None:
     """Longer, NUL, half a character and anything but str is refused."""
     with pytest.raises(InvalidMessage, match=said):
-        limits.check_text("key", value, 255)
+        content.check_text("key", value, 255)
 
 
 @pytest.mark.parametrize("given_name", [Topic.ORDERS, Old.ORDERS])
 def test_enum_members_are_names(given_name: str) -> None:
     """A member of a str enum counts as its value, and as nothing but a plain str for the driver."""
     for checked in (
-        limits.check_topic(given_name),
-        limits.check_group(given_name),
-        limits.check_text("key", given_name, 9),
+        content.check_topic(given_name),
+        content.check_group(given_name),
+        content.check_text("key", given_name, 9),
     ):
         assert checked == "orders"
         assert type(checked) is str
-    assert {type(part) for item in limits.check_headers({given_name: given_name}).items() for part in item} == {str}
+    assert {type(part) for item in content.check_headers({given_name: given_name}).items() for part in item} == {str}
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_enum_members_are_names(given_name: str) -> None:
 )
 def test_headers(headers: Any) -> None:
     """Any mapping of text to text will do, up to 16 KiB."""
-    assert limits.check_headers(headers) == dict(headers or {})
-    assert len(limits.check_headers({str(n): "" for n in range(128)})) == 128
+    assert content.check_headers(headers) == dict(headers or {})
+    assert len(content.check_headers({str(n): "" for n in range(128)})) == 128
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_headers(headers: Any) -> None:
 def test_headers_refused(headers: Any, said: str) -> None:
     """Too many, too long, not text, NUL and half a character are refused by the header's name."""
     with pytest.raises(InvalidMessage, match=said):
-        limits.check_headers(headers)
+        content.check_headers(headers)
 
 
 LATER = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
@@ -162,13 +162,13 @@ LATER = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
 def test_delivery() -> None:
     """One way at most; levels are RocketMQ's, in seconds; a moment keeps being that moment."""
-    assert limits.check_delivery(None, None, None) == (None, None)
-    assert limits.check_delivery(LATER, None, None) == (LATER, None)
-    assert limits.check_delivery(None, 0, None) == (None, 0.0)
-    assert limits.check_delivery(None, dt.timedelta(minutes=1), None) == (None, 60.0)
-    assert [limits.check_delivery(None, None, level)[1] for level in (1, 2, 3, 5, 14, 18)] == [1, 5, 10, 60, 600, 7200]
+    assert content.check_delivery(None, None, None) == (None, None)
+    assert content.check_delivery(LATER, None, None) == (LATER, None)
+    assert content.check_delivery(None, 0, None) == (None, 0.0)
+    assert content.check_delivery(None, dt.timedelta(minutes=1), None) == (None, 60.0)
+    assert [content.check_delivery(None, None, level)[1] for level in (1, 2, 3, 5, 14, 18)] == [1, 5, 10, 60, 600, 7200]
     past = dt.datetime(1999, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5)))
-    assert limits.check_delivery(past, None, None) == (past, None)
+    assert content.check_delivery(past, None, None) == (past, None)
 
 
 class NoOffset(dt.tzinfo):
@@ -217,7 +217,7 @@ class NoOffset(dt.tzinfo):
 def test_delivery_refused(deliver_at: Any, delay: Any, level: Any, said: str) -> None:
     """Every other delivery is refused, with the value and the rule."""
     with pytest.raises(InvalidMessage, match=said):
-        limits.check_delivery(deliver_at, delay, level)
+        content.check_delivery(deliver_at, delay, level)
 
 
 class OwnDatetime(dt.datetime):
@@ -229,7 +229,7 @@ def test_moments_are_handed_on_exactly(moment: dt.datetime) -> None:
     """A moment in any time zone, of any subclass, is the same moment as a plain datetime for the driver."""
     own = OwnDatetime.fromisoformat(moment.isoformat())
     for given_moment in (moment, own):
-        checked, delay = limits.check_delivery(given_moment, None, None)
+        checked, delay = content.check_delivery(given_moment, None, None)
         # Not `== moment`: a time that the clocks skipped equals no moment in another zone, by PEP 495.
         assert checked == moment.astimezone(dt.UTC)
         assert type(checked) is dt.datetime

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from outbox.errors import InvalidSettings
-from outbox.message.codec import is_json
+from outbox.message.content import is_json
 from outbox.operator.model import Body
 
 OPENING = frozenset("{[")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outbox.errors import InvalidSettings
-from outbox.message.limits import check_group, check_topic
+from outbox.message.content import check_group, check_topic
 
 #: Under a value of ``in_flight``: each message counts one.
 COUNT = "*"

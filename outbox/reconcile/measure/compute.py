@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import execute
 from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
 from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, ReconcileError, SourceError
-from outbox.message import codec
+from outbox.message import content
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
@@ -216,9 +216,9 @@ def carried(
         InvalidMessage: it isn't JSON, lacks what a path names, or has something else there than is wanted.
     """
     paths = [*by, *(path for path in values if path is not None)]
-    if paths and not codec.is_json(content_type):
+    if paths and not content.is_json(content_type):
         raise InvalidMessage(f"its content type is {content_type!r}, and only JSON can be read")
-    body = codec.decode(raw, content_type, exact=True) if paths else None
+    body = content.decode(raw, content_type, exact=True) if paths else None
     key = tuple(_key(body, path) for path in by)
     return key, [_ONE if path is None else _number(body, path) for path in values]
 
