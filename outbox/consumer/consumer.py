@@ -459,7 +459,7 @@ class Consumer:
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry what is due, at most ``limit`` messages.
 
-        Ordered groups retry in queue_of_group, in `consume_once`; here they only retry what was parked and given another try.
+        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and given another try.
         """
         counts = Counts()
         for _ in range(limit):

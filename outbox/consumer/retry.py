@@ -1,6 +1,6 @@
 """Retry failed messages, one at a time: those which their queue has left behind.
 
-An unordered group leaves a message behind when it fails. An ordered one retries it in queue_of_group, and leaves it behind
+An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind
 only when it is parked; what an operator retries then is retried here.
 
 Two transactions each: the first counts a start and commits, so that a message which kills its worker is found
