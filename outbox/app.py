@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from uuid import UUID
 
 from outbox.check.checker import Checker
-from outbox.compensate.declaration import Compensation, as_databases
+from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.execute import execute
 from outbox.database.session import factories

@@ -81,7 +81,7 @@ class _QuestionClosed(Exception):
 class Interview:
     """A claimed half, whom to ask about it, and what came of it.
 
-    ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``given_up`` that it took too long.
+    ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``abandoned`` that it took too long.
     """
 
     checker: Checker
@@ -93,7 +93,7 @@ class Interview:
     answer: Answer | None = None
     parked: bool = False
     held: bool = False
-    given_up: bool = False
+    abandoned: bool = False
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -123,7 +123,7 @@ class Interview:
             # A connection that was lost while it lay idle fails here, and nobody is asked who couldn't be heard.
             execute(connection, self._limits())
         with self._guard:
-            if self.given_up:
+            if self.abandoned:
                 return Counts()
             self.held = True
         answer = self._answer(connection)
@@ -139,7 +139,7 @@ class Interview:
     def give_up(self) -> None:
         """Don't begin, if it hasn't begun."""
         with self._guard:
-            self.given_up = True
+            self.abandoned = True
 
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
@@ -363,7 +363,7 @@ class Asker:
     def _end(self, running: _Running, error: BaseException | None) -> None:
         with self._guard:
             running.ended = True
-            if running.interview.given_up:
+            if running.interview.abandoned:
                 self._left_behind[running.interview.checker.topic] -= 1
             else:
                 self._ended.put((running.interview, error))

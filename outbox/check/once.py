@@ -163,7 +163,7 @@ class _Pass:
                     "nobody could be asked about half message %s of topic %r: %s",
                     interview.half_id,
                     topic,
-                    f"no connection within {interview.checker.timeout:g} s" if interview.given_up else answer.error,
+                    f"no connection within {interview.checker.timeout:g} s" if interview.abandoned else answer.error,
                     extra={"event": "check.not_asked", "topic": topic, "half_id": str(interview.half_id)},
                 )
                 self._leave(topic)
@@ -171,7 +171,7 @@ class _Pass:
         if answer is not None:
             # Its own connection is gone, or was taken away.
             interview.record_unknown(self.connection, answer)
-        if interview.given_up:
+        if interview.abandoned:
             logger.warning(
                 "the checker of topic %r gave no answer within %g s about half message %s",
                 topic,

@@ -21,10 +21,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from outbox.compensate import quarantine, sql
-from outbox.compensate.declaration import Compensation
-from outbox.compensate.perform import Book, Item, NotNow, Performance
-from outbox.compensate.places import BUSY, UNREACHABLE, Place, Places, Waits
-from outbox.compensate.quarantine import Order
+from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
+from outbox.compensate.quarantine import QuarantineOrder
+from outbox.compensate.run import CompensationItem, CompensationRun, ItemTable, StaleItem
 from outbox.database.execute import Row, execute
 from outbox.database.runner import NewRunner, Runner
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
@@ -36,48 +35,48 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-def refuse(book: Book, item: Item, why: str) -> str:
+def refuse(items: ItemTable, item: CompensationItem, why: str) -> str:
     """End the item, for which nothing was quarantined; return its state."""
-    return book.close(item, "skipped" if item.cancelled_by is None else "cancelled", f"{sql.REFUSED}{why}")
+    return items.close(item, "skipped" if item.cancelled_by is None else "cancelled", f"{sql.REFUSED}{why}")
 
 
-def withdraw(book: Book, item: Item, why: str, places: list[Place]) -> str:
+def withdraw(items: ItemTable, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
     """Decide that the message will not be compensated, release the quarantines, end the item; return its state.
 
     Raises:
-        Waits: a place can't be asked now. The decision stands.
+        Postponed: a place can't be asked now. The decision stands.
     """
-    if not book.refuse(item, why):
-        state, _ = book.ended(item)
+    if not items.refuse(item, why):
+        state, _ = items.ended(item)
         # Pending and yet not to be refused: it was compensated by nobody's order, and the quarantines stay.
-        return refuse(book, item, why) if state == "pending" else look_again(book, item, places, why)
+        return refuse(items, item, why) if state == "pending" else check_again(items, item, databases, why)
     # While the message wasn't out, nobody knew where the groups would pass it. Nor do we, if somebody died in between.
-    doubt = item.refused or not book.order(item).sends
-    release(book, item, places)
-    if doubt and book.ended(item)[0] == "pending":
-        release(book, item, places, doubt=True)
-    return refuse(book, item, why)
+    doubt = item.refused or not items.order(item).sends
+    release(items, item, databases)
+    if doubt and items.ended(item)[0] == "pending":
+        release(items, item, databases, doubt=True)
+    return refuse(items, item, why)
 
 
-def look_again(book: Book, item: Item, places: list[Place], why: str) -> str:
+def check_again(items: ItemTable, item: CompensationItem, databases: list[InboxDatabase], why: str) -> str:
     """Something came in between: if the item has ended by that, leave no quarantine behind; return its state.
 
     Raises:
-        Waits: it is to be done over.
+        Postponed: it is to be done over.
     """
-    state, compensated = book.ended(item)
+    state, compensated = items.ended(item)
     if state == "pending":
-        raise Waits(why, 0)
+        raise Postponed(why, 0)
     if state in {"skipped", "cancelled"} and not compensated:
-        release(book, item, places)
+        release(items, item, databases)
     return state
 
 
-def release(book: Book, item: Item, places: list[Place], *, doubt: bool = False) -> None:
+def release(items: ItemTable, item: CompensationItem, databases: list[InboxDatabase], *, doubt: bool = False) -> None:
     """Release the item's quarantines; nobody compensates for it any more."""
-    order = book.order(item)
-    for place in places:
-        place.run(lambda connection: quarantine.release(connection, book.schema, order, doubt=doubt))
+    order = items.order(item)
+    for database in databases:
+        database.run(lambda connection: quarantine.release(connection, items.schema, order, doubt=doubt))
 
 
 logger = logging.getLogger("outbox.compensate")
@@ -117,7 +116,7 @@ def compensate_once(
         )
     if not due:
         return Counts()
-    run = _Pass(connection, settings, compensations, new_runner, stopping)
+    run = _CompensationPass(connection, settings, compensations, new_runner, stopping)
     counts = Counts()
     try:
         for bulk_job_id, number in due:
@@ -131,7 +130,7 @@ def compensate_once(
     return counts + Counts(more=len(due) == limit)
 
 
-class _Pass:
+class _CompensationPass:
     """What one pass keeps open: the consumers' databases, and a runner of each kind."""
 
     def __init__(
@@ -142,76 +141,80 @@ class _Pass:
         new_runner: NewRunner,
         stopping: Callable[[], bool],
     ) -> None:
-        self._book = Book(connection, settings.schema)
+        self._items = ItemTable(connection, settings.schema)
         self._settings = settings
         self._compensations = compensations
         self._new_runner = new_runner
         self._stopping = stopping
         self._runners: dict[bool, Runner] = {}
-        self._places = Places(connection, settings.schema)
+        self._databases = InboxDatabases(connection, settings.schema)
 
     def end(self) -> None:
         """Close what was opened."""
-        self._places.close()
+        self._databases.close()
         for runner in self._runners.values():
             runner.end()
 
     def take(self, key: sql.Key) -> Counts:
         """Claim an item, and do what can be done about it."""
-        if (item := self._book.claim(key)) is None:
+        if (item := self._items.claim(key)) is None:
             return Counts()
         try:
             state = self._carry_out(item)
-        except Waits as waits:
-            self._book.leave(item, f"{sql.WAITS}{waits}", waits.seconds)
+        except Postponed as postponed:
+            self._items.leave(item, f"{sql.WAITS}{postponed}", postponed.seconds)
             state = "pending"
         return Counts(1, int(state == "done"), int(state == "pending"), int(state == "failed"))
 
-    def _carry_out(self, item: Item) -> str:
+    def _carry_out(self, item: CompensationItem) -> str:
         """Go through the steps; return the state of the item.
 
         Raises:
-            Waits: nothing more can be done now.
+            Postponed: nothing more can be done now.
         """
-        row, order = self._book.look(item)
+        row, order = self._items.state_of(item)
         compensation = self._compensations[item.topic]
-        places = self._places.of(compensation)
+        databases = self._databases.of(compensation)
         if why := _why_not(item, row):
-            return self._end(item, why, places)
+            return self._end(item, why, databases)
         if item.attempts > MAX_ATTEMPTS:
-            return self._book.close(item, "failed", "failed: the worker died over it each time")
-        consumed = [name for place in places for name in _consumed(place, self._settings.schema, order)]
+            return self._items.close(item, "failed", "failed: the worker died over it each time")
+        consumed = [name for database in databases for name in _consumed(database, self._settings.schema, order)]
         if consumed and not item.acknowledged:
-            return self._end(item, _delivered(consumed), places)
-        return self._quarantine_and_perform(item, order, compensation, places)
+            return self._end(item, _delivered(consumed), databases)
+        return self._quarantine_and_perform(item, order, compensation, databases)
 
-    def _end(self, item: Item, why: str, places: list[Place]) -> str:
+    def _end(self, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
         """End an item that is not to be carried out, before anything was quarantined in this try."""
-        return refuse(self._book, item, why) if item.untouched else withdraw(self._book, item, why, places)
+        return refuse(self._items, item, why) if item.untouched else withdraw(self._items, item, why, databases)
 
-    def _quarantine_and_perform(self, item: Item, order: Order, compensation: Compensation, places: list[Place]) -> str:
+    def _quarantine_and_perform(
+        self, item: CompensationItem, order: QuarantineOrder, compensation: Compensation, databases: list[InboxDatabase]
+    ) -> str:
         schema, knowingly = self._settings.schema, item.acknowledged
         consumed, quarantined = [], []
-        for place in places:
-            made = place.run(
+        for database in databases:
+            made = database.run(
                 lambda connection: quarantine.quarantine(connection, schema, order, acknowledged=knowingly)
             )
-            consumed += place.named(made.consumed)
-            quarantined += place.named(made.quarantined)
+            consumed += database.named(made.consumed)
+            quarantined += database.named(made.quarantined)
             if consumed and not knowingly:
                 # A consumer was faster than the quarantine, and slower than the look.
-                return withdraw(self._book, item, _delivered(consumed), places)
-        return self._perform(Performance(compensation, self._settings, item, order, consumed, quarantined), places)
+                return withdraw(self._items, item, _delivered(consumed), databases)
+        return self._perform(
+            CompensationRun(compensation, self._settings, item, order, consumed, quarantined), databases
+        )
 
-    def _perform(self, performance: Performance, places: list[Place]) -> str:
-        item = performance.item
+    def _perform(self, run: CompensationRun, databases: list[InboxDatabase]) -> str:
+        item = run.item
         error: Exception | None
         try:
-            self._runner(is_async=performance.compensation.is_async).run(performance.hold)
-            error = performance.error
+            self._runner(is_async=run.compensation.is_async).run(run.hold)
+            error = run.error
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
-        if performance.done:
+        if run.done:
             logger.info(
                 "the local transaction of message %s of topic %r is compensated",
                 item.message_id,
@@ -219,15 +222,15 @@ class _Pass:
                 extra={"event": "message.compensated", "message_id": str(item.message_id), "topic": item.topic},
             )
             return "done"
-        if isinstance(error, NotNow):
-            return look_again(self._book, item, places, str(error))
-        if error is None or (self._stopping() and performance.error is None):
-            raise Waits("the worker was stopped", 0)
-        if not performance.called:
-            raise Waits(summary_of(error).partition("\n")[0], BUSY if performance.held else UNREACHABLE)
+        if isinstance(error, StaleItem):
+            return check_again(self._items, item, databases, str(error))
+        if error is None or (self._stopping() and run.error is None):
+            raise Postponed("the worker was stopped", 0)
+        if not run.called:
+            raise Postponed(summary_of(error).partition("\n")[0], BUSY if run.held else UNREACHABLE)
         return self._failed(item, error)
 
-    def _failed(self, item: Item, error: Exception) -> str:
+    def _failed(self, item: CompensationItem, error: Exception) -> str:
         logger.error(
             "the compensation of topic %r failed for message %s (attempt %d of %d)",
             item.topic,
@@ -237,11 +240,11 @@ class _Pass:
             exc_info=error,
             extra={"event": "compensation.failed", "message_id": str(item.message_id), "topic": item.topic},
         )
-        said = summary_of(error)
+        failure = summary_of(error)
         if item.attempts >= MAX_ATTEMPTS:
-            return self._book.close(item, "failed", f"failed {item.attempts} times, at last: {said}")
-        outcome = f"failed: {said} (attempt {item.attempts} of {MAX_ATTEMPTS})"
-        return self._book.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
+            return self._items.close(item, "failed", f"failed {item.attempts} times, at last: {failure}")
+        outcome = f"failed: {failure} (attempt {item.attempts} of {MAX_ATTEMPTS})"
+        return self._items.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
 
     def _runner(self, *, is_async: bool) -> Runner:
         if is_async not in self._runners:
@@ -249,7 +252,7 @@ class _Pass:
         return self._runners[is_async]
 
 
-def _why_not(item: Item, row: Row) -> str | None:
+def _why_not(item: CompensationItem, row: Row) -> str | None:
     """Return why the item is not to be carried out, as far as the producer's database knows."""
     if item.refused and item.outcome is not None:
         return item.outcome.partition("\n")[0].removeprefix(sql.REFUSED)
@@ -258,8 +261,8 @@ def _why_not(item: Item, row: Row) -> str | None:
     return _refused(row)
 
 
-def _consumed(place: Place, schema: str, order: Order) -> list[str]:
-    return place.named(place.run(lambda connection: quarantine.consumed_by(connection, schema, order)))
+def _consumed(database: InboxDatabase, schema: str, order: QuarantineOrder) -> list[str]:
+    return database.named(database.run(lambda connection: quarantine.consumed_by(connection, schema, order)))
 
 
 def _delivered(consumed: list[str]) -> str:

@@ -48,7 +48,7 @@ RELEASE_PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class QuarantineOrder:
     """A compensation as the consumers' databases get to know it: of which message, for which bulk job, by whom, why.
 
     ``bulk_job_id`` is None where a message was compensated by nobody's order. ``sends`` are the queue and the position
@@ -85,49 +85,49 @@ class Quarantined:
 
 
 @dataclass(slots=True)
-class Group:
+class GroupProgress:
     """How far a group of a topic has come: position and start by queue; 0 where it is at the beginning."""
 
     name: str
     positions: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
 
-    def ahead(self, order: Order) -> tuple[int, int] | None:
+    def ahead(self, order: QuarantineOrder) -> tuple[int, int] | None:
         """Return queue and position at which the group will come to the message next; None if it has passed it."""
         return next((send for send in order.sends if send[1] > self.positions.get(send[0], 0)), None)
 
-    def needs_quarantine(self, order: Order) -> bool:
+    def needs_quarantine(self, order: QuarantineOrder) -> bool:
         """Tell whether the message may yet come to the group."""
         return not order.sends or self.ahead(order) is not None
 
-    def was_to_get(self, order: Order) -> bool:
+    def was_to_get(self, order: QuarantineOrder) -> bool:
         """Tell whether the message was sent after the group began."""
         return any(position > self.starts.get(queue, 0) for queue, position in order.sends)
 
-    def quarantine_for(self, order: Order) -> sql.NewQuarantine:
+    def quarantine_for(self, order: QuarantineOrder) -> sql.NewQuarantine:
         """Return the quarantine where there is no row."""
         queue, position = self.ahead(order) or (0, 0)
         return sql.NewQuarantine(self.name, order.message_id, queue, position, order.bulk_job_id)
 
 
-def groups_in(rows: Iterable[tuple[str, int | None, int, int]]) -> list[Group]:
+def groups_in(rows: Iterable[tuple[str, int | None, int, int]]) -> list[GroupProgress]:
     """Return the rows of `store.reached` as groups."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupProgress] = {}
     for name, queue, position, start in rows:
-        group = groups.setdefault(name, Group(name))
+        group = groups.setdefault(name, GroupProgress(name))
         if queue is not None:
             group.positions[queue], group.starts[queue] = position, start
     return list(groups.values())
 
 
-def consumed_by(connection: Connection, schema: str, order: Order) -> list[str]:
+def consumed_by(connection: Connection, schema: str, order: QuarantineOrder) -> list[str]:
     """Return the groups of a database which have consumed the message, in a transaction of its own."""
     with connection.begin():
         (rows,) = execute(connection, sql.inboxes(schema, order.topic, order.message_id))
     return [group for group, status, _ in rows if status == Status.CONSUMED]
 
 
-def quarantine(connection: Connection, schema: str, order: Order, *, acknowledged: bool) -> Quarantined:
+def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, acknowledged: bool) -> Quarantined:
     """Quarantine the message in all groups of a database, in a transaction of its own.
 
     If one of them has consumed it, nothing is written, unless that is ``acknowledged``: then the others are.
@@ -161,13 +161,13 @@ def quarantine(connection: Connection, schema: str, order: Order, *, acknowledge
         execute(
             connection,
             sql.take(schema, order.message_id, list(taken), bulk_job_id),
-            _told(schema, order, "quarantine", was),
+            _audit(schema, order, "quarantine", was),
         )
     return Quarantined(consumed, [group for group, status, _ in there if status != Status.CONSUMED])
 
 
 def release(
-    connection: Connection, schema: str, order: Order, *, group: str | None = None, doubt: bool = False
+    connection: Connection, schema: str, order: QuarantineOrder, *, group: str | None = None, doubt: bool = False
 ) -> None:
     """Release the order's quarantines in a database, in a transaction of its own; ``group`` None: of all groups.
 
@@ -204,40 +204,40 @@ def release(
             and (each.name in inserted or (doubt and each.name not in with_row and each.was_to_get(order)))
         ]
         queue, position = order.sends[0] if order.sends else (0, 0)
-        given_back, dropped, due = execute(
+        returned, dropped, due = execute(
             connection,
             sql.give_back(schema, order.message_id, names, order.bulk_jobs),
             sql.drop(schema, order.message_id, names, order.bulk_jobs),
             sql.make_due(schema, order.topic, order.message_id, queue, position, passed),
         )
-        now: dict[str, str] = dict(dropped) | dict(given_back) | dict(due)
-        execute(connection, _told(schema, order, "unfence", now))
+        now: dict[str, str] = dict(dropped) | dict(returned) | dict(due)
+        execute(connection, _audit(schema, order, "release", now))
 
 
-def _reached(schema: str, order: Order, group: str | None) -> Statement:
+def _reached(schema: str, order: QuarantineOrder, group: str | None) -> Statement:
     return sql.reached(schema, order.topic, order.queues, group)
 
 
-def _lock_queues(connection: Connection, schema: str, order: Order, groups: Iterable[str]) -> None:
+def _lock_queues(connection: Connection, schema: str, order: QuarantineOrder, groups: Iterable[str]) -> None:
     """Take the locks of those who consume; in one order everywhere."""
-    places = (GroupQueue(schema, group, order.topic, queue) for group in groups for queue in order.queues)
-    if keys := sorted(place.lock for place in places):
+    databases = (GroupQueue(schema, group, order.topic, queue) for group in groups for queue in order.queues)
+    if keys := sorted(database.lock for database in databases):
         execute(connection, *(take_lock(key) for key in keys))
 
 
-def _told(schema: str, order: Order, action: str, by_group: Mapping[str, str]) -> Statement:
+def _audit(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[str, str]) -> Statement:
     """Return the record of what was done in each group."""
     word = "was" if action == "quarantine" else "is"
-    told: dict[str, Mapping[str, object]] = {
+    audited: dict[str, Mapping[str, object]] = {
         f"{group}/{order.message_id}": {word: status, "bulk_job": order.bulk_job_id}
         for group, status in by_group.items()
     }
-    return sql.audit(schema, order.actor, action, order.reason, order.origin, told)
+    return sql.audit(schema, order.actor, action, order.reason, order.origin, audited)
 
 
-def told_of_start(schema: str, group: str, orders: Sequence[Order]) -> list[Statement]:
+def audit_of_start(schema: str, group: str, orders: Sequence[QuarantineOrder]) -> list[Statement]:
     """Return the records of the quarantines that a group has made at its start."""
-    return [_told(schema, order, "quarantine", {group: "unconsumed"}) for order in orders]
+    return [_audit(schema, order, "quarantine", {group: "unconsumed"}) for order in orders]
 
 
 def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, topic: str) -> None:
@@ -245,23 +245,23 @@ def quarantine_group(connection: Connection, source: Connection, schema: str, gr
 
     ``source`` is on the producer's database, and only read.
     """
-    standing, withdrawn = _compensations(source, schema, topic)
-    if standing and _quarantine(connection, schema, group, topic, standing):
+    ongoing, withdrawn = _compensations(source, schema, topic)
+    if ongoing and _quarantine(connection, schema, group, topic, ongoing):
         # One of them may have been withdrawn meanwhile, and its quarantines released, before ours was there.
         _, withdrawn = _compensations(source, schema, topic)
     _release(connection, schema, group, withdrawn)
 
 
-def _compensations(source: Connection, schema: str, topic: str) -> tuple[list[Order], list[Order]]:
+def _compensations(source: Connection, schema: str, topic: str) -> tuple[list[QuarantineOrder], list[QuarantineOrder]]:
     """Return the compensations of a topic that stand, and those that were begun and will not be."""
     (rows,) = read_source(source, sql.compensations(schema, topic))
     orders = [(row[2], _order(row, topic)) for row in rows]
     return [order for stands, order in orders if stands], [order for stands, order in orders if not stands]
 
 
-def _order(row: Row, topic: str) -> Order:
+def _order(row: Row, topic: str) -> QuarantineOrder:
     message_id, bulk_job_id, _, actor, reason, origin, queues, positions, former = row
-    return Order(
+    return QuarantineOrder(
         message_id,
         topic,
         bulk_job_id,
@@ -273,7 +273,7 @@ def _order(row: Row, topic: str) -> Order:
     )
 
 
-def _quarantine(connection: Connection, schema: str, group: str, topic: str, orders: list[Order]) -> bool:
+def _quarantine(connection: Connection, schema: str, group: str, topic: str, orders: list[QuarantineOrder]) -> bool:
     queues = sorted({queue for order in orders for queue in order.queues})
     with connection.begin():
         _, rows = execute(connection, plan_by_index(), sql.reached(schema, topic, queues, group))
@@ -286,11 +286,11 @@ def _quarantine(connection: Connection, schema: str, group: str, topic: str, ord
         ids = {message_id for _, message_id in inserted}
         done = [order for order in orders if order.message_id in ids]
         if done:
-            execute(connection, *told_of_start(schema, group, done))
+            execute(connection, *audit_of_start(schema, group, done))
     return bool(done)
 
 
-def _release(connection: Connection, schema: str, group: str, orders: list[Order]) -> None:
+def _release(connection: Connection, schema: str, group: str, orders: list[QuarantineOrder]) -> None:
     if not orders:
         return
     with connection.begin():

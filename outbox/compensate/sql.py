@@ -449,9 +449,9 @@ def audit(
     action: str,
     reason: str,
     origin: Mapping[str, str] | None,
-    told: Mapping[str, Mapping[str, object]],
+    audited: Mapping[str, Mapping[str, object]],
 ) -> Statement:
-    """Record an act on several targets; ``told`` has the result by target."""
+    """Record an act on several targets; ``audited`` has the result by target."""
     return Statement(
         in_schema(_AUDIT, schema),
         {
@@ -459,7 +459,7 @@ def audit(
             "action": action,
             "reason": reason,
             "origin": json.dumps(dict(origin)) if origin else None,
-            "targets": list(told),
-            "results": [json.dumps(dict(result), default=str) for result in told.values()],
+            "targets": list(audited),
+            "results": [json.dumps(dict(result), default=str) for result in audited.values()],
         },
     )

@@ -110,10 +110,10 @@ def execute(
         trip = _round_trip(driver, pairs + last)
         # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it. With
         # a driver whose private parts are unknown it always does.
-        drivers_way = trip is None or not trip.ready or (idle and not driver.autocommit)
-        if drivers_way and trip is not None:
+        by_driver = trip is None or not trip.ready or (idle and not driver.autocommit)
+        if by_driver and trip is not None:
             trip = _round_trip(driver, last)
-        before = pairs if drivers_way else []
+        before = pairs if by_driver else []
         if isinstance(driver, psycopg.AsyncConnection):
             adapted = cast("Any", connection.connection.dbapi_connection)
             rows = adapted.run_async(lambda raw: _run_async(raw, before, trip))

@@ -26,23 +26,23 @@ class JoinedSession:
         self._connection = connection
         self._transaction = connection.get_transaction()
         self._is_async = is_async
-        self._given: Any = None
+        self._opened: Any = None
         self._session: Session | None = None
 
     def open(self) -> Any:
         """Return the Session or AsyncSession."""
-        if self._given is None:
+        if self._opened is None:
             from sqlalchemy.orm import Session  # noqa: PLC0415
 
             if self._is_async:
                 from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
 
-                self._given = AsyncSession(join_transaction_mode="rollback_only", expire_on_commit=False)
-                self._session = self._given.sync_session
+                self._opened = AsyncSession(join_transaction_mode="rollback_only", expire_on_commit=False)
+                self._session = self._opened.sync_session
                 self._session.bind = self._connection
             else:
-                self._given = self._session = Session(self._connection, join_transaction_mode="rollback_only")
-        return self._given
+                self._opened = self._session = Session(self._connection, join_transaction_mode="rollback_only")
+        return self._opened
 
     @property
     def rolled_back(self) -> bool:

@@ -66,9 +66,9 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
             return Counts(taken=1, more=True)
         if not cursor.pending:
             return NOTHING
-        place = _placement(settings, limit)
-        (((ops, messages, scheduled, _),),) = execute(connection, sql.dispatch_batch(place, cursor))
-    cut = cursor.until_sequence is not None or ops == place.limit
+        placement = _placement(settings, limit)
+        (((ops, messages, scheduled, _),),) = execute(connection, sql.dispatch_batch(placement, cursor))
+    cut = cursor.until_sequence is not None or ops == placement.limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)
 
@@ -86,15 +86,15 @@ def _rebase(connection: Connection, schema: str) -> bool:
 
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
     """Turn due scheduled messages into messages, in one transaction on ``connection``."""
-    place = _placement(settings, limit)
+    placement = _placement(settings, limit)
     with connection.begin():
         ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
         if not taken[0]:
             return NOTHING
-        _, ((due, messages, _, _),) = execute(connection, plan_by_index(), sql.release_due(place))
+        _, ((due, messages, _, _),) = execute(connection, plan_by_index(), sql.release_due(placement))
         if not due:
             return NOTHING
-    return Counts(taken=due, done=messages, more=due == place.limit)
+    return Counts(taken=due, done=messages, more=due == placement.limit)
 
 
 def resend(
@@ -115,11 +115,11 @@ def resend(
     """
     if not sends:
         return
-    place = _placement(settings, len(sends))
+    placement = _placement(settings, len(sends))
     execute(
         connection,
         plan_by_index(),
-        sql.resend(place, list(sends)),
+        sql.resend(placement, list(sends)),
         *(
             database_sql.audit(
                 settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin
@@ -159,9 +159,9 @@ def dispatch_passed(
     (rows,) = execute(connection, sql.lock_undispatched(settings.schema, half_ids, cursor))
     passed = [half_id for half_id, is_passed in rows if is_passed]
     if passed:
-        place = _placement(settings, len(passed))
+        placement = _placement(settings, len(passed))
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
-        execute(connection, plan_by_index(), sql.place_these(place, passed), *audits)
+        execute(connection, plan_by_index(), sql.append_these(placement, passed), *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 

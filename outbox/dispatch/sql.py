@@ -94,7 +94,7 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
 # its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
 # ``sequence`` orders a batch's entries,
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn.
-_PLACE = """, new_topic AS (
+_APPEND = """, new_topic AS (
     INSERT INTO {s}.topic AS t (name, queues)
     SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
      WHERE NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = e.topic)
@@ -291,7 +291,7 @@ class Placement:
         }
 
 
-def dispatch_batch(place: Placement, cursor: Cursor) -> Statement:
+def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     """Turn the next ops into messages and move the cursor, all in one snapshot.
 
     Rows: ``(ops taken, messages, scheduled, topics notified)``.
@@ -302,10 +302,10 @@ def dispatch_batch(place: Placement, cursor: Cursor) -> Statement:
         source = _REST
     else:
         source = _MISSED
-    sql = f"WITH {source}{_OPS_TO_ENTRIES}{_PLACE}"
+    sql = f"WITH {source}{_OPS_TO_ENTRIES}{_APPEND}"
     return Statement(
-        in_schema(sql, place.schema),
-        place.values(
+        in_schema(sql, placement.schema),
+        placement.values(
             next_xid=cursor.next_xid,
             in_flight=cursor.in_flight,
             target=cursor.target,
@@ -332,9 +332,9 @@ def rebase(schema: str) -> Statement:
     return Statement(in_schema(_REBASE, schema))
 
 
-def release_due(place: Placement) -> Statement:
+def release_due(placement: Placement) -> Statement:
     """Turn due scheduled messages into messages. Rows as of `dispatch_batch`."""
-    return Statement(in_schema(_DUE + _PLACE, place.schema), place.values())
+    return Statement(in_schema(_DUE + _APPEND, placement.schema), placement.values())
 
 
 def lock_sends(schema: str, half_ids: Sequence[UUID]) -> Statement:
@@ -342,9 +342,9 @@ def lock_sends(schema: str, half_ids: Sequence[UUID]) -> Statement:
     return Statement(in_schema(_LOCK_SENDS, schema), (list(half_ids),))
 
 
-def resend(place: Placement, half_ids: Sequence[UUID]) -> Statement:
+def resend(placement: Placement, half_ids: Sequence[UUID]) -> Statement:
     """Append messages, which `lock_sends` has locked, with the next send number. Rows as of `dispatch_batch`."""
-    return Statement(in_schema(_RESEND + _PLACE, place.schema), place.values(half_ids=list(half_ids)))
+    return Statement(in_schema(_RESEND + _APPEND, placement.schema), placement.values(half_ids=list(half_ids)))
 
 
 def lock_undispatched(schema: str, half_ids: Sequence[UUID], cursor: Cursor | None) -> Statement:
@@ -360,9 +360,11 @@ def lock_undispatched(schema: str, half_ids: Sequence[UUID], cursor: Cursor | No
     return Statement(in_schema(_LOCK_UNDISPATCHED, schema), values)
 
 
-def place_these(place: Placement, half_ids: Sequence[UUID]) -> Statement:
+def append_these(placement: Placement, half_ids: Sequence[UUID]) -> Statement:
     """Make the messages of ops, or their schedules, whatever the cursor says. Rows as of `dispatch_batch`."""
-    return Statement(in_schema(_THESE + _OPS_TO_ENTRIES + _PLACE, place.schema), place.values(half_ids=list(half_ids)))
+    return Statement(
+        in_schema(_THESE + _OPS_TO_ENTRIES + _APPEND, placement.schema), placement.values(half_ids=list(half_ids))
+    )
 
 
 def recall(schema: str, half_id: UUID, actor: str) -> Statement:

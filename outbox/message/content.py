@@ -127,11 +127,11 @@ def check_delivery(
     Raises:
         InvalidMessage: more than one way given, a naive datetime, a negative delay, an unknown level.
     """
-    given = [
+    value = [
         n for n, v in (("deliver_at", deliver_at), ("delay", delay), ("delay_level", delay_level)) if v is not None
     ]
-    if len(given) > 1:
-        raise InvalidMessage(f"{' and '.join(given)} exclude each other; give one")
+    if len(value) > 1:
+        raise InvalidMessage(f"{' and '.join(value)} exclude each other; give one")
     if deliver_at is not None:
         if not isinstance(deliver_at, dt.datetime):
             raise InvalidMessage(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
@@ -159,16 +159,16 @@ def check_seconds(what: str, value: object) -> float:
     return float(seconds)
 
 
-def _moment(given: dt.datetime) -> dt.datetime:
+def _moment(value: dt.datetime) -> dt.datetime:
     """Return the moment in UTC, as a plain datetime: the driver refuses an array of several datetime classes."""
-    offset = given.utcoffset()
+    offset = value.utcoffset()
     if offset is None:
-        raise InvalidMessage(f"deliver_at {given.isoformat()} has no time zone; add one, such as datetime.UTC")
-    day, time = (given.year, given.month, given.day), (given.hour, given.minute, given.second, given.microsecond)
+        raise InvalidMessage(f"deliver_at {value.isoformat()} has no time zone; add one, such as datetime.UTC")
+    day, time = (value.year, value.month, value.day), (value.hour, value.minute, value.second, value.microsecond)
     try:
         return dt.datetime(*day, *time, tzinfo=dt.UTC) - offset
     except OverflowError:
-        raise InvalidMessage(f"deliver_at {given.isoformat()} is out of range in UTC") from None
+        raise InvalidMessage(f"deliver_at {value.isoformat()} is out of range in UTC") from None
 
 
 JSON = "application/json"
@@ -251,8 +251,8 @@ def decode(raw: bytes, content_type: str, model: Any = None, *, exact: bool = Fa
             value = raw.decode()
         return value if model is None else _adapter(model).validate_python(value)
     except (ValueError, RecursionError) as error:
-        wanted = f" as {getattr(model, '__name__', model)}" if model is not None else ""
-        raise InvalidMessage(f"the body ({content_type}) can't be read{wanted}: {error}") from error
+        expected = f" as {getattr(model, '__name__', model)}" if model is not None else ""
+        raise InvalidMessage(f"the body ({content_type}) can't be read{expected}: {error}") from error
 
 
 @cache

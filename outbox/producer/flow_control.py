@@ -39,7 +39,7 @@ PATIENCE = 20.0
 LONGEST = 10.0
 
 #: A message that is to be written: its topic, and whether it is only prepared.
-Asked = tuple[str, bool]
+Arrival = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class _Gauge:
     full: Mapping[str, int] = field(default_factory=dict)
     until: float = 0.0
 
-    def refuse(self, asked: Iterable[Asked]) -> None:
+    def refuse(self, arrivals: Iterable[Arrival]) -> None:
         """Raise for the first message of a full topic."""
-        for topic, prepared in asked:
+        for topic, prepared in arrivals:
             if topic in self.full and (prepared or not self.limit.of_prepared):
                 limit = self.limit
                 raise OutboxBusy(topic, limit.what, self.full[topic], limit.value, limit.setting)
@@ -98,20 +98,20 @@ class FlowControl:
             if now < gauge.until:
                 gauge.refuse([(topic, prepared)])
 
-    def admit(self, connection: Connection, asked: Collection[Asked]) -> None:
+    def admit(self, connection: Connection, arrivals: Collection[Arrival]) -> None:
         """Count what waits if that was long ago, and let messages be written by the caller's transaction, or not.
 
         Raises:
             OutboxBusy: one of the topics is full.
         """
-        prepares = any(prepared for _, prepared in asked)
+        prepares = any(prepared for _, prepared in arrivals)
         gauges = self._gauges.setdefault(connection.engine.pool, [_Gauge(limit) for limit in self._limits])
         concerned = [gauge for gauge in gauges if prepares or not gauge.limit.of_prepared]
         now = time.monotonic()
         if due := [gauge for gauge in concerned if now >= gauge.until]:
             self._count(connection, due, now)
         for gauge in concerned:
-            gauge.refuse(asked)
+            gauge.refuse(arrivals)
 
     def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
         for gauge in gauges:
@@ -119,12 +119,12 @@ class FlowControl:
             gauge.until = now + INTERVAL
         counts = (gauge.limit.count(self._schema, gauge.limit.value) for gauge in gauges)
         try:
-            aside, *counted, _ = execute(connection, sql.plan_aside(INTERVAL), *counts, sql.plan_back())
+            planned, *counted, _ = execute(connection, sql.plan_by_index_until_back(INTERVAL), *counts, sql.plan_back())
         except BaseException:
             for gauge in gauges:
                 gauge.until = 0.0
             raise
-        *_, sees_the_present = aside[0]
+        *_, sees_the_present = planned[0]
         ended = time.monotonic()
         until = ended + max(INTERVAL, min(PATIENCE * (ended - now), LONGEST)) if sees_the_present else 0.0
         for gauge, rows in zip(gauges, counted, strict=True):

@@ -166,16 +166,16 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         InvalidMessage: ``carrier`` is neither a session nor a connection.
         OutboxBusy: the topic is known to be full.
     """
-    given: Any = carrier
-    if hasattr(given, "registry") and not isinstance(given, type):  # a scoped_session
-        given = given()
-    target = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
+    unwrapped: Any = carrier
+    if hasattr(unwrapped, "registry") and not isinstance(unwrapped, type):  # a scoped_session
+        unwrapped = unwrapped()
+    target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
         if isinstance(value, Write):
             value.refuse_now(target.engine)
         at_commit.add(target, new_item(value, _write))
         return
-    if target is None and given is not None:
+    if target is None and unwrapped is not None:
         raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
     from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
 
@@ -208,7 +208,7 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         at_commit.attach(connection, sent.take)
     if sent.committing and not sent.connections:
         # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
-        _place(session, sent)
+        _assign(session, sent)
 
 
 def hook_sessions() -> None:
@@ -243,10 +243,10 @@ def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -
 def _before_commit(session: Session) -> None:
     sent = _sent_of(session)
     sent.committing = True
-    _place(session, sent)
+    _assign(session, sent)
 
 
-def _place(session: Session, sent: _Sent) -> None:
+def _assign(session: Session, sent: _Sent) -> None:
     """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
     for engine in {entry.engine for entry in sent.entries}:
         if engine in sent.connections:

@@ -43,7 +43,7 @@ SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 """
 
 #: At most so many ops are looked at. While more are undispatched, counts are estimates from so many of them.
-LOOKED_AT = 2_000
+SAMPLED = 2_000
 #: An estimate stands on at least so many ops of the topic that were found.
 FOUND = 10
 
@@ -51,7 +51,7 @@ FOUND = 10
 # deferred triggers have yet to run: what was set before is kept under names of ours, and set again.
 _PLANNER = ["enable_seqscan", "enable_bitmapscan", "jit"]
 
-_ASIDE = """
+_PLAN = """
 SELECT set_config('outbox.' || name, current_setting(name), true), set_config(name, 'off', true),
        current_setting('transaction_isolation') = 'read committed'
        OR clock_timestamp() < transaction_timestamp() + make_interval(secs => %(seconds)s)
@@ -157,17 +157,17 @@ def _json(headers: Mapping[str, str]) -> str | None:
     return json.dumps(headers, ensure_ascii=False) if headers else None
 
 
-def plan_aside(seconds: float) -> Statement:
+def plan_by_index_until_back(seconds: float) -> Statement:
     """Have the planner use indexes until `plan_back`.
 
     Rows: ``(…, …, can count)``, all alike; a transaction can't count which sees only what was longer than ``seconds``
     ago, as a REPEATABLE READ one does.
     """
-    return Statement(_ASIDE, {"names": _PLANNER, "seconds": seconds})
+    return Statement(_PLAN, {"names": _PLANNER, "seconds": seconds})
 
 
 def plan_back() -> Statement:
-    """Have the planner work as before `plan_aside`."""
+    """Have the planner work as before `plan_by_index_until_back`."""
     return Statement(_BACK, (_PLANNER,))
 
 
@@ -182,8 +182,8 @@ def undecided(schema: str, limit: int) -> Statement:
 def undispatched(schema: str, limit: int) -> Statement:
     """Find topics with so many committed ops that are no message yet. Rows: ``(topic, ops)``.
 
-    Looks at `LOOKED_AT` ops of all topics together at most. While no more than that wait, the numbers are exact, but
+    Looks at `SAMPLED` ops of all topics together at most. While no more than that wait, the numbers are exact, but
     for transactions that were committing at the very moment of a dispatch. Else they are estimates, and a topic is only
     found if it has about ``FOUND / LOOKED_AT`` of the ops that wait.
     """
-    return Statement(in_schema(_UNDISPATCHED, schema), {"limit": limit, "looked_at": LOOKED_AT, "found": FOUND})
+    return Statement(in_schema(_UNDISPATCHED, schema), {"limit": limit, "looked_at": SAMPLED, "found": FOUND})

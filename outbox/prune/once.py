@@ -47,13 +47,13 @@ def prune_producer_once(
     deleted, after, going = 0, _FIRST, True
     while going and not stopping():
         with connection.begin():
-            _, ((seen, gone, after, young),) = execute(
+            _, ((found, gone, after, young),) = execute(
                 connection,
                 plan_by_index(),
                 sql.settled_halves(settings.schema, after, settings.prune_batch, settings.retention),
             )
         deleted += gone
-        going = seen == settings.prune_batch and not young
+        going = found == settings.prune_batch and not young
     return Counts(taken=cursors + deleted, done=deleted)
 
 
@@ -87,8 +87,8 @@ def prune_consumer_once(
         old = [row[0] for row in rows if row[1]]
         if old:
             with source.begin():
-                kept = {row[0] for row in execute(source, sql.still_kept(schema, old))[0]}
-            gone = [message_id for message_id in old if message_id not in kept]
+                existing = {row[0] for row in execute(source, sql.still_there(schema, old))[0]}
+            gone = [message_id for message_id in old if message_id not in existing]
             with connection.begin():
                 (forgotten,) = execute(connection, sql.forget(schema, group, gone, settings.inbox_retention))
             deleted += len(forgotten)

@@ -77,7 +77,7 @@ SELECT message_id, {_SETTLED}
  ORDER BY message_id LIMIT %(limit)s
 """
 
-_STILL_KEPT = "SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])"
+_STILL_THERE = "SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])"
 
 _FORGET = f"""
 DELETE FROM {{s}}.consumer_message
@@ -192,9 +192,9 @@ def old_inbox(schema: str, group: str, topic: str, after: UUID, limit: int, rete
     )
 
 
-def still_kept(schema: str, ids: Sequence[UUID]) -> Statement:
+def still_there(schema: str, ids: Sequence[UUID]) -> Statement:
     """Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``."""
-    return Statement(in_schema(_STILL_KEPT, schema), (list(ids),))
+    return Statement(in_schema(_STILL_THERE, schema), (list(ids),))
 
 
 def forget(schema: str, group: str, ids: Sequence[UUID], retention: float) -> Statement:

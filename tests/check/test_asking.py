@@ -176,7 +176,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
         bench.wait_for(lambda: time.monotonic() > over, "its time is over")
         assert bench.asker.next_ended(wait=True) == (interview, None)
     assert interview.answer
-    assert (interview.answer.resolution, interview.given_up) == (COMMIT, False)
+    assert (interview.answer.resolution, interview.abandoned) == (COMMIT, False)
     assert not bench.asker.rests("paid")
 
 
@@ -329,7 +329,7 @@ def test_connection_of_the_pass_is_lost(new_bench: NewBench) -> None:
     bench = new_bench(checks_in_flight=2)
     slow = bench.register(bench.let_go, "slow", timeout=60)
     stuck = bench.register(bench.let_go, "stuck", timeout=SHORT)
-    running, given_up = bench.prepare("slow"), bench.prepare("stuck")
+    running, abandoned = bench.prepare("slow"), bench.prepare("stuck")
     bench.warm_up(count=2)
 
     def cut() -> None:
@@ -342,16 +342,16 @@ def test_connection_of_the_pass_is_lost(new_bench: NewBench) -> None:
             bench.check()
         cutting.result(60)
         assert bench.asker.busy
-        assert (bench.op(running), bench.answers(given_up)) == (None, [None])
+        assert (bench.op(running), bench.answers(abandoned)) == (None, [None])
         going_on = pool.submit(bench.check)
         bench.let_go.set()
         assert going_on.result(60) == Counts(taken=1, done=1)
     assert not bench.asker.busy
     assert bench.op(running) == ("commit", "check")
     bench.wait_for(lambda: not asking_threads(), "the threads have ended")
-    assert (bench.op(given_up), bench.waits(given_up).check_times) == (None, 1)
+    assert (bench.op(abandoned), bench.waits(abandoned).check_times) == (None, 1)
     bench.age_and_check()
-    assert (bench.op(given_up), [each.checks for each in stuck]) == (("commit", "check"), [1, 2])
+    assert (bench.op(abandoned), [each.checks for each in stuck]) == (("commit", "check"), [1, 2])
 
 
 # --- rivals --------------------------------------------------------------------------------------------------------

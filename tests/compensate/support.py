@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
-from outbox.compensate.declaration import Compensation
+from outbox.compensate.compensation import Compensation
 from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message
 from outbox.compensate import quarantine
-from outbox.compensate.quarantine import Order
+from outbox.compensate.quarantine import QuarantineOrder
 from tests.compensate.support import Town, give_back, refuse, settle
 
 
@@ -22,7 +22,7 @@ def fail(message: Message, session: Session) -> None:
 
 
 def quarantined(town: Town, half_id: UUID) -> UUID:
-    """Order a compensation that quarantines the message, and fails then; return the bulk job."""
+    """QuarantineOrder a compensation that quarantines the message, and fails then; return the bulk job."""
     town.compensate_by(fail)
     bulk_job_id = town.order(half_id)
     town.work()
@@ -51,7 +51,7 @@ def test_unconsumed(town: Town) -> None:
     town.consume(consumer)
     assert [eval(body)["amount"] for body in town.ledger()] == [1, 2, 3]  # noqa: S307
     assert [town.effects(each) for each in (first, half_id, last)] == [1, 1, 1]
-    assert [act[1] for act in town.acts(half_id)] == ["quarantine", "unfence"]
+    assert [act[1] for act in town.acts(half_id)] == ["quarantine", "release"]
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
@@ -154,7 +154,7 @@ def test_later_order_takes_the_quarantines_over(town: Town) -> None:
     assert town.item(first)[0] == "failed"
     second = quarantined(town, half_id)
     assert town.rows("SELECT quarantined_by FROM outbox.consumer_message") == [second]
-    straggler = Order(half_id, "t", first, "ada", "late", None, ((0, 1),))
+    straggler = QuarantineOrder(half_id, "t", first, "ada", "late", None, ((0, 1),))
     for doubt in (False, True):
         quarantine.release(town.connection, "outbox", straggler, doubt=doubt)
     assert quarantine.quarantine(town.connection, "outbox", straggler, acknowledged=False).quarantined == ["g"]

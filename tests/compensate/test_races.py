@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message
 from outbox.compensate import sql as compensate_sql
-from outbox.compensate.perform import Book, Performance
+from outbox.compensate.run import CompensationRun, ItemTable
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import newest_sends, resend
 from outbox.errors import ActRefused, CompensationRefused
@@ -83,14 +83,14 @@ def test_many_compensations_of_one_message(town: Town) -> None:
     bulk_job_id = town.order(half_id)
     engine = create_engine(town.producer.url, pool_size=RIVALS)
     with engine.connect() as connection:
-        book = Book(connection, "outbox")
+        book = ItemTable(connection, "outbox")
         item = book.claim(compensate_sql.Key(bulk_job_id, 1))
         assert item is not None
         order = book.order(item)
     together = threading.Barrier(RIVALS)
 
-    def perform(_: int) -> Performance:
-        performance = Performance(town.compensations["t"], town.settings, item, order, [], [])
+    def perform(_: int) -> CompensationRun:
+        performance = CompensationRun(town.compensations["t"], town.settings, item, order, [], [])
         with engine.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
             connection.rollback()

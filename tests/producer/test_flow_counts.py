@@ -40,14 +40,18 @@ def cleared(engine: Engine) -> Iterator[None]:
 def undispatched(engine: Engine, limit: int = 1) -> dict[str, int]:
     """Return what flow control counts of undispatched ops."""
     with engine.begin() as connection:
-        _, rows = execute(connection, producer_sql.plan_aside(1.0), producer_sql.undispatched("outbox", limit))
+        _, rows = execute(
+            connection, producer_sql.plan_by_index_until_back(1.0), producer_sql.undispatched("outbox", limit)
+        )
     return {str(row[0]): int(row[1]) for row in rows}
 
 
 def undecided(engine: Engine, limit: int = 1) -> dict[str, int]:
     """Return what flow control counts of undecided halves."""
     with engine.begin() as connection:
-        _, rows = execute(connection, producer_sql.plan_aside(1.0), producer_sql.undecided("outbox", limit))
+        _, rows = execute(
+            connection, producer_sql.plan_by_index_until_back(1.0), producer_sql.undecided("outbox", limit)
+        )
     return {str(row[0]): int(row[1]) for row in rows}
 
 
@@ -179,18 +183,18 @@ def test_many_ops_are_estimated(dispatched: int, engine: Engine) -> None:
     if dispatched:
         send_many(engine, dispatched, "a")
         dispatch_all(engine, SETTINGS)
-    send_many(engine, 4 * producer_sql.LOOKED_AT, "a", "b")
-    send_many(engine, 2 * producer_sql.LOOKED_AT, "c")
+    send_many(engine, 4 * producer_sql.SAMPLED, "a", "b")
+    send_many(engine, 2 * producer_sql.SAMPLED, "c")
     found = undispatched(engine)
     # Seven standard deviations of what is drawn.
-    assert found == {topic: pytest.approx(2 * producer_sql.LOOKED_AT, rel=0.2) for topic in TOPICS}
-    assert sum(found.values()) == 6 * producer_sql.LOOKED_AT
-    assert undispatched(engine, 3 * producer_sql.LOOKED_AT) == {}
+    assert found == {topic: pytest.approx(2 * producer_sql.SAMPLED, rel=0.2) for topic in TOPICS}
+    assert sum(found.values()) == 6 * producer_sql.SAMPLED
+    assert undispatched(engine, 3 * producer_sql.SAMPLED) == {}
 
 
 def test_topic_of_few_messages_beside_a_large_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic with few messages among very many of another is never taken for one with more."""
-    monkeypatch.setattr(producer_sql, "LOOKED_AT", 100)
+    monkeypatch.setattr(producer_sql, "SAMPLED", 100)
     send_many(engine, 10_000, "a")
     send_many(engine, 20, "b")
     send_many(engine, 10_000, "a")
@@ -200,9 +204,9 @@ def test_topic_of_few_messages_beside_a_large_backlog(engine: Engine, monkeypatc
 
 def test_topic_with_its_share_of_a_large_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic at its limit is found behind a multiple of that of another's."""
-    send_many(engine, 5 * producer_sql.LOOKED_AT, "a")
-    send_many(engine, producer_sql.LOOKED_AT, "b")
-    assert undispatched(engine, producer_sql.LOOKED_AT // 2)["b"] == pytest.approx(producer_sql.LOOKED_AT, rel=0.1)
+    send_many(engine, 5 * producer_sql.SAMPLED, "a")
+    send_many(engine, producer_sql.SAMPLED, "b")
+    assert undispatched(engine, producer_sql.SAMPLED // 2)["b"] == pytest.approx(producer_sql.SAMPLED, rel=0.1)
 
 
 def tuples_read(connection: Connection) -> dict[str, int]:
@@ -219,7 +223,7 @@ def tuples_read(connection: Connection) -> dict[str, int]:
 def read_rows(engine: Engine, statement: Statement) -> list[dict[str, object]]:
     """Run a statement as flow control does, and return the scans of its plan."""
     with engine.begin() as connection:
-        execute(connection, producer_sql.plan_aside(1.0))
+        execute(connection, producer_sql.plan_by_index_until_back(1.0))
         return table_scans(connection, statement)
 
 
@@ -231,21 +235,21 @@ def test_cost_is_bounded_whatever_waits(engine: Engine) -> None:
     with engine.connect() as connection:
         for _ in range(8):  # by now the server has settled on a plan
             with connection.begin():
-                execute(connection, producer_sql.plan_aside(1.0), statement, producer_sql.plan_back())
+                execute(connection, producer_sql.plan_by_index_until_back(1.0), statement, producer_sql.plan_back())
         send_many(engine, 2_000, "a")
         dispatch_all(engine, SETTINGS)
-        send_many(engine, 10 * producer_sql.LOOKED_AT, "a")
+        send_many(engine, 10 * producer_sql.SAMPLED, "a")
         with connection.begin():
             before = tuples_read(connection)
-            execute(connection, producer_sql.plan_aside(1.0), statement, producer_sql.plan_back())
+            execute(connection, producer_sql.plan_by_index_until_back(1.0), statement, producer_sql.plan_back())
             read = {name: rows - before[name] for name, rows in tuples_read(connection).items()}
     beside = 202  # where the stretches begin and end
     assert read["op_message.sequential"] == read["half_message.sequential"] == read["message.sequential"] == 0
-    assert producer_sql.LOOKED_AT <= read["op_message.by_index"] <= producer_sql.LOOKED_AT + beside
-    assert read["half_message.by_index"] <= producer_sql.LOOKED_AT
+    assert producer_sql.SAMPLED <= read["op_message.by_index"] <= producer_sql.SAMPLED + beside
+    assert read["half_message.by_index"] <= producer_sql.SAMPLED
     scans = read_rows(engine, statement)
     assert {str(node["Node Type"]) for node in scans} <= {"Index Scan", "Index Only Scan"}
-    assert rows_read(scans, "op_message") <= producer_sql.LOOKED_AT + beside
+    assert rows_read(scans, "op_message") <= producer_sql.SAMPLED + beside
 
 
 def test_nothing_is_drawn_below_the_limit(engine: Engine) -> None:

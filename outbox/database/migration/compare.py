@@ -79,13 +79,13 @@ def check(
         if timeout is not None:
             set_local(connection, "statement_timeout", f"{int(timeout * 1000)}ms")
         revisions = read(connection, schema)
-        wanted = chain.check_parts(parts) if parts else tuple(part for part in chain.PARTS if revisions[part])
-        if not wanted:
+        named = chain.check_parts(parts) if parts else tuple(part for part in chain.PARTS if revisions[part])
+        if not named:
             raise SchemaMissing(
                 f"there are no outbox tables in {described(connection, schema)}; "
                 f"run: {command(connection, 'upgrade', (), schema)}"
             )
-        return [*_behind(revisions, wanted), *_differences(connection, ("common", *wanted), schema)]
+        return [*_behind(revisions, named), *_differences(connection, ("common", *named), schema)]
 
 
 def _behind(revisions: dict[str, str | None], parts: tuple[str, ...]) -> list[str]:

@@ -63,11 +63,11 @@ def is_usable_by_older(connection: Connection, parts: Collection[str], schema: s
     Only where one of them is newer: then there is nothing that this code could upgrade.
     """
     revisions = read(connection, schema)
-    wanted = [revisions[branch] for branch in ("common", *parts)]
-    newer = [revision for revision in wanted if revision and not chain.known(revision)]
+    present = [revisions[branch] for branch in ("common", *parts)]
+    newer = [revision for revision in present if revision and not chain.known(revision)]
     return bool(newer) and all(
         revision is not None and (revision == chain.head(branch) or chain.is_next(revision))
-        for branch, revision in zip(("common", *parts), wanted, strict=True)
+        for branch, revision in zip(("common", *parts), present, strict=True)
     )
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.compensate import sql
-from outbox.compensate.declaration import Compensation
-from outbox.compensate.quarantine import Order
+from outbox.compensate.compensation import Compensation
+from outbox.compensate.quarantine import QuarantineOrder
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
@@ -32,7 +32,7 @@ LEASE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CompensationItem:
     """A claimed item of a compensation, and the order that it belongs to.
 
     ``outcome`` is what was said of it before, ``refused`` that it was decided not to compensate it, ``started`` that
@@ -54,7 +54,7 @@ class Item:
     former: tuple[UUID, ...]
 
     @classmethod
-    def of(cls, row: Row) -> Item:
+    def of(cls, row: Row) -> CompensationItem:
         """Return a row of `store.claim`."""
         bulk_job_id, number, message_id, topic, attempts, outcome, refused, actor, reason, options, *rest = row
         origin, cancelled_by, started, former = rest
@@ -79,9 +79,9 @@ class Item:
         """Is it certain that nothing was ever quarantined for it, or for an earlier bulk job?"""
         return self.attempts == 1 and self.outcome is None and not self.former
 
-    def order(self, sends: list[Row]) -> Order:
+    def order(self, sends: list[Row]) -> QuarantineOrder:
         """Return what the consumers' databases are told, given where the message was placed (`store.sends`)."""
-        return Order(
+        return QuarantineOrder(
             self.message_id,
             self.topic,
             self.key.bulk_job_id,
@@ -93,50 +93,50 @@ class Item:
         )
 
 
-class Book:
+class ItemTable:
     """Reads and writes about items, on a connection that isn't in a transaction."""
 
     def __init__(self, connection: Connection, schema: str) -> None:
         self.schema = schema
         self._connection = connection
 
-    def claim(self, key: sql.Key) -> Item | None:
+    def claim(self, key: sql.Key) -> CompensationItem | None:
         """Take an item that is due for `LEASE` seconds; None if it isn't, or somebody else has it."""
         (rows,) = self._run(sql.claim(self.schema, key, LEASE))
         if not rows:
             return None
-        item = Item.of(rows[0])
+        item = CompensationItem.of(rows[0])
         if not item.started:
             # Not with the claim: who cancels locks the bulk job first, and then its items.
             self._run(begin_bulk_job(self.schema, key.bulk_job_id))
         return item
 
-    def look(self, item: Item) -> tuple[Row, Order]:
+    def state_of(self, item: CompensationItem) -> tuple[Row, QuarantineOrder]:
         """Return the item's row of `store.states`, and what the consumers' databases are told."""
         (row,), sends = self._run(sql.states(self.schema, [item.message_id]), sql.sends(self.schema, item.message_id))
         return row, item.order(sends)
 
-    def order(self, item: Item) -> Order:
+    def order(self, item: CompensationItem) -> QuarantineOrder:
         """Return what the consumers' databases are told, as it is now."""
         (sends,) = self._run(sql.sends(self.schema, item.message_id))
         return item.order(sends)
 
-    def ended(self, item: Item) -> tuple[str, bool]:
+    def ended(self, item: CompensationItem) -> tuple[str, bool]:
         """Return the item's state, and whether its message was compensated."""
         (rows,) = self._run(sql.ended(self.schema, item.key))
         return rows[0] if rows else ("cancelled", False)
 
-    def leave(self, item: Item, outcome: str, seconds: float) -> str:
+    def leave(self, item: CompensationItem, outcome: str, seconds: float) -> str:
         """Leave a claimed item for later; return its state."""
         self._run(sql.wait(self.schema, item.key, item.attempts, outcome, seconds))
         return "pending"
 
-    def refuse(self, item: Item, why: str) -> bool:
+    def refuse(self, item: CompensationItem, why: str) -> bool:
         """Decide that its message will not be compensated; False if it was, or the item isn't pending any more."""
         (rows,) = self._run(sql.refuse(self.schema, item.key, why))
         return bool(rows)
 
-    def close(self, item: Item, state: str, outcome: str) -> str:
+    def close(self, item: CompensationItem, state: str, outcome: str) -> str:
         """End a pending item; return its state."""
         self._run(sql.close(self.schema, item.key, state, outcome))
         return state
@@ -151,16 +151,16 @@ PATIENCE = 10.0
 _SHOWN = 1000
 
 
-class Failed(Exception):
+class CompensationFailed(Exception):
     """The compensation didn't succeed; all that it did is undone."""
 
 
-class NotNow(Exception):
+class StaleItem(Exception):
     """What was looked at before isn't so any more; nothing was done."""
 
 
 @dataclass(slots=True, eq=False)
-class Performance:
+class CompensationRun:
     """One run of a compensation, on a connection of its own.
 
     ``consumed`` names the groups that the message took effect in, ``quarantined`` those that are quarantined. ``held``
@@ -170,8 +170,8 @@ class Performance:
 
     compensation: Compensation
     settings: Settings
-    item: Item
-    order: Order
+    item: CompensationItem
+    order: QuarantineOrder
     consumed: list[str]
     quarantined: list[str]
     held: bool = False
@@ -204,16 +204,16 @@ class Performance:
         joined = JoinedSession(connection, is_async=self.compensation.is_async)
         self.called = True
         try:
-            given = self.compensation.function(message, joined.open())
+            result = self.compensation.function(message, joined.open())
             if self.compensation.is_async:
-                given = wait_for(given)
+                result = wait_for(result)
             if joined.rolled_back:
-                raise Failed("the compensation rolled its session back; let it raise instead")
-            _refuse(given)
+                raise CompensationFailed("the compensation rolled its session back; let it raise instead")
+            _refuse(result)
             joined.finish()
         finally:
             joined.close()
-        self._end(connection, given)
+        self._end(connection, result)
         commit(connection)
 
     def _begin(self, connection: Connection) -> Message:
@@ -230,13 +230,13 @@ class Performance:
             sql.message(schema, half_id),
         )
         if not stands:
-            raise NotNow("it is not to be compensated any more")
+            raise StaleItem("it is not to be compensated any more")
         if not ops or not messages:
-            raise NotNow("it was pruned")
+            raise StaleItem("it was pruned")
         if not made:
-            raise NotNow("it was compensated")
+            raise StaleItem("it was compensated")
         if self.order.sends and len(sends) != len(self.order.sends):
-            raise NotNow("it was sent again")
+            raise StaleItem("it was sent again")
         return self._message(messages[0], sends)
 
     def _message(self, row: Row, sends: list[Row]) -> Message:
@@ -259,9 +259,9 @@ class Performance:
             self.compensation.model,
         )
 
-    def _end(self, connection: Connection, given: Any) -> None:
-        schema, item, result = self.settings.schema, self.item, _as_json(given)
-        told = {
+    def _end(self, connection: Connection, result: Any) -> None:
+        schema, item, result = self.settings.schema, self.item, _as_json(result)
+        audited = {
             "bulk_job": item.key.bulk_job_id,
             "function": self.compensation.name,
             "quarantined": self.quarantined,
@@ -272,10 +272,10 @@ class Performance:
             connection,
             sql.close_done(schema, item.key, self.outcome),
             sql.result(schema, item.message_id, result),
-            audit(schema, item.actor, "compensate", str(item.message_id), item.reason, told, item.origin),
+            audit(schema, item.actor, "compensate", str(item.message_id), item.reason, audited, item.origin),
         )
         if not done:
-            raise NotNow("it is not to be compensated any more")
+            raise StaleItem("it is not to be compensated any more")
 
     @property
     def outcome(self) -> str:
@@ -284,23 +284,25 @@ class Performance:
         return f"compensated by {self.compensation.name}{although}"
 
 
-def _refuse(given: Any) -> None:
+def _refuse(result: Any) -> None:
     """Raise if what a compensation returned can't have been meant as a result."""
-    if inspect.iscoroutine(given):
-        given.close()
-        raise Failed("the compensation returned a coroutine: declare it with 'async def'")
-    if isinstance(given, Retry | Park | Skip):
-        raise Failed(f"the compensation returned {given!r}, which only handlers may; let it raise to be tried again")
+    if inspect.iscoroutine(result):
+        result.close()
+        raise CompensationFailed("the compensation returned a coroutine: declare it with 'async def'")
+    if isinstance(result, Retry | Park | Skip):
+        raise CompensationFailed(
+            f"the compensation returned {result!r}, which only handlers may; let it raise to be tried again"
+        )
 
 
-def _as_json(given: Any) -> str | None:
+def _as_json(result: Any) -> str | None:
     """Return a result as JSON that the database takes; as a text where it has none."""
-    if given is None:
+    if result is None:
         return None
     try:
-        raw, content_type = content.encode(given)
+        raw, content_type = content.encode(result)
         if content.is_json(content_type) and "\\u0000" not in (text := raw.decode()):
             return text
     except (InvalidMessage, UnicodeDecodeError):
         pass
-    return json.dumps(storable(given if isinstance(given, str) else repr(given))[:_SHOWN])
+    return json.dumps(storable(result if isinstance(result, str) else repr(result))[:_SHOWN])

@@ -1,11 +1,16 @@
-"""The databases in which a message may take effect: the producer's own, if it has inboxes, and the consumers'."""
+"""What a compensation declares: how the local transaction behind a message of a topic is undone.
+
+And the databases in which such a message may take effect: the producer's own, if it has inboxes, and the consumers'.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
@@ -13,14 +18,85 @@ from sqlalchemy.exc import DBAPIError
 from outbox.compensate.sql import has_inbox
 from outbox.database.execute import execute, is_lost
 from outbox.database.failure import CONTENDED, sqlstate
-from outbox.errors import SchemaError
+from outbox.errors import InvalidHandler, SchemaError
+from outbox.message.content import check_topic
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.compensate.declaration import Compensation
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """The compensation of a topic.
+
+    ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
+    was sent. ``consumers`` are the databases, beside the producer's own, in which groups consume the topic. ``model``
+    is the type that bodies are read as.
+
+    Raises:
+        InvalidHandler: a function that can't be called so, or consumers that are none.
+        InvalidMessage: the topic isn't a name.
+    """
+
+    topic: str
+    function: Callable[..., Any]
+    model: Any = None
+    # A URL may hold a password.
+    consumers: tuple[Engine | AsyncEngine | str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        what = f"compensation of {self.topic!r}"
+        if not callable(self.function):
+            raise InvalidHandler(f"{what}: {self.function!r} is not callable")
+        try:
+            inspect.signature(self.function).bind("message", "session")
+        except TypeError as error:
+            raise InvalidHandler(f"{what}: {self.name} must take (message, session): {error}") from None
+        except ValueError:  # a builtin without a signature: the first call will tell
+            pass
+        for number, consumer in enumerate(self.consumers, 1):
+            _check_database(f"{what}: number {number} of consumers", consumer)
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        module = getattr(self.function, "__module__", None)
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"{module}.{name}" if module else name
+
+    @property
+    def is_async(self) -> bool:
+        """Is the function a coroutine function?"""
+        call = getattr(type(self.function), "__call__", None)  # noqa: B004 - an object may be the function
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+
+def as_databases(
+    topic: str, consumers: Collection[Engine | AsyncEngine | str]
+) -> tuple[Engine | AsyncEngine | str, ...]:
+    """Return declared databases as a tuple; a lone one is refused, as a URL would be read letter by letter."""
+    if isinstance(consumers, str) or not isinstance(consumers, Collection):
+        raise InvalidHandler(f"compensation of {topic!r}: consumers is a collection of databases; write [database]")
+    return tuple(consumers)
+
+
+def _check_database(what: str, value: object) -> None:
+    from sqlalchemy import Engine, make_url  # noqa: PLC0415
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
+    if isinstance(value, str):
+        try:
+            make_url(value)
+        except ArgumentError:
+            raise InvalidHandler(f"{what} is no URL of a database; write postgresql://user@host/database") from None
+        return
+    # An AsyncEngine has one inside; asking its class would import what may not be installed.
+    if not isinstance(getattr(value, "sync_engine", value), Engine):
+        raise InvalidHandler(f"{what} must be an engine, an async engine or a URL, not {type(value).__name__}")
+
 
 T = TypeVar("T")
 
@@ -31,7 +107,7 @@ UNREACHABLE = 30.0
 _CONNECT_SECONDS = 10
 
 
-class Waits(Exception):
+class Postponed(Exception):
     """Nothing can be done about an item now; ``seconds`` until it is tried again."""
 
     def __init__(self, why: str, seconds: float) -> None:
@@ -39,7 +115,7 @@ class Waits(Exception):
         self.seconds = seconds
 
 
-class Place:
+class InboxDatabase:
     """One database with inboxes, by the name that is shown for it."""
 
     def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
@@ -52,19 +128,21 @@ class Place:
         """Run an act on a connection that isn't in a transaction.
 
         Raises:
-            Waits: the database can't be asked now, or what is to be changed is locked.
+            Postponed: the database can't be asked now, or what is to be changed is locked.
         """
         if self._failure is not None:
-            raise Waits(self._failure, UNREACHABLE)
+            raise Postponed(self._failure, UNREACHABLE)
         try:
             if self._connection is None:
                 self._connection = self._connect()
             return act(self._connection)
         except (DBAPIError, SchemaError) as error:
             if sqlstate(error) in CONTENDED:
-                raise Waits(f"somebody is handling the message in database {self.name} at this moment", BUSY) from error
+                raise Postponed(
+                    f"somebody is handling the message in database {self.name} at this moment", BUSY
+                ) from error
             self._failed(error)
-            raise Waits(str(self._failure), UNREACHABLE) from error
+            raise Postponed(str(self._failure), UNREACHABLE) from error
 
     def named(self, groups: Sequence[str]) -> list[str]:
         """Return what groups of this database are called in texts."""
@@ -84,7 +162,7 @@ class Place:
         self.close()
 
 
-class OwnPlace(Place):
+class OwnDatabase(InboxDatabase):
     """The producer's database, by the connection of the pass: if that is lost, so is the pass."""
 
     def __init__(self, connection: Connection) -> None:
@@ -98,35 +176,35 @@ class OwnPlace(Place):
         raise error
 
 
-class Places:
+class InboxDatabases:
     """The places of one pass; what is opened stays open to its end."""
 
     def __init__(self, own: Connection, schema: str) -> None:
-        self._own = OwnPlace(own)
+        self._own = OwnDatabase(own)
         self._schema = schema
         self._has_inbox: bool | None = None
-        self._others: dict[str, Place] = {}
+        self._others: dict[str, InboxDatabase] = {}
 
-    def of(self, compensation: Compensation) -> list[Place]:
+    def of(self, compensation: Compensation) -> list[InboxDatabase]:
         """Return the places in which messages of a compensation's topic may take effect."""
         if self._has_inbox is None:
-            self._has_inbox = self._own.run(self._look)
-        places: list[Place] = [self._own] if self._has_inbox else []
+            self._has_inbox = self._own.run(self._has_inboxes)
+        databases: list[InboxDatabase] = [self._own] if self._has_inbox else []
         for consumer in compensation.consumers:
             address = _address_of(url := _url_of(consumer))
             if address == self._own.address:
                 continue
             if address not in self._others:
-                self._others[address] = Place(database_address(url), partial(_connect, consumer))
-            places.append(self._others[address])
-        return places
+                self._others[address] = InboxDatabase(database_address(url), partial(_connect, consumer))
+            databases.append(self._others[address])
+        return databases
 
     def close(self) -> None:
         """Give all connections back."""
-        for place in self._others.values():
-            place.close()
+        for database in self._others.values():
+            database.close()
 
-    def _look(self, connection: Connection) -> bool:
+    def _has_inboxes(self, connection: Connection) -> bool:
         with connection.begin():
             (((has,),),) = execute(connection, has_inbox(self._schema))
         return bool(has)
