@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, signal, sys, threading
 import psutil
+from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.session import session
 
 def mine(signum, frame): pass

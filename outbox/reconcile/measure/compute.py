@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sqlalchemy import DateTime, Uuid, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import execute
+from outbox.database.execute import Row, Statement, execute
 from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
 from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, ReconcileError, SourceError
 from outbox.message import content
@@ -72,7 +72,7 @@ BATCH = 50_000
 #: Bodies that are read at once where the database couldn't read one of a batch.
 CHUNK = 100
 _EXAMPLES = 3
-_ZERO, _ONE = Decimal(), Decimal(1)
+_ONE = Decimal(1)
 
 Path = tuple[str, ...]
 
@@ -98,8 +98,7 @@ class Bodies:
         found, unreadable, tally = 0, _Unreadable(), self._tally()
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
-            with in_savepoint(self.connection, self.seconds, by_index=True):
-                found += execute(self.connection, sql.count_bodies(self.schema, batch))[0][0][0]
+            found += self._rows(sql.count_bodies(self.schema, batch))[0][0]
             self._add(sql.halves_of(self.schema, between(self.pair), batch), tally, unreadable)
         if found < len(ids):
             tally.faults.append(
@@ -126,8 +125,7 @@ class Bodies:
 
     def _batches(self, first: UUID, last: UUID) -> Iterator[tuple[UUID, UUID]]:
         while True:
-            with in_savepoint(self.connection, self.seconds, by_index=True):
-                (rows,) = execute(self.connection, sql.batch_end(self.schema, first, last, BATCH))
+            rows = self._rows(sql.batch_end(self.schema, first, last, BATCH))
             if not rows:
                 yield first, last
                 return
@@ -144,11 +142,10 @@ class Bodies:
             tally.add(tuple(columns[:width]), columns[width:])
         return sum(row[1] for row in rows)
 
-    def _sums(self, halves: sql.ChosenHalves) -> list[tuple[Any, ...]] | None:
+    def _sums(self, halves: sql.ChosenHalves) -> list[Row] | None:
         """Have the database add up a batch; None if it can't read one of the bodies."""
         try:
-            with in_savepoint(self.connection, self.seconds, by_index=True):
-                return execute(self.connection, sql.body_sums(halves, self._by, self._values))[0]
+            return self._rows(sql.body_sums(halves, self._by, self._values))
         except DBAPIError as error:
             # Data exception, and program limit exceeded: a nesting or a number that is too much for it.
             if sqlstate(error)[:2] in {"22", "54"}:
@@ -158,8 +155,7 @@ class Bodies:
     def _add_one_by_one(self, halves: sql.ChosenHalves, tally: Tally, unreadable: _Unreadable) -> int:
         found, after = 0, FIRST_ID
         while True:
-            with in_savepoint(self.connection, self.seconds, by_index=True):
-                (rows,) = execute(self.connection, sql.bodies(halves, after, CHUNK))
+            rows = self._rows(sql.bodies(halves, after, CHUNK))
             for id_, content_type, raw in rows:
                 try:
                     tally.add(*carried(raw, content_type, self._by, self._values))
@@ -169,6 +165,10 @@ class Bodies:
             if len(rows) < CHUNK:
                 return found
             after = rows[-1][0]
+
+    def _rows(self, statement: Statement) -> list[Row]:
+        with in_savepoint(self.connection, self.seconds, by_index=True):
+            return execute(self.connection, statement)[0]
 
     @property
     def _by(self) -> list[Path]:
@@ -365,13 +365,8 @@ class Select:
         return statement.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
 
     def _values(self) -> dict[str, Any]:
-        window = self.window.range
-        return {
-            "since": self.window.since,
-            "until": self.window.until,
-            "first": window.first,
-            "last": last_of(window),
-        }
+        window, ids = self.window, self.window.range
+        return {"since": window.since, "until": window.until, "first": ids.first, "last": last_of(ids)}
 
 
 def _columns(result: Any) -> list[tuple[str, str]]:
