@@ -1,4 +1,4 @@
-"""Who is let in: authorizers for passwords, tokens and proxies, or any FastAPI dependency of the application.
+"""Authentication: authorizers for passwords, tokens and proxies, or any FastAPI dependency of the application.
 
 An authorizer is a FastAPI dependency, sync or async, that returns a `Principal`, or None for a stranger. Those here are
 objects that are called with the request.
@@ -117,8 +117,8 @@ class Basic:
         return self._find(name, password, context_of(request).client) if colon else None
 
     def _find(self, name: str, password: str, client: str) -> Principal | None:
-        who = (name[:100], client)
-        self._throttle.check(who)
+        attempt = (name[:100], client)
+        self._throttle.check(attempt)
         hashed, principal = self._users.get(name, (self._decoy, None))
         digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
         with self._lock:
@@ -127,9 +127,9 @@ class Basic:
             with self._tries:
                 known = hashed.matches(password)
         if not known or principal is None:
-            self._throttle.failed(who)
+            self._throttle.failed(attempt)
             return None
-        self._throttle.succeeded(who)
+        self._throttle.succeeded(attempt)
         with self._lock:
             self._right[digest] = None
             while len(self._right) > _REMEMBERED:
@@ -175,7 +175,7 @@ class TrustedHeader:
     """Believes a proxy that has authenticated the caller and says so in a header; only one of ``trusted_proxies``.
 
     ``header`` has the name. ``roles`` maps names to roles; with ``groups`` (the header with the groups, separated by
-    commas) it maps groups, and the biggest role counts. Who isn't in it gets ``default``, or isn't let in.
+    commas) it maps groups, and the biggest role counts. A user without a role gets ``default``, or isn't let in.
 
     Raises:
         InvalidSettings: a role that isn't one.

@@ -103,7 +103,7 @@ Authorizer = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """One console: what it shows, who may come in, and how it is reached.
+    """One console: its databases, its authorizer, and how it is reached.
 
     ``environment`` is the name in the badge (``prod`` is red). ``source`` connects to the databases at the first
     call. ``slots`` is how many requests are worked on at once; the others wait without holding a thread.

@@ -1,4 +1,4 @@
-"""Who may do what: permissions, the three roles that bundle them, and the principal who has them."""
+"""Permissions, the three roles that bundle them, and the principal that has them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ROLES: Mapping[Role, frozenset[str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sends a request: ``id`` is what the audit records, ``name`` what the pages show.
+    """The sender of a request: ``id`` is what the audit records, ``name`` what the pages show.
 
     Raises:
         InvalidSettings: a permission that isn't one of `PERMISSIONS`.

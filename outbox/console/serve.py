@@ -120,7 +120,7 @@ class ConsoleConfig:
             return False
 
     def authorizer(self) -> Authorizer | None:
-        """Return who may come in; None where nothing is configured."""
+        """Return the authorizer; None where nothing is configured."""
         found: list[Any] = []
         if self.user_header:
             found.append(TrustedHeader(self.user_header, roles=self.user_roles, default=self.user_default_role))
@@ -167,7 +167,7 @@ def serve(
             use.
         SchemaMissing, SchemaOutdated, sqlalchemy.exc.DBAPIError: no database can be used.
     """
-    import uvicorn  # noqa: PLC0415 - only who serves needs it
+    import uvicorn  # noqa: PLC0415 - only a server needs it
 
     announce = announce or _print
     authorizer, token = authorizer_of(config)
@@ -194,7 +194,7 @@ def serve(
 
 
 def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
-    """Return who may come in, and the token that was made up where nothing is configured.
+    """Return the authorizer, and the token that was made up where nothing is configured.
 
     Raises:
         InvalidSettings: nothing is configured, and others than this machine could reach the console.

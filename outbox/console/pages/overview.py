@@ -104,7 +104,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A column that tells the values at its time when it is pointed at."""
+    """A column that shows the values at its time when it is pointed at."""
 
     x: float
     width: float

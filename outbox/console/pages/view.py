@@ -395,7 +395,7 @@ def size(count: int) -> str:
 
 
 def short(identifier: object) -> str:
-    """Return an id that fits a table; its end tells it from its neighbours, which were born at the same time."""
+    """Return an id that fits a table; its end differs from that of its neighbours, which were born at the same time."""
     name = str(identifier)
     return f"{name[:8]}…{name[-8:]}" if len(name) > 20 else name
 
