@@ -2,7 +2,7 @@
 
 ::
 
-    from outbox.operator.health import examine
+    from outbox.operator.health.examine import examine
 
     report = examine(outbox.engine, outbox.settings, outbox.checkers)
     for finding in report.findings:
@@ -62,15 +62,6 @@ class ServerIdentity:
     database: str
     makes_temporary_tables: bool
     at: dt.datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter as it is for the doctor's session, and where that value comes from (``pg_settings.source``)."""
-
-    name: str
-    value: str
-    source: str
 
 
 @dataclass(kw_only=True)
@@ -154,26 +145,6 @@ class Examination(Subject):
         of_part = {"producer": producer_tables, "consumer": consumer_tables}
         made = [common_tables, *(of_part[part] for part in self.parts)]
         return [table.name for make in made for table in make().tables.values()]
-
-    def parameters(self, *names: str) -> dict[str, Parameter]:
-        """Return configuration parameters of PostgreSQL by name."""
-        return {row[0]: Parameter(*row) for row in self.rows(sql.PARAMETERS, names=list(names))}
-
-    def set_to(self, parameter: Parameter, value: str) -> str:
-        """Return the SQL that sets a parameter for all sessions, or undoes the setting where it was made otherwise."""
-        role, database = self.server.role, self.server.database
-        match parameter.source:
-            case "database":
-                return f"ALTER DATABASE {database} RESET {parameter.name};"
-            case "user":
-                return f"ALTER ROLE {role} RESET {parameter.name};"
-            case "database user":
-                return f"ALTER ROLE {role} IN DATABASE {database} RESET {parameter.name};"
-            case "client":
-                return f"leave {parameter.name} out of the connection's options (URL, PGOPTIONS or connect_args)"
-            case "command line":
-                return f"start the server without {parameter.name} on its command line"
-        return f"ALTER SYSTEM SET {parameter.name} = {value}; SELECT pg_reload_conf();"
 
     def require(self, parts: Collection[str]) -> None:
         """Make sure that the tables of these parts can be read.

@@ -25,8 +25,6 @@ WINDOWS: Mapping[str, tuple[int, int]] = {
 _WITHIN = 300
 #: The most topics, and groups, that have series of their own: those with the highest values.
 _MOST = 12
-_WITHOUT_TOTAL = frozenset({"lag"})
-_WITHOUT_PARTS = frozenset({"undecided", "failed"})
 
 Values = list[float | None]
 
@@ -62,6 +60,29 @@ class Sample:
         return cls(dt.datetime.fromisoformat(stored["at"]), stored["topics"], stored["groups"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One series in all, and one for each topic or group: of which number of a sample, or of its rate."""
+
+    name: str
+    number: str
+    of_groups: bool = False
+    unit: str = "messages"
+    rate: bool = False
+    total: bool = True
+    parts: bool = True
+
+
+_KINDS = (
+    _Kind("throughput", "messages", unit="messages/min", rate=True),
+    _Kind("backlog", "undispatched"),
+    _Kind("undecided", "undecided", unit="halves", parts=False),
+    _Kind("consumed", "consumed", of_groups=True, unit="messages/min", rate=True),
+    _Kind("lag", "lag", of_groups=True, total=False),
+    _Kind("failed", "failed", of_groups=True, parts=False),
+    _Kind("dead", "parked", of_groups=True),
+)
+
 #: For each database its samples at the moments of a window.
 Samples = Mapping[str, Sequence[Sample | None]]
 
@@ -95,61 +116,48 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
         # The sample of this moment is still to be taken.
         times, samples = times[:-1], {name: each[:-1] for name, each in samples.items()}
     known = {name: each for name, each in samples.items() if any(each)}
-    by_name = {
-        "throughput": _by_topic(known, lambda each, topic: _rates(each, _topic(each, topic, "messages"))),
-        "backlog": _by_topic(known, lambda each, topic: _topic(each, topic, "undispatched")),
-        "undecided": _by_topic(known, lambda each, topic: _topic(each, topic, "undecided")),
-        "consumed": _by_group(known, lambda name, t, g: _rates(known[name], _group(known[name], t, g, "consumed"))),
-        "lag": _by_group(known, lambda name, topic, group: lag(known, name, topic, group, source_of)),
-        "failed": _by_group(known, lambda name, topic, group: _group(known[name], topic, group, "failed")),
-        "dead": _by_group(known, lambda name, topic, group: _group(known[name], topic, group, "parked")),
-    }
-    units = {"throughput": "messages/min", "consumed": "messages/min", "undecided": "halves"}
     nothing: Values = [None] * len(times)
     found: list[Series] = []
-    for name, by_database in by_name.items():
-        unit = units.get(name, "messages")
-        if name not in _WITHOUT_TOTAL:
+    for kind in _KINDS:
+        by_database = {name: _values(kind, known, name, source_of) for name in known}
+        if kind.total:
             total = _sum(_in_all(parts) for parts in by_database.values() if parts)
-            found.append(Series(name, unit, times[1:], (total or nothing)[1:]))
-        if name not in _WITHOUT_PARTS:
+            found.append(Series(kind.name, kind.unit, times[1:], (total or nothing)[1:]))
+        if kind.parts:
             parts = {
                 part: _sum(each[part] for each in by_database.values() if part in each)
                 for part in sorted({part for each in by_database.values() for part in each})
             }
-            found += [Series(f"{name}/{part}", unit, times[1:], parts[part][1:]) for part in _highest(parts)]
+            found += [Series(f"{kind.name}/{part}", kind.unit, times[1:], parts[part][1:]) for part in _highest(parts)]
     return found
 
 
-def _by_topic(known: Samples, values: Callable[[Sequence[Sample | None], str], Values]) -> dict[str, dict[str, Values]]:
+def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict[str, Values]:
+    """Return the values of each topic, or of each group, of one database."""
+    samples = known[name]
+    if not kind.of_groups:
+        topics = {topic for sample in samples if sample for topic in sample.topics}
+        return {topic: _numbers(kind, samples, topic) for topic in topics}
+    pairs = {
+        (topic, group) for sample in samples if sample for topic in sample.groups for group in sample.groups[topic]
+    }
     return {
-        name: {topic: values(each, topic) for topic in {topic for sample in each if sample for topic in sample.topics}}
-        for name, each in known.items()
+        f"{topic}/{group}": lag(known, name, topic, group, source_of)
+        if kind.name == "lag"
+        else _numbers(kind, samples, topic, group)
+        for topic, group in pairs
     }
 
 
-def _by_group(known: Samples, values: Callable[[str, str, str], Values]) -> dict[str, dict[str, Values]]:
-    return {
-        name: {f"{topic}/{group}": values(name, topic, group) for topic, group in _groups(each)}
-        for name, each in known.items()
-    }
-
-
-def _groups(samples: Sequence[Sample | None]) -> set[tuple[str, str]]:
-    return {(topic, group) for sample in samples if sample for topic, named in sample.groups.items() for group in named}
-
-
-def _topic(samples: Sequence[Sample | None], topic: str, name: str) -> Values:
-    # A topic that wasn't there had no messages.
-    return [None if sample is None else sample.topics.get(topic, {}).get(name, 0) for sample in samples]
-
-
-def _group(samples: Sequence[Sample | None], topic: str, group: str, name: str) -> Values:
-    # A group that wasn't there may begin anywhere.
-    return [
-        None if sample is None or (of := sample.groups.get(topic, {}).get(group)) is None else of.get(name, 0)
-        for sample in samples
-    ]
+def _numbers(kind: _Kind, samples: Sequence[Sample | None], topic: str, group: str | None = None) -> Values:
+    values: Values = []
+    for sample in samples:
+        # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
+        of: Mapping[str, Any] | None = None
+        if sample is not None:
+            of = sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
+        values.append(None if of is None else of.get(kind.number, 0))
+    return _rates(samples, values) if kind.rate else values
 
 
 def _rates(samples: Sequence[Sample | None], counts: Values) -> Values:

@@ -97,11 +97,22 @@ def autovacuum(examination: Examination) -> Iterator[Diagnosis]:
 
 
 def _parameters(examination: Examination, codes: dict[str, str], wrong: str = "off") -> Iterator[Diagnosis]:
-    """Find the parameters that are set wrongly, each with its rule."""
-    for name, parameter in examination.parameters(*codes).items():
-        if parameter.value == wrong:
-            mend = examination.set_to(parameter, "off" if wrong == "on" else "on")
-            yield examination.finding(codes[name], {"source": parameter.source}, mend=mend)
+    """Find the parameters of PostgreSQL that are set wrongly, each with its rule.
+
+    The mend sets one for all sessions, or undoes the setting where it was made otherwise (``pg_settings.source``).
+    """
+    role, database, right = examination.server.role, examination.server.database, "off" if wrong == "on" else "on"
+    for name, value, source in examination.rows(sql.PARAMETERS, names=list(codes)):
+        mends = {
+            "database": f"ALTER DATABASE {database} RESET {name};",
+            "user": f"ALTER ROLE {role} RESET {name};",
+            "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name};",
+            "client": f"leave {name} out of the connection's options (URL, PGOPTIONS or connect_args)",
+            "command line": f"start the server without {name} on its command line",
+        }
+        mend = mends.get(source, f"ALTER SYSTEM SET {name} = {right}; SELECT pg_reload_conf();")
+        if value == wrong:
+            yield examination.finding(codes[name], {"source": source}, mend=mend)
 
 
 def connections(examination: Examination) -> Iterator[Diagnosis]:

@@ -177,13 +177,13 @@ def _topics(
     for topic, queue, position in positions:
         heads[topic][queue] = position
         topics.setdefault(topic, TopicStats(topic)).messages += position
-    for columns, rows in ((UNDECIDED, undecided), (SCHEDULED, scheduled), (UNDISPATCHED, undispatched)):
+    counts = ((UNDECIDED, undecided), (SCHEDULED, scheduled), (UNDISPATCHED, undispatched))
+    for columns, rows in counts:
         add_topics(topics, columns, rows)
-    for columns, rows in ((UNDECIDED, undecided), (SCHEDULED, scheduled), (UNDISPATCHED, undispatched)):
-        # The limit is one for all topics: where it is reached, none of the counts is known to be all.
-        if sum(row[1] for row in rows) >= LIMIT:
-            for stats in topics.values():
-                stats.capped.append(columns[0])
+    # The limit is one for all topics: where it is reached, none of the counts is known to be all.
+    capped = [columns[0] for columns, rows in counts if sum(row[1] for row in rows) >= LIMIT]
+    for each in topics.values():
+        each.capped = list(capped)
     return topics, heads
 
 
