@@ -90,7 +90,7 @@ def test_nobody_sees_a_page_without_being_let_in(visitor: Visitor) -> None:
 def test_the_overview_tells_what_needs_a_human(visitor: Visitor) -> None:
     """Problems in sentences that lead to where they are seen; numbers; topics with their groups."""
     page = visitor.go("")
-    assert f"3 messages of topic {TOPIC!r} are parked in group {GROUP!r}, for " in page.text
+    assert f"3 messages of topic {TOPIC!r} are parked in group {GROUP!r}, the oldest of them (" in page.text
     dead = visitor.go(page.link("are parked in group"))
     assert "no such customer" in dead.text
     assert re.search(r"Dead letters 3\b", page.text)

@@ -93,7 +93,7 @@ def test_dead_letters(engine: Engine) -> None:
     dispatch(engine)
     consume(engine, engine, [Park("no"), Park("no")])
     (problem,) = overview_of(bank=engine).findings
-    assert problem.sentence.startswith("2 messages of topic 'paid' are parked in group 'mail', for ")
+    assert problem.sentence.startswith("2 messages of topic 'paid' are parked in group 'mail', the oldest of them (")
     assert (problem.page, problem.query) == ("dead", {"database": "bank", "group": "mail", "topic": "paid"})
 
 

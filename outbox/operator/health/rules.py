@@ -177,8 +177,8 @@ RULES: Mapping[str, Rule] = {
     ),
     # --- groups at the consumer ----------------------------------------------------------------------------------
     "message.parked": Rule(
-        "{messages:message of topic|messages of topic} {topic!r} {messages:=is|are} parked in group {group!r}, for "
-        "{age:duration} at the longest ({message_id}).",
+        "{messages:message of topic|messages of topic} {topic!r} {messages:=is|are} parked in group {group!r}, the "
+        "oldest of them ({message_id}) for {age:duration}.",
         "see it: outbox messages show {message_id} {at}\n"
         "have the group try it again: outbox dead retry {group:quoted}/{message_id} --reason … {at}",
         value="parked",

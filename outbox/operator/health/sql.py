@@ -56,15 +56,18 @@ SELECT k.topic, f.*,
   FROM (SELECT topic FROM known WHERE topic IS NOT NULL LIMIT %(limit)s) k
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE NOT fenced), count(*) FILTER (WHERE NOT fenced AND due),
-              count(*) FILTER (WHERE NOT fenced AND late),
-              count(*) FILTER (WHERE NOT fenced AND late AND NOT asked), count(*) FILTER (WHERE fenced AND late),
+              count(*) FILTER (WHERE NOT fenced AND late), count(*) FILTER (WHERE unasked),
+              count(*) FILTER (WHERE fenced AND late),
               extract(epoch FROM statement_timestamp() - min(next_check_at))::float8,
               (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE NOT fenced))[1]
-         FROM (SELECT half_id, fenced, next_check_at, next_check_at <= statement_timestamp() AS due,
-                      next_check_at < statement_timestamp() - make_interval(secs => %(grace)s) AS late,
-                      check_times > 0 OR EXISTS (SELECT FROM {s}.check_history h
-                                                  WHERE h.half_id = c.half_id AND h.asked = 'checker') AS asked
-                 FROM {s}.half_check c WHERE c.topic = k.topic AND c.parked_at IS NULL
+         FROM (SELECT half_id, fenced, next_check_at, next_check_at <= statement_timestamp() AS due, l.late,
+                      l.late AND NOT fenced AND check_times = 0
+                      AND NOT EXISTS (SELECT FROM {s}.check_history h
+                                       WHERE h.half_id = c.half_id AND h.asked = 'checker') AS unasked
+                 FROM {s}.half_check c
+                CROSS JOIN LATERAL (
+                      SELECT next_check_at < statement_timestamp() - make_interval(secs => %(grace)s)) l (late)
+                WHERE c.topic = k.topic AND c.parked_at IS NULL
                 ORDER BY next_check_at LIMIT %(limit)s) c) f
  ORDER BY k.topic
 """
@@ -162,7 +165,7 @@ SELECT p.consumer_group, p.topic, p.queue,
 
 #: Counts of failed messages, and parked ones that aren't discarded; ``limit`` of each at most. Rows: ``(group, topic,
 #: failed, seconds since the first retry was due or NULL, retries that were due ``grace`` seconds ago, parked, seconds
-#: since the first of these was parked or NULL, its id or NULL)``.
+#: since the oldest of these was parked or NULL, its id or NULL)``.
 FAILURES = Query(
     GROUP_QUEUES
     + """
@@ -176,15 +179,18 @@ SELECT g.consumer_group, g.topic,
        (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
            AND next_attempt_at < statement_timestamp() - make_interval(secs => %(grace)s) LIMIT %(limit)s) f),
-       p.*
+       n.parked, p.age, p.message_id
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
  CROSS JOIN LATERAL (
-       SELECT count(*), extract(epoch FROM clock_timestamp() - min(changed_at))::float8,
-              (array_agg(message_id ORDER BY changed_at))[1]
-         FROM (SELECT message_id, changed_at FROM {s}.consumer_message m
-                WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked'
-                  AND discarded_at IS NULL
-                ORDER BY message_id LIMIT %(limit)s) m) p
+       SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL
+         LIMIT %(limit)s) f) n (parked)
+  LEFT JOIN LATERAL (
+       SELECT message_id, extract(epoch FROM clock_timestamp() - changed_at)::float8 AS age
+         FROM {s}.consumer_message m
+        WHERE n.parked > 0 AND m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked'
+          AND discarded_at IS NULL
+        ORDER BY message_id LIMIT 1) p ON true
  ORDER BY 1, 2
 """
 )

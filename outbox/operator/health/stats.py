@@ -74,7 +74,7 @@ class GroupStats:
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
     topic's producer is in another database. ``failed``: will be retried, the oldest due one since
     ``oldest_due`` seconds; ``overdue`` of them should have been retried long ago. ``parked``: waiting for an operator,
-    and not discarded; the first of them ``parked_id`` since ``oldest_parked`` seconds.
+    and not discarded; the oldest message of them, ``parked_id``, since ``oldest_parked`` seconds.
     """
 
     group: str
