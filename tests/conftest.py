@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,39 @@ from tests.kit.databases import Databases
 # The processes that tests start must have the disposition that they would have at a terminal.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: Files and folders that are exhaustive, or take more than about ten seconds: the fast tier, ``-m "not slow"``, leaves
+#: them out. Single tests of other files are marked where they stand.
+SLOW = (
+    *(f"check/test_{name}" for name in ("asking", "checkers", "kill", "operator", "peer_rules", "stateful")),
+    *(f"cli/test_{name}" for name in ("console", "half", "run")),
+    *(f"compensate/test_{name}" for name in ("kill", "races")),
+    *(f"console/{name}" for name in ("browser/", "test_pages_hostile", "test_schema", "test_standalone")),
+    "consumer/test_kill",
+    *(f"dispatch/test_{name}" for name in ("restore", "rivals", "schedule", "stress")),
+    "docs/",
+    *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
+    "embedded/",
+    *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
+    "house/",
+    *(f"migration/test_{name}" for name in ("chain", "quiet", "races", "user_project")),
+    *(f"operator/test_{name}" for name in ("acts.", "looking_inbox", "looking_lists", "looking_messages")),
+    *(f"producer/test_{name}" for name in ("commit_fails", "flow_counts", "savepoints")),
+    *(f"reconcile/test_{name}" for name in ("archive", "cli", "edges", "measure", "nights", "oracle", "repair")),
+    *(f"reconcile/test_{name}" for name in ("second_look", "secrets", "settled", "spark", "tiers")),
+    *(f"worker/test_{name}" for name in ("bulk", "check", "outages", "reconcile", "signals")),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, and put it first: then no process works on a long file when the others have ended."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
