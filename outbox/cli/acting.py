@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,8 +28,9 @@ from outbox.cli.options import (
     confirm,
     gathered,
     need_terminal,
-    options_given,
+    options_of,
     read_filter,
+    read_options,
     word_of,
 )
 from outbox.cli.output import (
@@ -45,7 +45,7 @@ from outbox.cli.output import (
     table,
 )
 from outbox.message.model import Status
-from outbox.operator.acts import ACTS, Act, ActOption
+from outbox.operator.acts import ACTS, Act
 from outbox.operator.model import (
     MAX_IDS,
     MAX_PAGE,
@@ -57,6 +57,7 @@ from outbox.operator.model import (
     Selector,
     Target,
 )
+from outbox.reader import option
 from outbox.text import counted
 
 if TYPE_CHECKING:
@@ -93,7 +94,10 @@ def add_acts(app: typer.Typer, group: CommandGroup[Any], **instead: Callable[...
 
 def act_command(group: CommandGroup[Any], act: Act) -> Callable[..., None]:
     """Return the command of an act."""
-    flags = dataclasses.make_dataclass(f"{act.name.capitalize()}Flags", [_flag(option) for option in act.options])
+    known = [
+        (each.name, each.type | None, option(False if each.type is bool else None, each.help)) for each in act.options
+    ]
+    flags_kind = dataclasses.make_dataclass(f"{act.name.capitalize()}Flags", known)
 
     def command(
         ids: WordsArgument = None,
@@ -104,16 +108,9 @@ def act_command(group: CommandGroup[Any], act: Act) -> Callable[..., None]:
         acting: ActorOptions,
         databases: DatabasesOptions,
     ) -> None:
-        run_act(group, act, ids or [], databases, choice, options_given(flags), many, acting)
+        run_act(group, act, ids or [], databases, choice, read_options(flags_kind, flags), many, acting)
 
-    return gathered(command, choice=group.options("discarded"), flags=flags)
-
-
-def _flag(option: ActOption) -> tuple[str, Any, Any]:
-    name = f"--{option.name.replace('_', '-')}"
-    if option.type is bool:
-        return option.name, Annotated[bool, typer.Option(name, help=option.help)], field(default=False)
-    return option.name, Annotated[option.type | None, typer.Option(name, help=option.help)], field(default=None)
+    return gathered(command, choice=group.options("discarded"), flags=options_of(flags_kind))
 
 
 def run_act(

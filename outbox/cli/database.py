@@ -21,6 +21,7 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, confirm, gathered
 from outbox.cli.output import Output, OutputOption, print_json, print_table, say, table
 from outbox.errors import pip_install
+from outbox.reader import option
 from outbox.settings import Settings
 from outbox.text import counted
 
@@ -33,29 +34,18 @@ _EXAMPLE = "postgresql+psycopg://user:password@host:5432/database"
 _CONNECT_TIMEOUT = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="The database, postgresql+psycopg://user@host/name. "
-        "Default: OUTBOX_DATABASE_URL, the better place for a password.",
-    ),
-]
-SchemaOption = Annotated[
-    str | None,
-    typer.Option(
-        "--schema", metavar="NAME", help="The schema of the outbox tables. Default: OUTBOX_SCHEMA, or outbox."
-    ),
-]
+_URL_HELP = (
+    "The database, postgresql+psycopg://user@host/name. Default: OUTBOX_DATABASE_URL, the better place for a password."
+)
+SCHEMA_HELP = "The schema of the outbox tables. Default: OUTBOX_SCHEMA, or outbox."
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseOptions:
     """Which database."""
 
-    url: UrlOption = None
-    schema: SchemaOption = None
+    url: str | None = option(None, _URL_HELP, metavar="URL")
+    schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
 
     @property
     def settings(self) -> Settings:
@@ -75,17 +65,14 @@ class DatabaseOptions:
 class AllDatabasesOptions:
     """Which databases."""
 
-    url: UrlOption = None
-    database: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--database",
-            metavar="NAME=URL",
-            help="One more database, under a name; may be given again. Default: those of OUTBOX_CONSOLE_DATABASES, "
-            "NAME=URL separated by blanks or lines. A password belongs there, or into ~/.pgpass.",
-        ),
-    ] = None
-    schema: SchemaOption = None
+    url: str | None = option(None, _URL_HELP, metavar="URL")
+    database: tuple[str, ...] = option(
+        (),
+        "One more database, under a name; may be given again. Default: those of OUTBOX_CONSOLE_DATABASES, NAME=URL "
+        "separated by blanks or lines. A password belongs there, or into ~/.pgpass.",
+        metavar="NAME=URL",
+    )
+    schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
 
     @property
     def urls(self) -> dict[str, URL]:
@@ -97,7 +84,7 @@ class AllDatabasesOptions:
         """Give the operator layer over all of them, and over ``more`` by name.
 
         Raises:
-            Failure: none given, one that can't be used, or is unavailable.
+            Failure: there is none, one that can't be used, or is unavailable.
             SchemaMissing, SchemaOutdated: one isn't migrated.
         """
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
@@ -109,7 +96,7 @@ class AllDatabasesOptions:
         words = ["outbox", command]
         if self.url is not None:
             words += ["--url", shlex.quote(_without_password(self.url))]
-        for text in self.database or ():
+        for text in self.database:
             name, _, url = text.partition("=")
             words += ["--database", shlex.quote(f"{name}={_without_password(url)}")]
         if self.schema is not None:
@@ -121,9 +108,7 @@ class AllDatabasesOptions:
 class DatabasesOptions(AllDatabasesOptions):
     """Which databases, and of several only one."""
 
-    only: Annotated[
-        str | None, typer.Option("--in", metavar="NAME", help="Of several databases: only the one of this name.")
-    ] = None
+    only: str | None = option(None, "Of several databases: only the one of this name.", aliases=("in",), metavar="NAME")
 
 
 def _without_password(url: str) -> str:
@@ -160,10 +145,10 @@ def find_databases(url: str | None, named: Sequence[str] | None = None) -> dict[
     """Return the databases of the options, else of the environment, by name.
 
     The one of ``--url`` has the name of the database. It may be left out where others are named, and is the same as
-    one of them where it is in the same place.
+    one of them where host, port, name and options are the same.
 
     Raises:
-        Failure: none is given, one can't be used, or two of them are one.
+        Failure: there is none, one can't be used, or two of them are one.
     """
     source = "--database" if named else DATABASES_VARIABLE
     databases: dict[str, URL] = {}
@@ -212,10 +197,10 @@ def _split(text: str, source: str) -> tuple[str, str]:
 
 
 def _same(url: URL, databases: Mapping[str, URL], but: str = "") -> str | None:
-    def place(url: URL) -> tuple[object, ...]:
+    def address(url: URL) -> tuple[object, ...]:
         return url.host, url.port or 5432, url.database, tuple(sorted(url.query.items()))
 
-    return next((name for name, other in databases.items() if name != but and place(other) == place(url)), None)
+    return next((name for name, other in databases.items() if name != but and address(other) == address(url)), None)
 
 
 def find_settings(schema: str | None) -> Settings:
@@ -345,8 +330,8 @@ def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: Lo
     """
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
-    engine, schema = engine_of(database.address), database.settings.schema
-    done = migration.upgrade(engine, _parts(engine, schema, part), schema, lock_timeout=lock_timeout)
+    engine, parts = engine_of(database.address), tuple(each.value for each in part) if part else None
+    done = migration.upgrade(engine, parts, database.settings.schema, lock_timeout=lock_timeout)
     say(f"{_listed('installed', done)} in {database}")
 
 
@@ -363,11 +348,10 @@ def downgrade(
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    engine, schema = engine_of(database.address), database.settings.schema
-    parts = _parts(engine, schema, part)
+    parts = tuple(each.value for each in part or Part)
     what = f"the {' and '.join(parts)} tables in {database}"
     confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
-    done = migration.downgrade(engine, parts, schema, lock_timeout=lock_timeout)
+    done = migration.downgrade(engine_of(database.address), parts, database.settings.schema, lock_timeout=lock_timeout)
     say(f"{_listed('removed', done)} in {database}")
 
 
@@ -413,7 +397,7 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
 @app.command("sql")
 @gathered
 def show_sql(
-    schema: SchemaOption = None,
+    schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,
     part: Annotated[
         list[Part] | None,
         typer.Option("--part", metavar="producer|consumer", help="Only this part; may be given twice. Default: both."),
@@ -430,16 +414,6 @@ def show_sql(
     from outbox.database import migration  # noqa: PLC0415
 
     sys.stdout.write(migration.sql(tuple(each.value for each in part or Part), find_settings(schema).schema))
-
-
-def _parts(engine: Engine, schema: str, chosen: list[Part] | None) -> tuple[str, ...]:
-    """Return the parts that were chosen, else those that are installed, else both."""
-    from outbox.database import migration  # noqa: PLC0415
-
-    if chosen:
-        return tuple(part.value for part in chosen)
-    revisions = migration.current(engine, schema)
-    return tuple(part.value for part in Part if revisions[part]) or tuple(part.value for part in Part)
 
 
 def _listed(done: str, revisions: list[str]) -> str:

@@ -38,7 +38,7 @@ _MEANINGS = {
     Code.FAILED: "failed; of `reconcile`: differences are left",
     Code.USAGE: "wrong usage, or refused",
     Code.NOT_FOUND: "not found",
-    Code.CONFLICT: "conflict: somebody else was first, or is at it",
+    Code.CONFLICT: "conflict: the state doesn't allow it, or another actor was first",
     Code.PARTIAL: "done in part: some of what was named failed, or is missing",
     Code.PROBLEMS: "a check found problems",
     Code.UNAVAILABLE: "the database is unavailable",

@@ -14,16 +14,16 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
 
 from outbox.cli.exits import Code, Failure
-from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption
+from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
 from outbox.operator.model import Actor, Page, Target
-from outbox.reader import FieldShape, Reader, Seconds, shape_of
+from outbox.reader import FieldShape, Reader, Seconds, option, shape_of
 from outbox.text import duration
 
 T = TypeVar("T")
@@ -32,10 +32,8 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 BodyOption = Annotated[bool, typer.Option("--body", help="Show the body as well.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
 UpToOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="Not more than so many. Default: all.")]
-ActorOption = Annotated[
-    str | None,
-    typer.Option("--actor", metavar="NAME", help="Who acts; in the audit. Default: your user@host."),
-]
+ACTOR_HELP = "Who acts; in the audit. Default: your user@host."
+ActorOption = Annotated[str | None, typer.Option("--actor", metavar="NAME", help=ACTOR_HELP)]
 AppOption = Annotated[
     str | None,
     typer.Option(
@@ -47,6 +45,7 @@ AppOption = Annotated[
 ]
 
 _METAVARS = {UUID: "ID", dt.datetime: "TIME", Seconds: "DURATION", int: "N", tuple[str, str]: "NAME=TEXT"}
+_TIMES = {"since": "Not older.", "until": "Older."}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -56,13 +55,14 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 def gathered(command: Callable[..., None], **groups: type) -> Callable[..., None]:
-    """Return a command for Typer whose parameters that are dataclasses are given as one option for each field.
+    """Return a command for Typer whose parameters that are dataclasses have one option for each field.
 
-    ``groups`` name the dataclass of parameters whose class is made while the program runs.
+    ``groups`` are the dataclasses of `options_of` for parameters that take what was typed, to read it later.
     """
-    hints = get_type_hints(command, include_extras=True) | groups
+    hints = get_type_hints(command, include_extras=True)
     parameters = inspect.signature(command).parameters
-    classes = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
+    kinds = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
+    classes = {name: options_of(kind) for name, kind in kinds.items()} | groups
     options: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         if name in classes:
@@ -72,10 +72,12 @@ def gathered(command: Callable[..., None], **groups: type) -> Callable[..., None
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        made = {
-            name: kind(**{f.name: values.pop(_parameter(f)) for f in fields(kind)}) for name, kind in classes.items()
+        typed = {
+            name: kind(**{f.name: values.pop(f.metadata["parameter"]) for f in fields(kind)})
+            for name, kind in classes.items()
         }
-        command(**values, **made)
+        read = {name: kind(**read_options(kind, typed[name])) for name, kind in kinds.items()}
+        command(**values, **typed | read)
 
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
@@ -83,59 +85,41 @@ def gathered(command: Callable[..., None], **groups: type) -> Callable[..., None
 
 
 def _options(kind: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints, keyword = get_type_hints(kind, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     return [
-        inspect.Parameter(_parameter(f), inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        inspect.Parameter(f.metadata["parameter"], keyword, default=f.default, annotation=hints[f.name])
         for f in fields(kind)
     ]
-
-
-def _parameter(f: Field[Any]) -> str:
-    """Return the parameter of a field: a filter's ``body`` isn't the ``body`` of a command."""
-    return f.metadata.get("parameter", f.name)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
     """How much of a list, and in which form."""
 
-    limit: LimitOption = 50
-    after: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Go on after this, which the end of a list names.")
-    ] = None
-    output: ListFormOption = ListForm.TABLE
+    limit: int = option(50, "How many.", least=1, most=10_000)
+    after: str | None = option(None, "Go on after this, which the end of a list names.", metavar="TOKEN")
+    output: ListForm = option(ListForm.TABLE, LIST_FORM_HELP)
 
 
 @dataclass(frozen=True, slots=True)
 class ActorOptions:
     """Who acts and why, and how sure the operator is."""
 
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the audit.")] = ""
-    actor: ActorOption = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be done: how many, which not and why, a sample.")
-    ] = False
-    yes: YesOption = False
-    output: OutputOption = Output.TABLE
+    reason: str = option("", "Why; recorded in the audit.")
+    actor: str | None = option(None, ACTOR_HELP, metavar="NAME")
+    dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
+    yes: bool = option(False, "Don't ask.")
+    output: Output = option(Output.TABLE, FORM_HELP)
 
 
 @dataclass(frozen=True, slots=True)
 class ManyOptions:
     """How many messages, how fast, and whether to wait for them."""
 
-    everything: Annotated[bool, typer.Option("--all", help="All there are, where no other option narrows it down.")] = (
-        False
-    )
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, metavar="N", help="Only the first N of those that are picked; 1 to try it out."),
-    ] = None
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, metavar="N", help="At most so many a second. Default: as fast as can be.")
-    ] = None
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Leave it to workers, and don't wait; print the id of the bulk job.")
-    ] = False
+    everything: bool = option(False, "All there are, where no other option narrows it down.", aliases=("all",))
+    limit: int | None = option(None, "Only the first N of those that are picked; 1 to try it out.", least=1, most=1000)
+    rate: float | None = option(None, "At most so many a second. Default: as fast as can be.", above=0, metavar="N")
+    no_wait: bool = option(False, "Leave it to workers, and don't wait; print the id of the bulk job.")
 
 
 # --- the fields of a dataclass as options ----------------------------------------------------------------------------
@@ -152,9 +136,9 @@ def options_of(kind: type, hidden: frozenset[str] = frozenset(), *, prefixed: fr
             continue
         name = _option(shape) if shape.name not in prefixed else f"--{kind.__name__.lower()}-{shape.name}"
         annotation, default = _option_of(shape, name)
+        # A filter's ``body`` isn't the ``body`` of a command.
         more = {"parameter": f"{kind.__name__.lower()}_{shape.name}", "negates": shape.default is True}
-        known = field(default=default, metadata=more)
-        options.append((shape.name, annotation, known))
+        options.append((shape.name, annotation, field(default=default, metadata=more)))
     return make_dataclass(f"{kind.__name__}Options", options, frozen=True)
 
 
@@ -165,15 +149,18 @@ def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
         if shape.default is True:
             name, text = f"--no-{shape.name}", f"Don't {text[:1].lower()}{text[1:]}"
         return Annotated[bool, typer.Option(name, help=text)], False
+    names = (name, "-o") if shape.name == "output" else (name,)
+    if shape.item is dt.datetime:
+        text = f"{text or _TIMES.get(shape.name, '')} As 90s, 15m, 2h, 3d, or 2026-01-31T12:00:00+00:00."
     if shape.choices and not _is_mapping(shape):
         text += f" One of: {', '.join(shape.choices)}."
     if _is_many(shape) and "given again" not in text:
         text += " May be given again."
-    if shape.default not in (None, MISSING, ()) and not _is_mapping(shape):
+    if shape.default not in (None, MISSING, (), "") and not _is_mapping(shape):
         default = duration(shape.default) if shape.item is Seconds else shape.default
         text += f" Default: {default}."
-    option = typer.Option(name, help=text, metavar=shape.option.metavar or _METAVARS.get(shape.item, "TEXT"))
-    return Annotated[list[str] | None if _is_many(shape) else str | None, option], None
+    made = typer.Option(*names, help=text, metavar=shape.option.metavar or _METAVARS.get(shape.item, "TEXT"))
+    return Annotated[list[str] | None if _is_many(shape) else str | None, made], None
 
 
 def _option(shape: FieldShape) -> str:

@@ -59,14 +59,11 @@ class ExportForm(enum.StrEnum):
     CSV = "csv"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="The form of the data on stdout.")]
-ListFormOption = Annotated[
-    ListForm,
-    typer.Option("--output", "-o", help="The form of the data on stdout; ndjson: a JSON object a line; id: only ids."),
-]
-ExportFormOption = Annotated[
-    ExportForm, typer.Option("--output", "-o", help="The form of the data on stdout; ndjson: a JSON object a line.")
-]
+FORM_HELP = "The form of the data on stdout."
+LIST_FORM_HELP = f"{FORM_HELP} ndjson: a JSON object a line; id: only ids."
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help=FORM_HELP)]
+ListFormOption = Annotated[ListForm, typer.Option("--output", "-o", help=LIST_FORM_HELP)]
+ExportFormOption = Annotated[ExportForm, typer.Option("--output", "-o", help=LIST_FORM_HELP.partition(";")[0] + ".")]
 
 # Where stdout is no terminal, lines may be as long as they are.
 _WIDE = 10_000

@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from traceback import extract_tb
@@ -26,6 +26,7 @@ from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import gathered
 from outbox.cli.output import Output, OutputOption, print_json, say
 from outbox.errors import SchemaError
+from outbox.reader import option
 from outbox.reconcile.job import EngineName
 
 if TYPE_CHECKING:
@@ -128,50 +129,34 @@ def _log(level: LogLevel) -> None:
     )
 
 
-def demo(  # noqa: PLR0917 - options of the command line
-    orders: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Payment orders, PKDD'99 format. Default: generated ones.")
-    ] = None,
-    accounts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The account ids that bank A knows. Default: all senders.")
-    ] = None,
-    opening_balance: Annotated[
-        str | None,
-        typer.Option(metavar="AMOUNT", help="What each account of bank A begins with. Default: what its orders need."),
-    ] = None,
-    transfers: Annotated[int, typer.Option(metavar="N", help="How many orders to generate.")] = 1000,
-    producers: Annotated[int, typer.Option(metavar="N", help="Processes of bank A.")] = 2,
-    consumers: Annotated[int, typer.Option(metavar="N", help="Processes of bank B.")] = 2,
-    crash: Annotated[
-        bool, typer.Option("--crash", help="Kill processes at random moments, and start them again.")
-    ] = False,
-    kills: Annotated[
-        int | None, typer.Option(metavar="N", help="How many to kill; implies --crash. Default: 30.")
-    ] = None,
-    two_phase: Annotated[
-        bool, typer.Option("--two-phase", help="Prepare a half message before each debit; a fence decides the orphans.")
-    ] = False,
-    tcc: Annotated[
-        bool, typer.Option("--tcc", help="Reserve, then confirm or cancel; a checker decides the orphans.")
-    ] = False,
-    faults: Annotated[
-        bool, typer.Option("--faults", help="Damage the tables of both banks after the work; all is found and mended.")
-    ] = False,
-    reconcile: Annotated[
-        bool, typer.Option("--reconcile/--no-reconcile", help="Compare the tables of the banks at the end.")
-    ] = True,
-    engine: Annotated[
-        EngineName, typer.Option(help="What compares them; auto: Spark if it is installed.")
-    ] = EngineName.AUTO,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the reconciliation's HTML page.")] = None,
-    console: Annotated[
-        bool, typer.Option("--console", help="Keep the banks open after the work, with the admin console over both.")
-    ] = False,
-    console_port: Annotated[int, typer.Option(metavar="PORT", help="Where the console listens.")] = 8900,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the generated orders, the kills and the faults.")] = 1,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an order was refused.")] = False,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class DemoChoices:
+    """What the demo can be told to do; see the example's own options."""
+
+    orders: Path | None = option(None, "Payment orders, PKDD'99 format. Default: generated ones.", metavar="FILE")
+    accounts: Path | None = option(None, "The account ids that bank A knows. Default: all senders.", metavar="FILE")
+    opening_balance: str | None = option(
+        None, "What each account of bank A begins with. Default: what its orders need.", metavar="AMOUNT"
+    )
+    transfers: int = option(1000, "How many orders to generate.")
+    producers: int = option(2, "Processes of bank A.")
+    consumers: int = option(2, "Processes of bank B.")
+    crash: bool = option(False, "Kill processes at random moments, and start them again.")
+    kills: int | None = option(None, "How many to kill; implies --crash. Default: 30.")
+    two_phase: bool = option(False, "Prepare a half message before each debit; a fence decides the orphans.")
+    tcc: bool = option(False, "Reserve, then confirm or cancel; a checker decides the orphans.")
+    faults: bool = option(False, "Damage the tables of both banks after the work; all is found and mended.")
+    reconcile: bool = option(True, "Compare the tables of the banks at the end.")
+    engine: EngineName = option(EngineName.AUTO, "What compares them; auto: Spark if it is installed.")
+    report: Path | None = option(None, "Write the reconciliation's HTML page.", metavar="FILE")
+    console: bool = option(False, "Keep the banks open after the work, with the admin console over both.")
+    console_port: int = option(8900, "The port of the console.", metavar="PORT")
+    seed: int = option(1, "Of the generated orders, the kills and the faults.")
+    strict: bool = option(False, "Exit with 1 if an order was refused.")
+
+
+@gathered
+def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
     """Transfer money between two banks, reconcile them, audit every cent.
 
     Each bank has a database. They run on a PostgreSQL of their own that is gone afterwards, or on the server in
@@ -196,31 +181,13 @@ def demo(  # noqa: PLR0917 - options of the command line
       outbox demo --two-phase --crash
       outbox demo --tcc --crash --orders orders.csv
     """
-    module = _load_demo()
+    module, chosen = _load_demo(), {f.name: getattr(choices, f.name) for f in fields(choices)}
     try:
-        options = module.DemoOptions(
-            orders=orders,
-            accounts=accounts,
-            opening_balance=None if opening_balance is None else Decimal(opening_balance),
-            transfers=transfers,
-            producers=producers,
-            consumers=consumers,
-            crash=crash,
-            kills=kills,
-            two_phase=two_phase,
-            tcc=tcc,
-            faults=faults,
-            reconcile=reconcile,
-            engine=engine,
-            report=report,
-            console=console,
-            console_port=console_port,
-            seed=seed,
-            strict=strict,
-            json=output is Output.JSON,
-        )
+        if choices.opening_balance is not None:
+            chosen["opening_balance"] = Decimal(choices.opening_balance)
+        options = module.DemoOptions(**chosen, json=output is Output.JSON)
     except InvalidOperation:
-        raise Failure(f"--opening-balance {opening_balance!r} is not an amount", Code.USAGE) from None
+        raise Failure(f"--opening-balance {choices.opening_balance!r} is not an amount", Code.USAGE) from None
     except ValueError as error:
         raise Failure(str(error), Code.USAGE) from None
     raise typer.Exit(module.run(options))
@@ -260,25 +227,13 @@ RoleOption = Annotated[
 class ServerOptions:
     """How the console is served; what isn't given is read from the environment."""
 
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where to listen. Default: 127.0.0.1, for this machine only.")
-    ] = None
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: 8900; 0 takes a free one.")] = None
-    read_only: Annotated[bool, typer.Option("--read-only", help="Only show; nothing can be changed.")] = False
-    environment: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Shown as a badge, such as staging; prod is red.")
-    ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="A name under which it is reached, beside localhost; may be given again."),
-    ] = None
-    trusted_proxy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* is believed; may be given again."),
-    ] = None
-    root_path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The prefix that a proxy takes off, such as /outbox.")
-    ] = None
+    host: str | None = option(None, "Where to listen. Default: 127.0.0.1, for this machine only.", metavar="ADDRESS")
+    port: int | None = option(None, "Default: 8900; 0 takes a free one.", least=0, most=65535)
+    read_only: bool = option(False, "Only show; nothing can be changed.")
+    environment: str | None = option(None, "Shown as a badge, such as staging; prod is red.", metavar="NAME")
+    allow_host: tuple[str, ...] = option((), "A name under which it is reached, beside localhost.", metavar="HOST")
+    trusted_proxy: tuple[str, ...] = option((), "A proxy whose X-Forwarded-* is believed.", metavar="ADDRESS")
+    root_path: str | None = option(None, "The prefix that a proxy takes off, such as /outbox.", metavar="PATH")
 
 
 @app.callback()
@@ -321,8 +276,8 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
         port=server.port,
         read_only=server.read_only or None,
         env=server.environment,
-        allowed_hosts=tuple(server.allow_host) if server.allow_host else None,
-        trusted_proxies=tuple(server.trusted_proxy) if server.trusted_proxy else None,
+        allowed_hosts=server.allow_host or None,
+        trusted_proxies=server.trusted_proxy or None,
         root_path=server.root_path and server.root_path.rstrip("/"),
     )
     standalone.authorizer_of(config)

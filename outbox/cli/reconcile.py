@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outbox.cli.database import URL_VARIABLE, SchemaOption, described, find_settings, find_url, opened
+from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_settings, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.options import (
     LimitOption,
@@ -34,9 +34,22 @@ from outbox.cli.options import (
     read_options,
     read_times,
 )
-from outbox.cli.output import Bars, Output, OutputOption, age, console, facts_table, print_json, print_table, say, table
+from outbox.cli.output import (
+    FORM_HELP,
+    Bars,
+    Output,
+    OutputOption,
+    age,
+    console,
+    facts_table,
+    print_json,
+    print_table,
+    say,
+    table,
+)
 from outbox.cli.processes import load
 from outbox.errors import pip_install
+from outbox.reader import option
 from outbox.reconcile import record
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import POSSIBLE, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
@@ -61,29 +74,22 @@ SHOWN = 20
 class SourceOptions:
     """Which databases, and where else the job is described."""
 
-    producer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The producer's database. Default: OUTBOX_PRODUCER_URL, the better place for a password; that of "
-            "--config or --app; or OUTBOX_DATABASE_URL.",
-        ),
-    ] = None
-    consumer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The consumer's database. Default: OUTBOX_CONSUMER_URL; that of --config or --app; or the producer's.",
-        ),
-    ] = None
-    schema: SchemaOption = None
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="The job as a file; options override it.")
-    ] = None
-    app: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:OBJECT", help="Your Outbox: its groups with their filters, and their databases."),
-    ] = None
+    producer: str | None = option(
+        None,
+        "The producer's database. Default: OUTBOX_PRODUCER_URL, the better place for a password; that of --config or "
+        "--app; or OUTBOX_DATABASE_URL.",
+        metavar="URL",
+    )
+    consumer: str | None = option(
+        None,
+        "The consumer's database. Default: OUTBOX_CONSUMER_URL; that of --config or --app; or the producer's.",
+        metavar="URL",
+    )
+    schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
+    config: Path | None = option(None, "The job as a file; options override it.", metavar="FILE.toml")
+    app: str | None = option(
+        None, "Your Outbox: its groups with their filters, and their databases.", metavar="MODULE:OBJECT"
+    )
 
     def values(self) -> Values:
         """Return what file, options and environment say of the databases, and the file of the rest.
@@ -112,11 +118,9 @@ class SourceOptions:
 class PairOptions:
     """Which topics and groups."""
 
-    topic: Annotated[str | None, typer.Option(help="The topic.")] = None
-    group: Annotated[str | None, typer.Option(help="The group.")] = None
-    pair: Annotated[
-        list[str] | None, typer.Option(metavar="TOPIC:GROUP", help="A topic and a group; may be given again.")
-    ] = None
+    topic: str | None = option(None, "The topic.")
+    group: str | None = option(None, "The group.")
+    pair: tuple[str, ...] = option((), "A topic and a group.", metavar="TOPIC:GROUP")
 
     def pairs(self, known: list[Pair], filters: Values) -> tuple[Pair, ...] | None:
         """Return the pairs that are named; a topic or a group alone chooses among those that are known.
@@ -124,7 +128,7 @@ class PairOptions:
         Raises:
             Failure: a pair that is none, or a filter without a pair.
         """
-        names = [_pair(text) for text in self.pair or ()]
+        names = [_pair(text) for text in self.pair]
         if self.topic and self.group:
             names.append((self.topic, self.group))
         elif self.topic or self.group:
@@ -226,14 +230,10 @@ Examples:
 class ReportOptions:
     """In which forms the result is reported; ``limit`` is of the findings shown on stdout."""
 
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page with charts.")] = None
-    prometheus: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures of the run for Prometheus.")
-    ] = None
-    limit: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help=f"Findings to show. Default: {SHOWN}; all with -o json.")
-    ] = None
-    output: OutputOption = Output.TABLE
+    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
+    prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
+    limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
+    output: Output = option(Output.TABLE, FORM_HELP)
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time.
@@ -403,15 +403,13 @@ def _no_result(secrets: Sequence[str]) -> Iterator[None]:
 class RecordOptions:
     """Where runs are recorded."""
 
-    consumer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The consumer's database, in which the runs are recorded. Default: OUTBOX_CONSUMER_URL, the better "
-            "place for a password, or OUTBOX_PRODUCER_URL, or OUTBOX_DATABASE_URL.",
-        ),
-    ] = None
-    schema: SchemaOption = None
+    consumer: str | None = option(
+        None,
+        "The consumer's database, in which the runs are recorded. Default: OUTBOX_CONSUMER_URL, the better place for a "
+        "password, or OUTBOX_PRODUCER_URL, or OUTBOX_DATABASE_URL.",
+        metavar="URL",
+    )
+    schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Connection, str]]:
