@@ -88,7 +88,7 @@ def check_audited(by: Actor, why: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActOutcome:
     """What came of an act for one message: ``text`` is a clause about it, ``was`` the state in which it was found.
 
     ``busy``: nothing was done, another transaction holds its lock; ``was`` is None then.
@@ -113,7 +113,7 @@ Change = Callable[["Connection", Settings, ActRequest, Mapping[Target, LockedMes
 
 def apply(
     connection: Connection, settings: Settings, request: ActRequest, targets: Sequence[Target], *, wait: bool = True
-) -> list[Outcome]:
+) -> list[ActOutcome]:
     """Do an act to these messages, which are different ones; return what came of each, in their order.
 
     Runs in the caller's transaction, which must be READ COMMITTED. Without ``wait``, inbox rows whose lock another
@@ -133,12 +133,12 @@ def apply(
     return [_outcome(act, target, locked[target], done) for target in targets]
 
 
-def _outcome(act: Act, target: Target, found: LockedMessage, done: Mapping[Target, str]) -> Outcome:
+def _outcome(act: Act, target: Target, found: LockedMessage, done: Mapping[Target, str]) -> ActOutcome:
     if found.state is None:
-        return Outcome("busy", BUSY, None)
+        return ActOutcome("busy", BUSY, None)
     if target in done:
-        return Outcome("done", done[target], found.state)
-    return Outcome("skipped", act.refusal(found.state), found.state)
+        return ActOutcome("done", done[target], found.state)
+    return ActOutcome("skipped", act.refusal(found.state), found.state)
 
 
 # --- lock and look ---------------------------------------------------------------------------------------

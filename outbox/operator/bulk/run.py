@@ -21,7 +21,7 @@ from outbox.errors import OutboxError
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS
 from outbox.operator.bulk import sql
-from outbox.operator.changes import BUSY, ActRequest, Outcome, apply
+from outbox.operator.changes import BUSY, ActOutcome, ActRequest, apply
 from outbox.operator.model import Target
 from outbox.text import summary_of
 
@@ -164,7 +164,7 @@ class _Run:
         """Write down that the item which was acted on alone has failed, for now or for good."""
         original = getattr(error, "orig", None) or error
         if sqlstate(original) in CONTENDED:
-            settled = _settled(row, Outcome("busy", BUSY, None))
+            settled = _settled(row, ActOutcome("busy", BUSY, None))
         elif isinstance(error, OutboxError):
             settled = sql.Settled(row[0], "failed", str(error))
         else:
@@ -181,7 +181,7 @@ class _Run:
         return Counts(1, failed=int(settled.state == "failed"), more=True)
 
 
-def _settled(row: Row, outcome: Outcome) -> sql.Settled:
+def _settled(row: Row, outcome: ActOutcome) -> sql.Settled:
     number, _, _, attempts = row
     if outcome.state != "busy":
         return sql.Settled(number, outcome.state, outcome.text)
