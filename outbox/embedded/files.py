@@ -1,4 +1,4 @@
-"""The folder of an embedded server: ``data``, ``server.log``, ``outbox.conf``, ``password`` if its data are kept."""
+"""The folder of an embedded server: ``data``, ``server.log``, ``outbox.conf``, ``password`` if its data stay."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def render(settings: Mapping[str, str], *, durable: bool, port: int) -> str:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address on which nobody listens just now.
+    """Return a port of the loopback address on which no program listens just now.
 
     Raises:
         EmbeddedError: a hundred ports tried at random are all taken.

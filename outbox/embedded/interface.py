@@ -1,4 +1,4 @@
-"""What the embedded server and one named by the user have in common: a place for databases that can be restarted."""
+"""What the embedded server and one named by the user have in common: databases that can be made and dropped."""
 
 from __future__ import annotations
 

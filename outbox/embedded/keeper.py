@@ -193,12 +193,12 @@ class Postmaster:
         """End the server and all its backends by SIGKILL, as a machine that loses its power would."""
         process, backends = self._process, set[int]()
         if process and process.poll() is None:
-            # A stopped postmaster can't start another backend between our look and our blow.
+            # A stopped postmaster can't start another backend between the listing and the kill.
             process.send_signal(signal.SIGSTOP)
             backends.update(_children(process.pid))
             process.kill()
             process.wait()
-        # The backends of a postmaster that somebody else killed are our children by now.
+        # The backends of a postmaster that another process killed are our children by now.
         backends.update(_children(os.getpid()))
         for pid in backends:
             with contextlib.suppress(ProcessLookupError):

@@ -69,7 +69,7 @@ class KeeperPipe:
         while answer.get("number") != self._number:
             line = self._process.stdout.readline()
             if not line:
-                raise EmbeddedError("the process which keeps PostgreSQL running was ended by somebody else")
+                raise EmbeddedError("the process which keeps PostgreSQL running was ended from outside")
             answer = json.loads(line)
         if "error" in answer:
             raise EmbeddedError(answer["error"])
@@ -78,7 +78,7 @@ class KeeperPipe:
     def close(self) -> None:
         """End the keeper and wait until it has stopped the server."""
         self._close_pipes()
-        # The signal is for a keeper which is busy and doesn't look at its pipe.
+        # The signal is for a keeper which is busy and doesn't read its pipe.
         self._process.terminate()
         try:
             self._process.wait(_STOP_LIMIT)
@@ -107,7 +107,7 @@ if hasattr(os, "register_at_fork"):
 class Server(ServerLike):
     """A PostgreSQL server that lives as long as this ``with`` block, and never longer than its process.
 
-    It listens on a free port of the loopback address only, and lets nobody in without its random password.
+    It listens on a free port of the loopback address only, and asks for its random password.
     Without ``folder`` its data are in a temporary folder, removed at the end; with ``folder`` they are kept
     there, and only one server at a time can use it. ``settings`` are PostgreSQL's own. ``durable=False``
     turns fsync off: faster, still safe when processes are killed, not when the machine loses its power.
@@ -186,7 +186,7 @@ class Server(ServerLike):
             if keeper:
                 keeper.close()
             if self._own_folder is None and self.folder.is_absolute():
-                # The keeper has done so already, unless somebody killed it.
+                # The keeper has done so already, unless it was killed.
                 shutil.rmtree(self.folder, ignore_errors=True)
             self._report("stopped")
 
@@ -228,7 +228,7 @@ class Server(ServerLike):
             try:
                 self._ask("start")
             except EmbeddedError as error:
-                # Somebody else may have taken the port between our look and the server's start.
+                # Another program may have taken the port between the probe and the server's start.
                 if "could not bind" not in str(error) or attempt == _PORT_TRIES - 1:
                     raise
             else:

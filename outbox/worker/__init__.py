@@ -1,4 +1,4 @@
-"""The worker: the background duties of an `Outbox`, on one clock, until it is told to stop.
+"""The worker: the background duties of an `Outbox`, on one clock, until it is stopped.
 
 ::
 

@@ -116,7 +116,7 @@ def keep_alive(driver: Any) -> None:
 
 
 def cut(driver: Any) -> None:
-    """End a connection that another thread may be using: both sides see it closed, and the server rolls back.
+    """End a connection that another thread may be using: client and server see it closed, and the server rolls back.
 
     The socket is shut down rather than the connection closed, since libpq's is no thread-safe object.
     """

@@ -1,7 +1,7 @@
 """A duty is one pass function, run again and again as fast as its work comes in; a lane is the thread that runs duties.
 
 A pass that found more than its limit is repeated at once, after the other duties of the lane. A duty that found work
-looks again by itself for a while. Otherwise it rests until it is woken: by a notification, by another duty, or by the
+runs again by itself for a while. Otherwise it rests until it is woken: by a notification, by another duty, or by the
 clock when its longest wait is over.
 """
 
@@ -23,7 +23,7 @@ from outbox.worker.connections import OwnRunner
 
 logger = logging.getLogger("outbox.worker")
 
-#: How long (seconds) a duty stays hot after its last work: it looks by itself, in waits from _HOT_FIRST to _HOT_CAP.
+#: How long (seconds) a duty stays hot after its last work: it runs by itself, in waits from _HOT_FIRST to _HOT_CAP.
 QUIET_AFTER = 1.0
 _HOT_FIRST = 0.001
 _HOT_CAP = 0.032
@@ -160,9 +160,9 @@ class Lane:
 class Duty:
     """A pass function, how it fares, and when it is due next.
 
-    ``longest_wait`` returns the seconds after which the duty looks for work although nothing woke it. ``after`` is
+    ``longest_wait`` returns the seconds after which the duty runs although nothing woke it. ``after`` is
     called when a pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is
-    ``eager`` goes on looking for a while after its last work; another one only as long as its pass says that there is
+    ``eager`` goes on running for a while after its last work; another one only as long as its pass says that there is
     more. ``due_at`` and ``not_before`` are monotonic times, and the lane's.
     """
 
@@ -191,7 +191,7 @@ class Duty:
         lane.duties.append(self)
 
     def wake(self) -> None:
-        """Have the duty look for work at once."""
+        """Have the duty run at once."""
         self._lane.wake(self)
 
     def run(self) -> float:

@@ -89,7 +89,8 @@ class Listener:
         self._driver = driver
         driver.autocommit = True
         driver.execute(listen(self._schema))
-        self._listening()
+        self._backoff.reset()
+        self._lost = False
         # What was notified before the LISTEN is lost.
         self._wake(None)
         probe_at, probe_until = time.monotonic(), 0.0
@@ -118,17 +119,13 @@ class Listener:
                 "notifications from %s arrive", self._database.name, extra={"event": "listener.working", **fields}
             )
             return
-        # Everybody's longest wait has just become shorter.
+        # The longest wait of all consumers has just become shorter.
         self._wake(None)
         logger.warning(
             "notifications from %s do not arrive (is there a transaction pooler?); polling goes on without them",
             self._database.name,
             extra={"event": "listener.silent", **fields},
         )
-
-    def _listening(self) -> None:
-        self._backoff.reset()
-        self._lost = False
 
     def _failed(self, error: Exception) -> None:
         self._driver = None

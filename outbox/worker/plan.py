@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
 
-#: What a worker may do. The first four serve the producer's tables, ``prune`` and ``bulk`` both sides'.
+#: What a worker may do. The first four serve the producer's tables; ``prune`` and ``bulk`` serve the consumer's too.
 ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk")
 PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "bulk"})
 _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})

@@ -34,12 +34,11 @@ class Worker:
     handlers for. As many workers as one likes may run at once.
 
     Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
-    subscriptions), and at most seven: dispatch and release share one, prune, reports and probes share one, one checks,
-    one listens, one looks whether to reconcile, one carries bulk jobs out, and one compensations, where there are
-    compensations; and one for each checker that is being asked (``checks_in_flight`` at most) and for a compensation
-    that runs. A reconciliation that runs has some of its own, to both databases. For each further database that
-    is a ``source`` of subscriptions: one for each of their consuming threads, one for
-    probes, one that listens. They don't count in the engine's pool.
+    subscriptions); one for each checker that runs (at most ``checks_in_flight``) and for a compensation that runs; and
+    at most seven: for dispatch and release, for prune, reports and probes, and one each for check, LISTEN,
+    reconciliations, bulk jobs, and compensations. A reconciliation that runs has some of its own, to both databases.
+    For each further database that is a ``source`` of subscriptions: one for each of their consuming threads, one for
+    probes, one for LISTEN. They don't count in the engine's pool.
 
     A worker is used once. Raises `InvalidSettings` for a role that doesn't exist.
     """
@@ -133,7 +132,7 @@ class Worker:
             return 128 + second
 
     def wake(self) -> None:
-        """Have all duties look for work at once, rather than when their wait is over; cheap, from any thread."""
+        """Have all duties run at once, rather than when their wait is over; cheap, from any thread."""
         for duty in self._plan.duties if self._plan else ():
             duty.wake()
 

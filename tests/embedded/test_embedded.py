@@ -539,7 +539,7 @@ def test_keeper_killed() -> None:
         assert server._keeper
         os.kill(server._keeper.pid, signal.SIGKILL)
         until(lambda: ended(pid), "server gone")
-        with pytest.raises(EmbeddedError, match="ended by somebody else"):
+        with pytest.raises(EmbeddedError, match="ended from outside"):
             server.restart()
     assert nothing_left(server.folder)
 
