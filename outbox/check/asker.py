@@ -43,26 +43,26 @@ def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answe
     """
     began = time.monotonic()
     try:
-        given = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
+        returned = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
         if checker.is_async:
-            given = wait_for(given)
+            returned = wait_for(returned)
     except Exception as error:
         return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
     seconds = time.monotonic() - began
     if joined and joined.rolled_back:
         return Answer(Resolution.UNKNOWN, "the checker rolled its session back", seconds)
-    return _read(given, seconds)
+    return _read(returned, seconds)
 
 
-def _read(given: Any, seconds: float) -> Answer:
+def _read(returned: Any, seconds: float) -> Answer:
     # A str that spells a resolution is refused as well: whoever returns one may just as well return "ok".
-    if isinstance(given, Resolution):
-        return Answer(given, None, seconds)
-    if inspect.iscoroutine(given):
-        given.close()
+    if isinstance(returned, Resolution):
+        return Answer(returned, None, seconds)
+    if inspect.iscoroutine(returned):
+        returned.close()
         return Answer(Resolution.UNKNOWN, "the checker returned a coroutine: declare it with 'async def'", seconds)
-    shown = storable(repr(given))[:_SHOWN]
-    kind = "" if given is None else f" ({type(given).__name__})"
+    shown = storable(repr(returned))[:_SHOWN]
+    kind = "" if returned is None else f" ({type(returned).__name__})"
     return Answer(Resolution.UNKNOWN, f"the checker returned {shown}{kind}, which is not a Resolution", seconds)
 
 
