@@ -65,7 +65,7 @@ class _Group(TyperGroup):
 app = typer.Typer(
     name="outbox",
     cls=_Group,
-    help="Transactional messages as tables next to your data: install the tables, run the worker, look at messages.\n\n"
+    help="Transactional messages as tables next to your data: install them, run the worker, see and heal messages.\n\n"
     + _EXAMPLES,
     epilog=_EPILOG,
     no_args_is_help=True,

@@ -405,7 +405,7 @@ def show_sql(
 ) -> None:
     """Print the SQL that installs the tables.
 
-    For an empty database, and for those who may not let a program change it.
+    For an empty database, and where no program may change the tables.
 
     \b
     Example:

@@ -56,7 +56,7 @@ from outbox.cli.output import (
 )
 from outbox.cli.processes import load
 from outbox.errors import MessageNotFound
-from outbox.message.model import Resolution
+from outbox.message.model import Resolution, Status
 from outbox.operator.acts import ACTS
 from outbox.operator.model import (
     Actor,
@@ -365,6 +365,8 @@ def check_half(
     if databases.url or databases.schema or databases.database:
         raise Failure("--app has a database and a schema of its own: leave out --url and --schema", Code.USAGE)
     targets = _HALVES.targets(ids or [], None)
+    if acting.dry_run:
+        raise Failure("--app checks at once: leave out --dry-run, or --app (and OUTBOX_APP)", Code.USAGE)
     if len(targets) != 1:
         raise Failure("--app checks one half message: give its id, or leave out --app", Code.USAGE)
     half_id = targets[0].message_id
@@ -436,7 +438,7 @@ def _inbox(name: str, **more: Any) -> CommandGroup[InboxRow]:
     )
 
 
-_INBOX = _inbox("inbox", hidden=frozenset({"discarded"}), states=frozenset({"failed"}))
+_INBOX = _inbox("inbox", hidden=frozenset({"discarded"}), states=frozenset({*Status, "unconsumed"} - {Status.PARKED}))
 _DEAD = _inbox(
     "dead",
     fixed={"status": ("parked",)},

@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Run a worker: dispatch, check, consume, retry, prune, reconcile, carry out what operators order.
 
-    It runs until it is told to stop. Run as many as you like, on as many machines. SIGTERM or Ctrl-C ends it
+    It runs until it is stopped. Run as many as you like, on as many machines. SIGTERM or Ctrl-C ends it
     in good order: running handlers are waited for (OUTBOX_DRAIN_TIMEOUT, seconds); a second one ends it at once.
 
     \b
@@ -131,7 +131,7 @@ def _log(level: LogLevel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DemoChoices:
-    """What the demo can be told to do; see the example's own options."""
+    """The options of the demo; see the example's own options."""
 
     orders: Path | None = option(None, "Payment orders, PKDD'99 format. Default: generated ones.", metavar="FILE")
     accounts: Path | None = option(None, "The account ids that bank A knows. Default: all senders.", metavar="FILE")
@@ -265,7 +265,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     if context.invoked_subcommand is not None:
         return
     with needing("outbox console", "console"):
-        import uvicorn  # noqa: F401, PLC0415 - so that its lack is said at once
+        import uvicorn  # noqa: F401, PLC0415 - so that the lack of it is reported at once
 
         from outbox.console import serve as standalone  # noqa: PLC0415
         from outbox.console.serve import ConsoleConfig  # noqa: PLC0415

@@ -250,7 +250,7 @@ class ReportOptions:
                 raise Failure(f"--{name} {path}: there is no folder {path.parent}", Code.USAGE)
             if not os.access(path.parent, os.W_OK):
                 raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to", Code.USAGE)
-            importlib.import_module(f"outbox.reconcile.report.{name}")  # what isn't installed is to be said now
+            importlib.import_module(f"outbox.reconcile.report.{name}")  # what isn't installed is reported now
 
     def report(self, result: JobResult) -> None:
         """Print the report, and write the files."""

@@ -487,6 +487,8 @@ def test_check_by_the_application_of_the_environment(
     half_id, other = bench.prepare(body={"answer": "commit"}), bench.prepare("refunds")
     refused = cli("half", "check", str(half_id), *BECAUSE, "--schema", "second")
     assert (refused.code, "leave out --url and --schema" in refused.err) == (Code.USAGE, True)
+    refused = cli("half", "check", str(half_id), *BECAUSE, "--dry-run")
+    assert (refused.code, "leave out --dry-run" in refused.err, bench.answers(half_id)) == (Code.USAGE, True, [])
     assert cli("half", "check", str(half_id), *BECAUSE).code == Code.DONE
     no_checker = cli("half", "check", str(other), *BECAUSE, "-o", "json")
     assert (no_checker.code, no_checker.out) == (Code.CONFLICT, "")
