@@ -26,7 +26,7 @@ from outbox.check import asker, once
 from outbox.database.execute import driver_of
 from outbox.database.session import commit
 from outbox.dispatch.once import release_due_once
-from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
+from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message.model import uuid7, uuid7_at
 from outbox.operator.acts import ACTS
 from outbox.prune.once import prune_producer_once
@@ -553,7 +553,7 @@ def test_resume_then_commit(bench: Bench) -> None:
     bench.age_and_check()
     bench.dispatch()
     assert (len(asked), bench.waits(half_id), bench.messages()) == (1, None, [half_id])
-    with pytest.raises(AlreadyCommitted):
+    with pytest.raises(ActRefused, match="it is dispatched; nothing is left to decide"):
         bench.outbox.operator.reset(half_id, by="ops", why="once more")
 
 

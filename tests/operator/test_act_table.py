@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from types import FrameType
 
 import pytest
 
 from outbox.console.permissions import Role
 from outbox.errors import InvalidRequest
 from outbox.operator.acts import ACTS, AUDITED, STATES, Act, act_named, acts_for
+from outbox.operator.model import Target
 from outbox.operator.operator import Operator
 from tests.operator.acting import ANN, Desk
 
@@ -63,3 +66,23 @@ def test_the_audit_has_the_words_of_the_table(desk: Desk) -> None:
     stored = set(desk.rows("SELECT DISTINCT action FROM outbox.audit"))
     assert stored == {*done, "bulk", "reveal"}
     assert stored < set(AUDITED)
+
+
+@pytest.mark.parametrize(("name", "state"), [("resend", "dispatched"), ("rollback", "undecided"), ("retry", "parked")])
+def test_an_act_walks_through_few_modules(desk: Desk, name: str, state: str) -> None:
+    """From the operator's call to the last statement, a reader opens twelve modules of the package at most."""
+    group = "bank-b" if ACTS[name].noun == "inbox" else None
+    message_id = desk.inbox(state)[0] if group else desk.half(state)
+    operator, modules = desk.operator, set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith("outbox."):
+            modules.add(module)
+
+    sys.setprofile(note)
+    try:
+        operator.act(name, Target(message_id, group), by=ANN, why="because")
+    finally:
+        sys.setprofile(None)
+    assert len(modules) <= 12, sorted(modules)
