@@ -15,10 +15,10 @@ import httpx
 import pytest
 from sqlalchemy import URL
 
-from outbox.console import Basic, Bearer, Principal, Role, hash_password, hash_token
+from outbox.console import AllowAll, Basic, Bearer, Principal, Role, hash_password, hash_token
 from outbox.console.auth import AnyOf, TrustedHeader
 from outbox.console.serve import ConsoleConfig, authorizer_of, console_of, named_databases, serve
-from outbox.errors import InvalidSettings
+from outbox.errors import InvalidSettings, SchemaMissing
 from tests.console.web import Asker, Shop, bearer
 from tests.console.web import console_of as app_over
 
@@ -118,6 +118,15 @@ def test_everything_comes_from_the_environment(tmp_path: Path) -> None:
     assert (console.read_only, console.environment, len(console.trust.proxies)) == (True, "prod", 1)
     assert "hunter2" not in repr(config)
     assert HASH not in repr(config)
+
+
+def test_the_settings_come_from_the_environment(museum: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the tables too: a schema that isn't there is named."""
+    monkeypatch.setenv("OUTBOX_SCHEMA", "letters")
+    console = console_of(ConsoleConfig({"a": text_of(museum.engine.url)}), AllowAll())
+    with pytest.raises(SchemaMissing, match="letters"):
+        console.source()
+    console.source.close()
 
 
 def test_each_way_in_alone() -> None:
