@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Park, Settings, testing
+from tests.kit import send_each
 
 
 class Terminal(io.StringIO):
@@ -48,11 +49,7 @@ class Books:
 
     def send(self, *bodies: Any, topic: str = "orders", **options: Any) -> list[UUID]:
         """Send messages, each in a transaction of its own."""
-        ids = []
-        for body in bodies:
-            with self.engine.begin() as connection:
-                ids.append(self.outbox.send(connection, topic, body, **options))
-        return ids
+        return send_each(self.outbox, topic, *bodies, **options)
 
     def work(self) -> None:
         """Dispatch and consume all there is."""

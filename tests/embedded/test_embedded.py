@@ -12,8 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,21 +25,13 @@ from outbox import embedded
 from outbox.embedded import Server, binaries
 from outbox.embedded import files as config
 from outbox.errors import EmbeddedError, PostgresNotFound
+from tests.kit import wait_until
 
 PROJECT = Path(embedded.__file__).parents[2]
-DEADLINE = 60.0
 SEARCHED = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another user for PostgreSQL")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    """Wait until ``fact`` holds; fail after the deadline."""
-    deadline = time.monotonic() + DEADLINE
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {DEADLINE} s: {what}"
-        time.sleep(0.01)
 
 
 def ask(url: str, query: str) -> Any:
@@ -321,7 +312,7 @@ def test_server_killed_by_somebody_else() -> None:
         busy.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 1e12)")
         busy_pid, first = busy.info.backend_pid, postmaster(server.folder)
         os.kill(first, signal.SIGKILL)
-        until(lambda: ended(first), "first process gone")
+        wait_until(lambda: ended(first), "first process gone")
         server.start()
         assert ended(busy_pid)
         assert ask(libpq(server), "SELECT 1") == 1
@@ -446,17 +437,17 @@ def test_owner_killed(deadly: signal.Signals) -> None:
     with owner(WAITS) as other:
         server = postmaster(other.folder)
         other.process.send_signal(deadly)
-        until(lambda: nothing_left(other.folder) and ended(server), "server and folder gone")
+        wait_until(lambda: nothing_left(other.folder) and ended(server), "server and folder gone")
 
 
 def test_owner_killed_while_starting(tmp_path: Path) -> None:
     """When its owner is killed in the midst of initdb, nothing is left either."""
     environment = {**os.environ, "PYTHONPATH": SEARCHED, "TMPDIR": str(tmp_path)}
     with owner("print('{}', flush=True)\n" + WAITS, env=environment) as other:
-        until(lambda: any(tmp_path.glob("outbox-pg-*/data.new/base")), "initdb at work")
+        wait_until(lambda: any(tmp_path.glob("outbox-pg-*/data.new/base")), "initdb at work")
         other.process.kill()
-        until(lambda: not any(tmp_path.iterdir()), "folder gone")
-        until(lambda: not any(str(tmp_path) in line for line in command_lines()), "processes gone")
+        wait_until(lambda: not any(tmp_path.iterdir()), "folder gone")
+        wait_until(lambda: not any(str(tmp_path) in line for line in command_lines()), "processes gone")
 
 
 def test_owner_killed_while_its_child_lives() -> None:
@@ -473,7 +464,7 @@ with Server(durable=False) as server:
         child = other.facts["child"]
         try:
             other.process.kill()
-            until(lambda: nothing_left(other.folder), "server and folder gone")
+            wait_until(lambda: nothing_left(other.folder), "server and folder gone")
             assert not ended(child)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -505,8 +496,8 @@ def test_exception_in_the_block() -> None:
 def test_owner_that_never_stops_it() -> None:
     """A server which the program forgets to stop ends with the program."""
     with owner("server = Server(durable=False)\nserver.start()\nreport(server)\n") as other:
-        other.process.wait(DEADLINE)
-        until(lambda: nothing_left(other.folder), "server and folder gone")
+        other.process.wait(180)
+        wait_until(lambda: nothing_left(other.folder), "server and folder gone")
 
 
 def test_forked_child_does_not_stop_the_server() -> None:
@@ -527,7 +518,7 @@ with Server(durable=False) as server:
 """
     with owner(body) as other:
         assert (other.facts["status"], other.facts["one"]) == (0, 1)
-        other.process.wait(DEADLINE)
+        other.process.wait(180)
         assert nothing_left(other.folder)
 
 
@@ -538,7 +529,7 @@ def test_keeper_killed() -> None:
         pid = postmaster(server.folder)
         assert server._keeper
         os.kill(server._keeper.pid, signal.SIGKILL)
-        until(lambda: ended(pid), "server gone")
+        wait_until(lambda: ended(pid), "server gone")
         with pytest.raises(EmbeddedError, match="ended from outside"):
             server.restart()
     assert nothing_left(server.folder)

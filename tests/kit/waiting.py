@@ -11,7 +11,7 @@ import pytest
 T = TypeVar("T")
 
 
-def wait_until(fact: Callable[[], T], what: str, seconds: float = 60.0) -> T:
+def wait_until(fact: Callable[[], T], what: str, seconds: float = 180.0) -> T:
     """Poll until ``fact`` is true and return it; fail, naming ``what``, when it never is."""
     deadline = time.monotonic() + seconds
     while not (value := fact()):

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, text
 
 from outbox.database import migration
 from outbox.errors import SchemaBusy
+from tests.kit import wait_until
 
 UPGRADE = "import sys; from outbox.database import migration; print(migration.upgrade(sys.argv[1]))"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 ADVISORY = "SELECT pg_advisory_xact_lock(hashtextextended('outbox migration outbox', 0))"
-
-
-def wait_for(fact: Callable[[], bool], what: str) -> None:
-    """Wait until a fact is there."""
-    deadline = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def start(url: str) -> subprocess.Popen[str]:
@@ -38,7 +29,7 @@ def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text(ADVISORY))
         processes = [start(url) for _ in range(3)]
-        wait_for(lambda: connection.scalar(text(WAITING)) == 3, "three waiting upgrades")
+        wait_until(lambda: connection.scalar(text(WAITING)) == 3, "three waiting upgrades")
     output = [process.communicate(timeout=60) for process in processes]
     assert sorted(out for out, _ in output) == [
         "['common_0001', 'producer_0001', 'consumer_0001']\n",

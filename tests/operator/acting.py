@@ -11,7 +11,6 @@ from uuid import UUID
 from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once
 from outbox.embedded import ServerLike
 from outbox.message.model import Counts, uuid7
 from outbox.operator.bulk import run
@@ -28,6 +27,7 @@ from outbox.operator.model import (
     Target,
 )
 from outbox.operator.operator import Operator
+from tests.kit import dispatch_all
 
 ANN = Actor("ann", {"via": "console", "ip": "192.0.2.7"})
 KIND = "NoAccount in bank_b.py:credit"
@@ -101,9 +101,7 @@ class Desk:
 
     def dispatch(self) -> None:
         """Turn committed ops into messages."""
-        with self.engine.connect() as connection:
-            while dispatch_once(connection, self.outbox.settings).more:
-                pass
+        dispatch_all(self.engine, self.outbox.settings)
 
     def inbox(
         self,

@@ -12,11 +12,11 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Park, Retry, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once
 from outbox.operator.databases import Databases
 from outbox.operator.health.overview import Overview, overview
 from outbox.operator.health.rules import Diagnosis
 from outbox.worker.report import Facts, report_once
+from tests.kit import dispatch_all
 
 DUTIES = ("dispatch", "release", "check", "bulk", "consume paid of mail")
 
@@ -45,9 +45,7 @@ def send(engine: Engine, count: int, topic: str = "paid", **options: Any) -> lis
 
 def dispatch(engine: Engine) -> None:
     """Dispatch all there is."""
-    with engine.connect() as connection:
-        while dispatch_once(connection, Settings()).more:
-            pass
+    dispatch_all(engine)
 
 
 def consume(engine: Engine, source: Engine, answers: Sequence[Park | Retry | None] = (), limit: int = 1000) -> None:

@@ -12,7 +12,6 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once
 from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import FIRST_ID, Access, Pair, Range, Window
 from outbox.reconcile.judge import Rules
@@ -20,6 +19,7 @@ from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
 from outbox.reconcile.rows import MeasureResult, MeasureRow
 from outbox.reconcile.source import PostgresSide
+from tests.kit import dispatch_all
 
 PAIR = Pair("transfer", "bank")
 #: Topic and group of a measure.
@@ -90,9 +90,7 @@ class Books:
 
     def dispatch(self) -> None:
         """Dispatch all there is."""
-        with self.producer.connect() as connection:
-            while dispatch_once(connection, SETTINGS).more:
-                pass
+        dispatch_all(self.producer, SETTINGS)
 
     def credit(self, ids: Iterable[UUID], *, status: str = "consumed", booked: bool = True) -> None:
         """Have the consumer take these transfers: write its inbox rows, and book."""
