@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from anyio.from_thread import start_blocking_portal
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
+from outbox.console import connections
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
+from tests.console.web import Http, Shop, console_of
 from tests.house.walk import modules_of
 
-MESSAGE, ACT = 15, 12
+MESSAGE, ACT, CONSOLE = 15, 12, 30
 
 
 def test_a_message_passes_few_modules(engine: Engine) -> None:
@@ -42,3 +48,48 @@ def test_a_message_passes_few_modules(engine: Engine) -> None:
     assert len(handled) >= 2
     print(len(passed), *passed, sep="\n")  # noqa: T201 - shown with -s
     assert len(passed) <= MESSAGE, passed
+
+
+def test_an_operators_act_passes_few_modules(engine: Engine) -> None:
+    """From the act that pages, endpoints, commands and `Outbox.operator` share to its statements and its audit row."""
+    shop = Shop(engine)
+    (message_id,) = shop.orders(1)
+    shop.drain()
+
+    def act() -> None:
+        shop.outbox.operator.resend(message_id, by="ann", why="ticket 4711")
+
+    act()
+    passed = modules_of(act)
+    print(len(passed), *passed, sep="\n")  # noqa: T201 - shown with -s
+    assert len(passed) <= ACT, passed
+
+
+def test_the_console_adds_its_guards_and_its_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same act by the endpoint: the caller is identified, the request read, and the message shown as it is now."""
+    opened: list[Engine] = []
+    own_engine = connections.own_engine
+
+    def remembered(*args: Any, **options: Any) -> Engine:
+        opened.append(own_engine(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(connections, "own_engine", remembered)
+    shop = Shop(engine)
+    (message_id,) = shop.orders(1)
+    shop.drain()
+    app = console_of(engine)
+    answers: list[int] = []
+
+    def act() -> None:
+        with start_blocking_portal() as portal:
+            http = Http(portal, app, "operator")
+            answers.append(http.post(f"/messages/{message_id}/resend", {"reason": "ticket 4711"}).status_code)
+
+    act()  # the first one opens connections
+    passed = modules_of(act)
+    for each in opened:
+        each.dispose()
+    assert answers == [200, 200]
+    print(len(passed), *passed, sep="\n")  # noqa: T201 - shown with -s
+    assert len(passed) <= CONSOLE, passed

@@ -1,8 +1,9 @@
-"""Which modules of the package a call passes through: those of which a function runs, in this thread."""
+"""Which modules of the package a call passes through: those of which a function runs, here and in new threads."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -28,9 +29,11 @@ def modules_of(act: Callable[[], object]) -> list[str]:
             if not is_class_body:
                 passed[".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts)] = None
 
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
         act()
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
     return list(passed)
