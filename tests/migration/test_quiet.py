@@ -63,7 +63,7 @@ def test_wheel_has_the_migrations(tmp_path: Path, url: str) -> None:
     ]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("outbox-*.whl")
+    (wheel,) = tmp_path.glob("outbox*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     code = (
