@@ -10,7 +10,7 @@ For the ``env.py`` of a service whose own migrations look at all schemas.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -34,10 +34,9 @@ def check_parts(parts: Collection[str]) -> tuple[str, ...]:
     Raises:
         InvalidSettings: no part, or one that doesn't exist.
     """
-    unknown = sorted(set([parts] if isinstance(parts, str) else parts).difference(PARTS))
-    if unknown or not parts:
-        raise InvalidSettings(f"parts = {parts!r} must be a list of {' and '.join(map(repr, PARTS))}, at least one")
     named = [parts] if isinstance(parts, str) else parts
+    if not named or not set(named) <= set(PARTS):
+        raise InvalidSettings(f"parts = {parts!r} must be a list of {' and '.join(map(repr, PARTS))}, at least one")
     return tuple(part for part in PARTS if part in named)
 
 
@@ -48,9 +47,13 @@ def check_schema(schema: str) -> str:
 
 def config(**attributes: object) -> Config:
     """Return Alembic's configuration for this chain, with what ``env.py`` needs to know."""
+    # Inside the installed package, or beside it in a checkout.
+    package = Path(__file__).resolve().parents[2]
+    inside = package / "migrations"
+    folder = inside if inside.is_dir() else package.parent / "migrations"
     result = Config()
     # The path is no format string: Alembic would read a % in it.
-    result.set_main_option("script_location", str(_folder()).replace("%", "%%"))
+    result.set_main_option("script_location", str(folder).replace("%", "%%"))
     result.attributes.update(attributes)
     return result
 
@@ -68,10 +71,9 @@ def head(branch: str) -> str:
 
 def history(branch: str) -> Iterator[str]:
     """Yield the revisions of a branch, the newest first."""
-    revision: str | None = head(branch)
-    while revision:
-        yield revision
-        revision = _only(scripts().get_revision(revision).down_revision)
+    # What the branch depends on comes with it.
+    line = (script.revision for script in scripts().walk_revisions("base", f"{branch}@head"))
+    return (revision for revision in line if revision.startswith(f"{branch}_"))
 
 
 def known(revision: str) -> bool:
@@ -79,41 +81,16 @@ def known(revision: str) -> bool:
     return any(revision in history(branch) for branch in BRANCHES)
 
 
-def is_next(revision: str) -> bool:
-    """Is it the revision that follows the newest one which this code has? Ids of a branch are numbered."""
-    branch, _, number = revision.rpartition("_")
-    if branch not in BRANCHES or not number.isdigit():
-        return False
-    return int(number) == int(head(branch).rpartition("_")[2]) + 1
+def is_usable(branch: str, revision: str | None) -> bool:
+    """Is it the newest revision of a branch that this code has, or the one that follows it? Ids are numbered."""
+    newest, number = head(branch), (revision or "").rpartition("_")[2]
+    return revision == newest or (number.isdigit() and int(number) == int(newest.rpartition("_")[2]) + 1)
 
 
 def applied(versions: Collection[str]) -> set[str]:
     """Return all revisions which the version table's rows stand for: a row implies what it is built on."""
-    result: set[str] = set()
-    todo = [version for version in versions if known(version)]
-    while todo:
-        script = scripts().get_revision(todo.pop())
-        result.add(script.revision)
-        todo += [*_several(script.down_revision), *_several(script.dependencies)]
-    return result
-
-
-def _folder() -> Path:
-    """Return the folder of the migrations: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parents[2]
-    inside = package / "migrations"
-    return inside if inside.is_dir() else package.parent / "migrations"
-
-
-def _several(revisions: str | Sequence[str] | None) -> tuple[str, ...]:
-    if revisions is None:
-        return ()
-    return (revisions,) if isinstance(revisions, str) else tuple(revisions)
-
-
-def _only(revisions: str | Sequence[str] | None) -> str | None:
-    several = _several(revisions)
-    return several[0] if several else None
+    ours = tuple(version for version in versions if known(version))
+    return {script.revision for script in scripts().iterate_revisions(ours, "base")}
 
 
 def include_name(
@@ -133,9 +110,7 @@ def include_object(
 
     Slower than `include_name`, which keeps Alembic from reading the tables in the first place.
     """
-    if type_ != "table":
-        return True
-    return getattr(object_, "schema", None) != (schema or _default())
+    return type_ != "table" or getattr(object_, "schema", None) != (schema or _default())
 
 
 def _default() -> str:

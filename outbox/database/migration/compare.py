@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, text
 
 from outbox.database.migration import chain
-from outbox.database.migration.bind import command, connected, described, set_local
-from outbox.database.migration.state import read
+from outbox.database.migration.state import command, connected, described, read, set_local
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.errors import SchemaMissing
 
 if TYPE_CHECKING:
-    from outbox.database.migration.bind import Bind
+    from outbox.database.migration.state import Bind
 
 _METADATA = {"common": common_tables, "producer": producer_tables, "consumer": consumer_tables}
 
@@ -85,33 +84,28 @@ def check(
                 f"there are no outbox tables in {described(connection, schema)}; "
                 f"run: {command(connection, 'upgrade', (), schema)}"
             )
-        return [*_behind(revisions, named), *_differences(connection, ("common", *named), schema)]
-
-
-def _behind(revisions: dict[str, str | None], parts: tuple[str, ...]) -> list[str]:
-    return [
-        f"{branch} is at revision {revisions[branch] or 'none'}, this code has {chain.head(branch)}"
-        for branch in ("common", *parts)
-        if revisions[branch] != chain.head(branch)
-    ]
+        branches = ("common", *named)
+        behind = [
+            f"{branch} is at revision {revisions[branch] or 'none'}, this code has {chain.head(branch)}"
+            for branch in branches
+            if revisions[branch] != chain.head(branch)
+        ]
+        return behind + _differences(connection, branches, schema)
 
 
 def _differences(connection: Connection, branches: tuple[str, ...], schema: str) -> list[str]:
-    tables = [name for branch in branches for name in _names(branch)]
+    metadata = [_METADATA[branch]("pg_temp") for branch in branches]
+    tables = [table.name for part in metadata for table in part.tables.values()]
+    tables += [sequence.name for part in metadata for sequence in part._sequences.values()]
     try:
         set_local(connection, "search_path", f'"{schema}"')
         found = _describe(connection, "to_regnamespace(:schema)", f'"{schema}"', tables)
-        for branch in branches:
-            _METADATA[branch]("pg_temp").create_all(connection, checkfirst=False)
+        for part in metadata:
+            part.create_all(connection, checkfirst=False)
         expected = _describe(connection, "pg_my_temp_schema()", "", tables)
     finally:
         connection.rollback()
     return _compare(found, expected)
-
-
-def _names(branch: str) -> list[str]:
-    metadata = _METADATA[branch]("pg_temp")
-    return [table.name for table in metadata.tables.values()] + [s.name for s in metadata._sequences.values()]
 
 
 def _describe(connection: Connection, namespace: str, schema: str, tables: list[str]) -> Description:

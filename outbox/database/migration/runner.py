@@ -14,14 +14,13 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
-from outbox.database.migration.bind import connected, described, set_local
-from outbox.database.migration.state import is_usable_by_older, read, refuse_newer, versions
+from outbox.database.migration.state import connected, described, read, refuse_newer, set_local, versions
 from outbox.errors import SchemaBusy
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-    from outbox.database.migration.bind import Bind
+    from outbox.database.migration.state import Bind
 
 _TURN_TIMEOUT = 60.0
 # Alembic keeps what it is doing in module globals.
@@ -51,11 +50,15 @@ def upgrade(
     def run(connection: Connection, config: Config) -> None:
         installed = read(connection, schema)
         which = named or tuple(part for part in chain.PARTS if installed[part]) or chain.PARTS
-        if is_usable_by_older(connection, which, schema):
+        branches = ("common", *which)
+        newer = any(revision and not chain.known(revision) for revision in map(installed.get, branches))
+        if newer and all(chain.is_usable(branch, installed[branch]) for branch in branches):
             return
-        refuse_newer(connection, schema)
-        _create_schema(connection, schema)
-        for branch in ("common", *which):
+        refuse_newer(connection, installed, schema)
+        # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
+        if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
+            connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+        for branch in branches:
             command.upgrade(config, f"{branch}@head")
 
     return _run(bind, chain.check_schema(schema), lock_timeout, run)
@@ -78,8 +81,8 @@ def downgrade(
     parts = chain.check_parts(parts)
 
     def run(connection: Connection, config: Config) -> None:
-        refuse_newer(connection, schema)
         installed = read(connection, schema)
+        refuse_newer(connection, installed, schema)
         for part in reversed(parts):
             if installed[part]:
                 command.downgrade(config, f"{part}@base")
@@ -120,12 +123,6 @@ def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection
         with _one_at_a_time:
             run(connection, chain.config(connection=connection, schema=schema, on_version_apply=note))
     return done
-
-
-def _create_schema(connection: Connection, schema: str) -> None:
-    # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
-    if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
-        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
 
 
 @contextmanager

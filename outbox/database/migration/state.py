@@ -1,25 +1,63 @@
-"""Which revisions a database has."""
+"""A database: how it is reached (by URL, engine, async engine), and which revisions it has."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url, text
 
 from outbox.database.migration import chain
-from outbox.database.migration.bind import command, connected, described
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 
 if TYPE_CHECKING:
-    from outbox.database.migration.bind import Bind
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    Bind = str | URL | Engine | AsyncEngine
+
+
+@contextmanager
+def connected(bind: Bind) -> Iterator[Connection]:
+    """Open a connection in READ COMMITTED: a statement which waited for a lock sees what its holder wrote.
+
+    psycopg's URLs serve synchronous and asynchronous engines alike; of an async engine only the URL is taken.
+    """
+    if isinstance(bind, Engine):
+        with bind.connect() as connection:
+            yield connection.execution_options(isolation_level="READ COMMITTED")
+        return
+    url = bind if isinstance(bind, URL) else make_url(bind) if isinstance(bind, str) else bind.url
+    engine = create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def described(connection: Connection, schema: str) -> str:
+    """Return which database and schema a connection leads to, in words."""
+    url = connection.engine.url
+    return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
+
+
+def command(connection: Connection, verb: str, parts: tuple[str, ...], schema: str) -> str:
+    """Return the command that mends the tables; the password is masked."""
+    url = connection.engine.url.render_as_string(hide_password=True)
+    which = "".join(f" --part {part}" for part in parts)
+    where = "" if schema == "outbox" else f" --schema {schema}"
+    return f"outbox db {verb} --url {url}{which}{where}"
+
+
+def set_local(connection: Connection, name: str, value: str) -> None:
+    """Set a configuration parameter for this transaction."""
+    connection.execute(text("SELECT set_config(:name, :value, true)"), {"name": name, "value": value})
 
 
 def current(bind: Bind | Connection, schema: str = "outbox") -> dict[str, str | None]:
     """Return the revision of ``common``, ``producer`` and ``consumer`` in a database; None where not installed."""
-    if isinstance(bind, Connection):
-        return _read_apart(bind, schema)
-    with connected(bind) as connection:
+    with nullcontext(bind) if isinstance(bind, Connection) else connected(bind) as connection:
         return _read_apart(connection, schema)
 
 
@@ -43,32 +81,26 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
             f"run: {command(connection, 'upgrade', missing, schema)}"
         )
     for branch in ("common", *parts):
-        _require_head(connection, branch, revisions[branch], parts, schema)
+        revision = revisions[branch]
+        if chain.is_usable(branch, revision):
+            continue
+        if revision and not chain.known(revision):
+            raise _newer(connection, branch, revision, schema)
+        raise SchemaOutdated(
+            f"the {branch} tables of the outbox in {described(connection, schema)} are at {revision}, "
+            f"this code needs {chain.head(branch)}; run: {command(connection, 'upgrade', parts, schema)}"
+        )
 
 
-def refuse_newer(connection: Connection, schema: str) -> None:
+def refuse_newer(connection: Connection, revisions: Mapping[str, str | None], schema: str) -> None:
     """Make sure that this code knows all revisions in the database.
 
     Raises:
         SchemaOutdated: it doesn't.
     """
-    for branch, revision in read(connection, schema).items():
+    for branch, revision in revisions.items():
         if revision and not chain.known(revision):
             raise _newer(connection, branch, revision, schema)
-
-
-def is_usable_by_older(connection: Connection, parts: Collection[str], schema: str) -> bool:
-    """Tell whether these parts, or all that are installed, are there in a version that this code can work on.
-
-    Only where one of them is newer: then there is nothing that this code could upgrade.
-    """
-    revisions = read(connection, schema)
-    present = [revisions[branch] for branch in ("common", *parts)]
-    newer = [revision for revision in present if revision and not chain.known(revision)]
-    return bool(newer) and all(
-        revision is not None and (revision == chain.head(branch) or chain.is_next(revision))
-        for branch, revision in zip(("common", *parts), present, strict=True)
-    )
 
 
 def read(connection: Connection, schema: str) -> dict[str, str | None]:
@@ -101,20 +133,6 @@ def _read_apart(connection: Connection, schema: str) -> dict[str, str | None]:
     finally:
         if ours:
             connection.rollback()
-
-
-def _require_head(
-    connection: Connection, branch: str, revision: str | None, parts: tuple[str, ...], schema: str
-) -> None:
-    needed = chain.head(branch)
-    if revision == needed or (revision and chain.is_next(revision)):
-        return
-    if revision and not chain.known(revision):
-        raise _newer(connection, branch, revision, schema)
-    raise SchemaOutdated(
-        f"the {branch} tables of the outbox in {described(connection, schema)} are at {revision}, "
-        f"this code needs {needed}; run: {command(connection, 'upgrade', parts, schema)}"
-    )
 
 
 def _newer(connection: Connection, branch: str, revision: str, schema: str) -> SchemaOutdated:
