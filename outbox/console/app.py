@@ -181,9 +181,9 @@ def _public(console: Console, metrics: Metrics) -> list[APIRouter]:
 
 
 def _protected(metrics: Metrics) -> list[APIRouter]:
-    """Return the routers that answer to senders whom the authorizer knows; the last two take what no other has."""
+    """Return the routers that answer to senders whom the authorizer knows; the last takes what no other has."""
     measured = [probes.metrics] if metrics == "authenticated" else []
-    return [*measured, *api.ROUTERS, *pages.ROUTERS, api.unknown, pages.unknown]
+    return [*measured, *api.ROUTERS, *pages.ROUTERS, pages.unknown]
 
 
 async def answer(request: Request, error: Exception) -> Response:

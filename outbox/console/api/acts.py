@@ -1,34 +1,75 @@
-"""Endpoints of the acts: one for each row of `outbox.operator.acts.ACTS`, made of what the row says."""
+"""Endpoints of acts: on one message, made of the rows of `outbox.operator.acts.ACTS`, and on many, as bulk jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Depends, Path, Response
 
-from outbox.console.api.bulk_jobs import located
-from outbox.console.api.requests import (
-    PREFIX,
-    IdempotencyKey,
-    IfMatch,
-    etag,
-    expected_version,
-    from_body,
-    order_key,
-    problems,
-)
+from outbox.console.api import requests
+from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
 from outbox.console.context import Context, RequestContext, requires
-from outbox.errors import VersionMismatch
+from outbox.console.permissions import CANCEL
+from outbox.errors import InvalidRequest, VersionMismatch
+from outbox.operator import model
 from outbox.operator.acts import ACTS, Act
-from outbox.operator.model import BulkJob, MessageView, Preview, Selector, Target
+from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
 
-Group = Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")]
+router = APIRouter(prefix=requests.PREFIX, responses=problems(404, 409, 415))
 
-router = APIRouter(prefix=PREFIX)
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseBody:
+    """Where something is done."""
+
+    database: str | None = option(None, "The database, where several have the messages.", most=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasonBody:
+    """Why something is done."""
+
+    reason: str = option("", "Why; the audit records it.", most=2000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobBody(DatabaseBody, ReasonBody):
+    """What every order of a bulk job has."""
+
+    token: str | None = option(None, "The token of the preview; needed where a filter selects.", most=20_000)
+
+
+def _start(
+    context: RequestContext,
+    response: Response,
+    key: str | None,
+    action: str,
+    selector: Selector,
+    body: JobBody,
+    options: Mapping[str, Any],
+    rate: float | None = None,
+) -> BulkJob:
+    """Order a bulk job; a header of the answer says where it is."""
+    job = context.operator.start(
+        action,
+        selector,
+        by=context.actor,
+        why=body.reason,
+        token=body.token,
+        database=body.database,
+        options=options,
+        rate=rate,
+        idempotency_key=key,
+    )
+    response.headers["Location"] = context.url("api", "v1", "bulk-jobs", job.id)
+    return job
+
+
+# --- acts on one message -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,131 +77,181 @@ class Acted:
     """What came of an act, in a sentence, and the message as it is now."""
 
     outcome: str
-    message: MessageView
+    message: model.MessageView
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    database: str | None = option(None, "The database, where several have the message.", most=1000)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the act that are set."""
-        own = {"database", "reason", "token"}
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in own}
-        return {name: value for name, value in found.items() if value not in (None, False)}
+def _target(message_id: UUID) -> Target:
+    return Target(message_id)
 
 
-_REASON = ("reason", str, option("", "Why; the audit records it.", most=2000))
-_TOKEN = ("token", str | None, option(None, "The token of the preview.", most=20_000))
+def _in_group(group: Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")], message_id: UUID) -> Target:
+    return Target(message_id, group)
 
 
-def _body_of(act: Act, *more: tuple[str, Any, Any]) -> Any:
-    """Return the body of an endpoint of an act: its options, and ``more`` fields."""
-    fields: list[Any] = list(more)
+def _body_of(act: Act, *bases: type) -> Any:
+    """Return the body of an endpoint of an act: its options, and the fields of ``bases``."""
+    fields: list[Any] = []
     for each in act.options:
         is_flag = each.type is bool
         fields.append((each.name, bool if is_flag else each.type | None, option(False if is_flag else None, each.help)))
     namespace = {"__doc__": act.summary}
-    return from_body(
-        make_dataclass(f"{act.name.title()}Body", fields, bases=(_Body,), frozen=True, namespace=namespace)
+    return from_body(make_dataclass(f"{act.name.title()}Body", fields, bases=bases, frozen=True, namespace=namespace))
+
+
+def _options(act: Act, body: Any) -> dict[str, Any]:
+    """Return the options of the act that are set."""
+    return {each.name: value for each in act.options if (value := getattr(body, each.name)) not in (None, False)}
+
+
+def _add(act: Act, endpoint: Callable[..., Any], below: str = "", **more: Any) -> None:
+    path = "/inbox/{group}/{message_id}/" if act.noun == "inbox" else "/messages/{message_id}/"
+    router.add_api_route(
+        path + act.name + below,
+        endpoint,
+        methods=["POST"],
+        description=f"{act.details}\n\nAn example of a reason: {act.why}.",
+        dependencies=[requires(act.name)],
+        tags=[f"acts on {act.noun}"],
+        **({"name": act.name, "summary": act.summary, "responses": problems(412)} | more),
     )
 
 
-def _act(act: Act) -> Callable[..., Acted]:
-    read = _body_of(act, _REASON)
+def _add_act(act: Act) -> None:
+    target_of: Any = Depends(_in_group if act.noun == "inbox" else _target)
+    body_of = _body_of(act, DatabaseBody, ReasonBody)
 
-    def on_message(
-        context: Context, message_id: UUID, response: Response, body: Any = read, if_match: IfMatch = None
+    def do(
+        context: Context, response: Response, version: IfMatch, target: Target = target_of, body: Any = body_of
     ) -> Acted:
-        return _do(context, act, Target(message_id), body, response, if_match)
-
-    def in_group(
-        context: Context, group: Group, message_id: UUID, response: Response, body: Any = read, if_match: IfMatch = None
-    ) -> Acted:
-        return _do(context, act, Target(message_id, group), body, response, if_match)
-
-    return in_group if act.noun == "inbox" else on_message
-
-
-def _do(
-    context: RequestContext, act: Act, target: Target, body: Any, response: Response, if_match: str | None
-) -> Acted:
-    outcome = context.operator.act(
-        act.name,
-        target,
-        by=context.actor,
-        why=body.reason,
-        options=body.options,
-        version=expected_version(if_match),
-        database=body.database,
-    )
-    view = context.operator.message(target.message_id)
-    response.headers["ETag"] = etag(view.version)
-    return Acted(outcome, view)
-
-
-def _preview(act: Act) -> Callable[..., Preview]:
-    read = _body_of(act)
-
-    def preview(context: Context, message_id: UUID, body: Any = read) -> Preview:
-        return context.operator.preview(act.name, _one(message_id), database=body.database, options=body.options)
-
-    return preview
-
-
-def _order(act: Act) -> Callable[..., BulkJob]:
-    read = _body_of(act, _REASON, _TOKEN)
-
-    def order(
-        context: Context,
-        message_id: UUID,
-        response: Response,
-        body: Any = read,
-        if_match: IfMatch = None,
-        idempotency_key: IdempotencyKey = None,
-    ) -> BulkJob:
-        expected = expected_version(if_match)
-        if expected is not None and context.operator.message(message_id).version != expected:
-            raise VersionMismatch(f"message {message_id} has changed since you read it; read it again, then decide")
-        job = context.operator.start(
+        outcome = context.operator.act(
             act.name,
-            _one(message_id),
+            target,
             by=context.actor,
             why=body.reason,
-            token=body.token,
+            options=_options(act, body),
+            version=version,
             database=body.database,
-            options=body.options,
-            idempotency_key=order_key(context.principal, idempotency_key),
         )
-        return located(context, response, job)
+        view = context.operator.message(target.message_id)
+        response.headers["ETag"] = requests.etag(view.version)
+        return Acted(outcome, view)
 
-    return order
-
-
-def _one(message_id: UUID) -> Selector:
-    return Selector(targets=(Target(message_id),))
+    _add(act, do)
 
 
-def _add(act: Act) -> None:
-    path = f"{'/inbox/{group}' if act.noun == 'inbox' else '/messages'}/{{message_id}}/{act.name}"
-    shared: dict[str, Any] = {
-        "methods": ["POST"],
-        "description": f"{act.details}\n\nAn example of a reason: {act.why}.",
-        "dependencies": [requires(act.name)],
-        "tags": [f"acts on {act.noun}"],
-    }
-    if not act.as_job:
-        errors = problems(404, 409, 412, 415)
-        router.add_api_route(path, _act(act), name=act.name, summary=act.summary, responses=errors, **shared)
-        return
-    shared["responses"] = problems(404, 409, 415)
-    router.add_api_route(
-        f"{path}/preview", _preview(act), name=f"preview_{act.name}", summary=f"Preview: {act.summary}", **shared
-    )
-    shared["responses"] = problems(404, 409, 412, 415)
-    router.add_api_route(path, _order(act), name=act.name, summary=act.summary, status_code=202, **shared)
+def _add_job(act: Act) -> None:
+    """Add the endpoints of an act that is a bulk job even for one message."""
+    preview_of, order_of = _body_of(act, DatabaseBody), _body_of(act, JobBody)
+
+    def preview(context: Context, message_id: UUID, body: Any = preview_of) -> Preview:
+        selector = Selector(targets=(Target(message_id),))
+        return context.operator.preview(act.name, selector, database=body.database, options=_options(act, body))
+
+    def order(
+        context: Context, response: Response, message_id: UUID, version: IfMatch, key: IdempotencyKey,
+        body: Any = order_of,
+    ) -> BulkJob:  # fmt: skip
+        if version is not None and context.operator.message(message_id).version != version:
+            raise VersionMismatch(f"message {message_id} has changed since you read it; read it again, then decide")
+        selector = Selector(targets=(Target(message_id),))
+        return _start(context, response, key, act.name, selector, body, _options(act, body))
+
+    _add(act, preview, "/preview", name=f"preview_{act.name}", summary=f"Preview: {act.summary}", responses={})
+    _add(act, order, status_code=202)
 
 
 for _row in ACTS.values():
-    _add(_row)
+    (_add_job if _row.as_job else _add_act)(_row)
+
+
+# --- bulk jobs ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorBody:
+    """What a bulk job acts on: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
+
+    ids: tuple[UUID, ...] | None = option(None, "Messages by their ids.")
+    group: str | None = option(None, "The group of the ids, for acts on an inbox.", most=1000)
+    targets: tuple[Target, ...] | None = option(None, "Messages, each with a group of its own.")
+    messages: model.MessageFilter | None = option(None, "The messages that match.")
+    inbox: model.InboxFilter | None = option(None, "The inbox rows that match.")
+    halves: model.HalfFilter | None = option(None, "The undecided halves that match.")
+
+    def selector(self) -> Selector:
+        """Return the selection as the operator takes it.
+
+        Raises:
+            InvalidRequest: not exactly one of them, a group without ids, or too many ids.
+        """
+        names = [name for name in ("ids", "targets", "messages", "inbox", "halves") if getattr(self, name) is not None]
+        if len(names) != 1:
+            found = f"it has {', '.join(names)}" if names else "it has none"
+            raise InvalidRequest(f"a selector has one of ids, targets, messages, inbox and halves; {found}", "selector")
+        if self.group is not None and self.ids is None:
+            raise InvalidRequest("group goes with ids; a filter or target has a group of its own", "selector.group")
+        targets = tuple(Target(each, self.group) for each in self.ids) if self.ids is not None else self.targets
+        if len(targets or ()) > model.MAX_IDS:
+            raise InvalidRequest(
+                f"a selector names at most {model.MAX_IDS} messages; use a filter", f"selector.{names[0]}"
+            )
+        return Selector(targets, self.messages, self.inbox, self.halves)
+
+
+def _action(text: Any) -> str:
+    if text not in ACTS:
+        raise ValueError(f"one of {', '.join(ACTS)}")
+    return str(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewBody(DatabaseBody):
+    """What a bulk job would do."""
+
+    action: str = option(help=f"The act: {', '.join(ACTS)}.", parse=_action)
+    selector: SelectorBody = option(help="What it acts on.")
+    options: Mapping[str, Any] = option(help="Options of the act.", factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderBody(PreviewBody, JobBody):
+    """An order of a bulk job."""
+
+    rate: float | None = option(None, "The most items a second.", above=0, most=1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdsBody(DatabaseBody, ReasonBody):
+    """Messages by their ids."""
+
+    ids: tuple[UUID, ...] = option(help="The ids.")
+    rate: float | None = option(None, "The most messages a second.", above=0, most=1e6)
+
+
+@router.post("/bulk-jobs/preview", tags=["bulk jobs"])
+def preview(context: Context, body: PreviewBody = from_body(PreviewBody)) -> Preview:
+    """Return what a bulk job would do; writes nothing. Its token goes with the order."""
+    context.demand(body.action)
+    return context.operator.preview(body.action, body.selector.selector(), database=body.database, options=body.options)
+
+
+@router.post("/bulk-jobs", status_code=202, tags=["bulk jobs"])
+def order(context: Context, response: Response, key: IdempotencyKey, body: OrderBody = from_body(OrderBody)) -> BulkJob:
+    """Order a bulk job, which workers carry out. The same Idempotency-Key returns the same bulk job."""
+    context.demand(body.action)
+    return _start(context, response, key, body.action, body.selector.selector(), body, body.options, body.rate)
+
+
+@router.post("/messages/reSend", status_code=202, dependencies=[requires("resend")], tags=["bulk jobs"])
+def resend_by_ids(
+    context: Context, response: Response, key: IdempotencyKey, body: IdsBody = from_body(IdsBody)
+) -> BulkJob:
+    """Order a resend of the messages of these ids: an alias of `POST /bulk-jobs`, without a preview."""
+    job = JobBody(database=body.database, reason=body.reason)
+    return _start(context, response, key, "resend", SelectorBody(body.ids).selector(), job, {}, body.rate)
+
+
+@router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])
+def cancel(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
+    """Cancel what is left of a bulk job; what was done stays done."""
+    return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)

@@ -1,4 +1,4 @@
-"""Endpoints that list, show and export: messages and their bodies, inboxes, halves, audit, workers, overview."""
+"""Endpoints that list, show and export: messages, bodies, inboxes, halves, bulk jobs, audit, workers, overview."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dataclasses
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -18,7 +18,6 @@ from fastapi.responses import StreamingResponse
 import outbox
 from outbox.console.api.requests import (
     PREFIX,
-    ExportQuery,
     IfNoneMatch,
     Listed,
     PageQuery,
@@ -34,38 +33,17 @@ from outbox.console.guard import check_origin
 from outbox.console.permissions import REVEAL
 from outbox.errors import MessageNotFound
 from outbox.message.model import Status
+from outbox.operator import model
 from outbox.operator.health.overview import Overview, TopicLag
 from outbox.operator.health.system import System
 from outbox.operator.health.workers import HandlerRow, WorkerRow
-from outbox.operator.model import (
-    MAX_PAGE,
-    AuditFilter,
-    AuditRow,
-    Body,
-    DeadGroup,
-    HalfFilter,
-    HalfRow,
-    InboxFilter,
-    InboxRow,
-    MessageFilter,
-    MessageRow,
-    MessageView,
-    Page,
-    PageRequest,
-    ScheduledFilter,
-    ScheduledRow,
-)
 from outbox.reader import option, plain
 from outbox.text import csv_cell
 
 T = TypeVar("T")
-Messages = tuple[MessageFilter, ExportQuery]
-Audited = tuple[AuditFilter, ExportQuery]
 Window = Literal["1h", "6h", "24h", "7d"]
 
 router = APIRouter(prefix=PREFIX, responses=problems())
-
-_NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "It is still as you have it"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +79,20 @@ class DeadGroupsQuery:
     limit: int = option(200, "The most groups.", least=1, most=1000)
 
 
+@dataclass(frozen=True, slots=True)
+class ItemFilter:
+    """Which items of a bulk job."""
+
+    state: model.BulkItemState | None = option(None, "Only items of this state.")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportQuery:
+    """How much to export."""
+
+    limit: int = option(10_000, "The most rows.", least=1, most=100_000)
+
+
 @router.get("/meta", tags=["console"])
 def meta(context: Context) -> Meta:
     """Return what this console is, and what you may do in it."""
@@ -133,128 +125,109 @@ def topics(context: Context) -> list[TopicLag]:
     return context.operator.overview("1h").topics
 
 
-@router.get("/handlers", tags=["state"])
-def handlers(context: Context) -> list[HandlerRow]:
-    """Return what is registered on the living workers."""
-    return context.operator.handlers()
+# --- lists: the operator's call of the same name ----------------------------------------------------------
+
+#: The call, its tag, what it returns, the description, and the filter of a list; the others are shown whole.
+_CALLS: tuple[tuple[str, str, Any, str, type | None], ...] = (
+    ("handlers", "state", list[HandlerRow], "Return what is registered on the living workers.", None),
+    ("workers", "state", list[WorkerRow], "Return the workers that run or were not ended in order.", None),
+    ("system", "state", System, "Return versions, revisions, tables and settings.", None),
+    ("messages", "messages", model.Page[model.MessageRow],
+     "Return the messages that match, the newest first.", model.MessageFilter),
+    ("halves", "messages", model.Page[model.HalfRow], "Return undecided halves, the oldest first.", model.HalfFilter),
+    ("scheduled", "messages", model.Page[model.ScheduledRow],
+     "Return scheduled messages, the next due first.", model.ScheduledFilter),
+    ("inbox", "inbox", model.Page[model.InboxRow],
+     "Return the inbox rows that match, the newest message first.", model.InboxFilter),
+    ("audit", "audit", model.Page[model.AuditRow], "Return what operators did, the newest first.", model.AuditFilter),
+    ("bulk_jobs", "bulk jobs", model.Page[model.BulkJob], "Return bulk jobs, the newest first.", model.BulkJobFilter),
+)  # fmt: skip
 
 
-@router.get("/workers", tags=["state"])
-def workers(context: Context) -> list[WorkerRow]:
-    """Return the workers that run or were not ended in order."""
-    return context.operator.workers()
+def _add_call(call: str, tag: str, returned: Any, description: str, kind: type | None) -> None:
+    def whole(context: Context) -> Any:
+        return getattr(context.operator, call)()
+
+    def page(context: Context, query: Any = from_query(kind, PageQuery) if kind else None) -> Any:
+        return getattr(context.operator, call)(*query)
+
+    router.add_api_route(
+        f"/{call.replace('_', '-')}",
+        page if kind else whole,
+        name=call,
+        description=description,
+        response_model=returned,
+        tags=[tag],
+    )
 
 
-@router.get("/system", tags=["state"])
-def system(context: Context) -> System:
-    """Return versions, revisions, tables and settings."""
-    return context.operator.system()
+for _call in _CALLS:
+    _add_call(*_call)
 
 
-@router.get("/messages", tags=["messages"])
-def messages(context: Context, query: Listed[MessageFilter] = from_query(MessageFilter, PageQuery)) -> Page[MessageRow]:
-    """Return the messages that match, the newest first."""
-    return context.operator.messages(*query)
+@router.get("/dead", tags=["inbox"])
+def dead(
+    context: Context,
+    query: Listed[model.InboxFilter] = from_query(model.InboxFilter, PageQuery, without=("status",)),
+) -> model.Page[model.InboxRow]:
+    """Return dead letters, the newest message first; or the discarded ones."""
+    criteria, page = query
+    parked = dataclasses.replace(criteria, status=(Status.PARKED,), discarded=bool(criteria.discarded))
+    return context.operator.inbox(parked, page)
+
+
+@router.get("/dead/groups", tags=["inbox"])
+def dead_groups(context: Context, query: DeadGroupsQuery = from_query(DeadGroupsQuery)) -> list[model.DeadGroup]:
+    """Return dead letters by group, topic and kind of error, the biggest first."""
+    return context.operator.dead_groups(**dataclasses.asdict(query))
+
+
+@router.get("/bulk-jobs/{bulk_job_id}", responses=problems(404), tags=["bulk jobs"])
+def bulk_job(context: Context, bulk_job_id: UUID) -> model.BulkJob:
+    """Return a bulk job, and how far it is."""
+    return context.operator.bulk_job(bulk_job_id)
+
+
+@router.get("/bulk-jobs/{bulk_job_id}/items", responses=problems(404), tags=["bulk jobs"])
+def bulk_items(
+    context: Context, bulk_job_id: UUID, query: Listed[ItemFilter] = from_query(ItemFilter, PageQuery)
+) -> model.Page[model.BulkItem]:
+    """Return the items of a bulk job in their order, and what became of each."""
+    criteria, page = query
+    return context.operator.bulk_items(bulk_job_id, page, state=criteria.state)
+
+
+# --- one message -----------------------------------------------------------------------------------------
 
 
 @router.post("/messages/query", responses=problems(415), tags=["messages"])
 @only_reads
 def query_messages(
-    context: Context, query: Listed[MessageFilter] = from_body(MessageFilter, PageQuery)
-) -> Page[MessageRow]:
+    context: Context, query: Listed[model.MessageFilter] = from_body(model.MessageFilter, PageQuery)
+) -> model.Page[model.MessageRow]:
     """Return the messages that match, the newest first; the conditions are in the body."""
     return context.operator.messages(*query)
 
 
 @router.get(
-    "/messages/{message_id}", response_model=MessageView, responses=problems(404) | _NOT_MODIFIED, tags=["messages"]
+    "/messages/{message_id}",
+    response_model=model.MessageView,
+    responses=problems(404) | {304: {"description": "It is still as you have it"}},
+    tags=["messages"],
 )
 def message(
     context: Context, message_id: UUID, response: Response, if_none_match: IfNoneMatch = None
-) -> MessageView | Response:
+) -> model.MessageView | Response:
     """Return all that is known of a message; its entity tag is what an act's If-Match takes."""
     view = context.operator.message(message_id)
-    if is_known(if_none_match, view.version):
-        return Response(status_code=304, headers={"ETag": etag(view.version)})
     response.headers["ETag"] = etag(view.version)
+    if is_known(if_none_match, view.version):
+        return Response(status_code=304, headers=response.headers)
     return view
 
 
-@router.get("/halves", tags=["messages"])
-def halves(context: Context, query: Listed[HalfFilter] = from_query(HalfFilter, PageQuery)) -> Page[HalfRow]:
-    """Return undecided halves, the oldest first."""
-    return context.operator.halves(*query)
-
-
-@router.get("/scheduled", tags=["messages"])
-def scheduled(
-    context: Context, query: Listed[ScheduledFilter] = from_query(ScheduledFilter, PageQuery)
-) -> Page[ScheduledRow]:
-    """Return scheduled messages, the next due first."""
-    return context.operator.scheduled(*query)
-
-
-@router.get("/inbox", tags=["inbox"])
-def inbox(context: Context, query: Listed[InboxFilter] = from_query(InboxFilter, PageQuery)) -> Page[InboxRow]:
-    """Return the inbox rows that match, the newest message first."""
-    return context.operator.inbox(*query)
-
-
-@router.get("/dead", tags=["inbox"])
-def dead(
-    context: Context, query: Listed[InboxFilter] = from_query(InboxFilter, PageQuery, without=("status",))
-) -> Page[InboxRow]:
-    """Return dead letters, the newest message first; or the discarded ones."""
-    criteria, page = query
-    return context.operator.inbox(replace(criteria, status=(Status.PARKED,), discarded=bool(criteria.discarded)), page)
-
-
-@router.get("/dead/groups", tags=["inbox"])
-def dead_groups(context: Context, query: DeadGroupsQuery = from_query(DeadGroupsQuery)) -> list[DeadGroup]:
-    """Return dead letters by group, topic and kind of error, the biggest first."""
-    return context.operator.dead_groups(
-        database=query.database, group=query.group, topic=query.topic, limit=query.limit
-    )
-
-
-@router.get("/audit", tags=["audit"])
-def audit(context: Context, query: Listed[AuditFilter] = from_query(AuditFilter, PageQuery)) -> Page[AuditRow]:
-    """Return what operators did, the newest first."""
-    return context.operator.audit(*query)
-
-
-# --- files: everything that matches, and bodies ----------------------------------------------------------
-
-_NDJSON, _CSV = "application/x-ndjson", "text/csv; charset=utf-8"
-
-
-def _content(media_type: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
-
-
-@router.get("/export/messages.ndjson", response_class=StreamingResponse, responses=_content(_NDJSON), tags=["export"])
-def messages_ndjson(context: Context, query: Messages = from_query(MessageFilter, ExportQuery)) -> StreamingResponse:
-    """Return the messages that match, without their bodies, the newest first: one JSON object a line."""
-    rows = _all(lambda page: context.operator.messages(query[0], page), query[1].limit)
-    return _file(map(_json_line, rows), _NDJSON, "messages.ndjson")
-
-
-@router.get("/export/messages.csv", response_class=StreamingResponse, responses=_content(_CSV), tags=["export"])
-def messages_csv(context: Context, query: Messages = from_query(MessageFilter, ExportQuery)) -> StreamingResponse:
-    """Return the messages that match, without their bodies, the newest first, as CSV."""
-    rows = _all(lambda page: context.operator.messages(query[0], page), query[1].limit)
-    return _file(_csv_lines(MessageRow, rows), _CSV, "messages.csv")
-
-
-@router.get("/export/audit.csv", response_class=StreamingResponse, responses=_content(_CSV), tags=["export"])
-def audit_csv(context: Context, query: Audited = from_query(AuditFilter, ExportQuery)) -> StreamingResponse:
-    """Return what operators did, the newest first, as CSV."""
-    rows = _all(lambda page: context.operator.audit(query[0], page), query[1].limit)
-    return _file(_csv_lines(AuditRow, rows), _CSV, "audit.csv")
-
-
 @router.get("/messages/{message_id}/payload", responses=problems(404), tags=["messages"])
-def payload(context: Context, message_id: UUID, request: Request, reveal: bool = False) -> Body:
+def payload(context: Context, message_id: UUID, request: Request, reveal: bool = False) -> model.Body:
     """Return the body of a message, masked; with ``reveal`` as it is, which is audited."""
     if reveal:
         _demand_reveal(context, request)
@@ -286,39 +259,58 @@ def _demand_reveal(context: RequestContext, request: Request) -> None:
     check_origin(context.console.trust, request.headers, context)
 
 
-def _all(get: Callable[[PageRequest], Page[T]], limit: int) -> Iterator[T]:
+# --- files with everything that matches --------------------------------------------------------------------
+
+
+def _add_export(call: str, suffix: str, media_type: str, kind: type, row: type, what: str) -> None:
+    def export(context: Context, query: Any = from_query(kind, ExportQuery)) -> StreamingResponse:
+        criteria, most = query
+        rows = _all(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
+        lines = _csv_lines(row, rows) if suffix == "csv" else (json.dumps(plain(each)) + "\n" for each in rows)
+        # Each part is made by a thread: one for many lines costs less than one for each.
+        parts = iter(lambda: "".join(itertools.islice(lines, model.MAX_PAGE)), "")
+        disposition = {"Content-Disposition": f'attachment; filename="{call}.{suffix}"'}
+        return StreamingResponse(parts, media_type=media_type, headers=disposition)
+
+    router.add_api_route(
+        f"/export/{call}.{suffix}",
+        export,
+        name=f"{call}_{suffix}",
+        description=f"Return {what}.",
+        response_class=StreamingResponse,
+        responses={200: {"content": {media_type: {"schema": {"type": "string"}}}}},
+        tags=["export"],
+    )
+
+
+def _all(get: Callable[[model.PageRequest], model.Page[T]], limit: int) -> Iterator[T]:
     """Return the rows of all pages. The first is read at once, so that a wrong request is still refused."""
-    first = get(PageRequest(min(limit, MAX_PAGE)))
+    first = get(model.PageRequest(min(limit, model.MAX_PAGE)))
 
     def pages() -> Iterator[T]:
         page = first
         yield from page.items
         while page.next_page_token:
-            page = get(PageRequest(MAX_PAGE, page.next_page_token))
+            page = get(model.PageRequest(model.MAX_PAGE, page.next_page_token))
             yield from page.items
 
     return itertools.islice(pages(), limit)
 
 
-def _json_line(row: Any) -> str:
-    return json.dumps(plain(row)) + "\n"
+def _csv_lines(kind: Any, rows: Iterator[Any]) -> Iterator[str]:
+    names = [each.name for each in dataclasses.fields(kind)]
+    for cells in itertools.chain([names], ([csv_cell(getattr(row, name)) for name in names] for row in rows)):
+        line = io.StringIO()
+        csv.writer(line).writerow(cells)
+        yield line.getvalue()
 
 
-def _csv_lines(kind: type[T], rows: Iterator[T]) -> Iterator[str]:
-    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    yield _csv_line(names)
-    for row in rows:
-        yield _csv_line([csv_cell(getattr(row, name)) for name in names])
-
-
-def _csv_line(cells: Sequence[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line).writerow(cells)
-    return line.getvalue()
-
-
-def _file(lines: Iterator[str], media_type: str, name: str) -> StreamingResponse:
-    # Each part is made by a thread: one for many lines costs less than one for each.
-    parts = iter(lambda: "".join(itertools.islice(lines, MAX_PAGE)), "")
-    disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(parts, media_type=media_type, headers=disposition)
+_CSV = "text/csv; charset=utf-8"
+_FOUND = "the messages that match, without their bodies, the newest first"
+for _export in (
+    ("messages", "ndjson", "application/x-ndjson", model.MessageFilter, model.MessageRow,
+     f"{_FOUND}: one JSON object a line"),
+    ("messages", "csv", _CSV, model.MessageFilter, model.MessageRow, f"{_FOUND}, as CSV"),
+    ("audit", "csv", _CSV, model.AuditFilter, model.AuditRow, "what operators did, the newest first, as CSV"),
+):  # fmt: skip
+    _add_export(*_export)

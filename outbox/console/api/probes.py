@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -41,26 +42,23 @@ class Readiness:
     """Finds out whether every database of a console answers, at most once in two seconds."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._lock = threading.Lock()
+        self._console, self._lock = console, threading.Lock()
         self._ready, self._at = False, float("-inf")
 
     def now(self) -> bool:
         """Return whether every database answers."""
         with self._lock:
             if time.monotonic() - self._at > _REUSED_FOR:
-                self._ready, self._at = self._ask(), time.monotonic()
+                try:
+                    for database in self._console.source().databases.values():
+                        with database.reading(1.0) as connection:
+                            execute(connection, NOW)
+                    self._ready = not self._console.source.missing
+                except Exception as error:
+                    log(logging.WARNING, "console.not_ready", reason=str(error))
+                    self._ready = False
+                self._at = time.monotonic()
             return self._ready
-
-    def _ask(self) -> bool:
-        try:
-            for database in self._console.source().databases.values():
-                with database.reading(1.0) as connection:
-                    execute(connection, NOW)
-        except Exception as error:
-            log(logging.WARNING, "console.not_ready", reason=str(error))
-            return False
-        return not self._console.source.missing
 
 
 @router.get("/healthz")
@@ -89,41 +87,37 @@ def openapi(request: Request, context: Context) -> JSONResponse:
     return JSONResponse(request.app.openapi() | {"servers": [{"url": context.base or "/"}]})
 
 
-_TOPIC = ("database", "topic")
-_GROUP = ("database", "group", "topic")
+#: The gauges of topics and of groups, by their labels: the name, what it is, and the field of the overview.
+_GAUGES: Mapping[tuple[str, ...], Sequence[tuple[str, str, str]]] = {
+    ("database", "topic"): (
+        ("outbox_pending_messages", "Committed, and not dispatched yet", "undispatched"),
+        ("outbox_oldest_pending_age_seconds", "Age of the oldest that isn't dispatched yet", "oldest_undispatched"),
+        ("outbox_undecided_halves", "Half messages without a decision", "undecided"),
+        ("outbox_parked_halves", "Half messages over their checks, which need a human", "parked"),
+        ("outbox_scheduled_messages", "Messages that wait for their time", "scheduled"),
+    ),
+    ("database", "group", "topic"): (
+        ("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
+        ("outbox_failed_messages", "Messages of a group that will be retried", "failed"),
+        ("outbox_lag_messages", "Messages that a group has not come to", "lag"),
+        ("outbox_oldest_due_retry_age_seconds", "How long the oldest retry of a group is due", "oldest_due"),
+    ),
+}
 
 
 def exposition(overview: Overview) -> bytes:
     """Return the gauges of all topics and groups; what isn't known is left out."""
     registry = CollectorRegistry()
-
-    def gauge(
-        name: str, text: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float | None]]
-    ) -> None:
-        one = Gauge(name, text, labels, registry=registry)
-        for names, value in values:
-            if value is not None:
-                (one.labels(*names) if labels else one).set(value)
-
-    of_topics = {
-        "outbox_pending_messages": ("Committed, and not dispatched yet", "undispatched"),
-        "outbox_oldest_pending_age_seconds": ("Age of the oldest that isn't dispatched yet", "oldest_undispatched"),
-        "outbox_undecided_halves": ("Half messages without a decision", "undecided"),
-        "outbox_parked_halves": ("Half messages over their checks, which need a human", "parked"),
-        "outbox_scheduled_messages": ("Messages that wait for their time", "scheduled"),
-    }
-    for name, (text, field) in of_topics.items():
-        gauge(name, text, _TOPIC, (((t.database, t.topic), getattr(t, field)) for t in overview.topics))
     groups = [group for topic in overview.topics for group in topic.groups]
-    of_groups = {
-        "outbox_dead_messages": ("Parked messages of a group, which need a human", "parked"),
-        "outbox_failed_messages": ("Messages of a group that will be retried", "failed"),
-        "outbox_lag_messages": ("Messages that a group has not come to", "lag"),
-        "outbox_oldest_due_retry_age_seconds": ("How long the oldest retry of a group is due", "oldest_due"),
-    }
-    for name, (text, field) in of_groups.items():
-        gauge(name, text, _GROUP, (((g.database, g.group, g.topic), getattr(g, field)) for g in groups))
+    measured: list[Sequence[Any]] = [overview.topics, groups]
+    for (labels, gauges), rows in zip(_GAUGES.items(), measured, strict=True):
+        for name, text, field in gauges:
+            gauge = Gauge(name, text, labels, registry=registry)
+            for row in rows:
+                if (value := getattr(row, field)) is not None:
+                    gauge.labels(*(getattr(row, label) for label in labels)).set(value)
     alive = sum(worker.alive for worker in overview.workers)
-    gauge("outbox_workers_alive", "Workers that reported lately", (), [((), alive)])
-    gauge("outbox_databases_unreachable", "Databases that didn't answer", (), [((), len(overview.unreachable))])
+    Gauge("outbox_workers_alive", "Workers that reported lately", registry=registry).set(alive)
+    unreachable = Gauge("outbox_databases_unreachable", "Databases that didn't answer", registry=registry)
+    unreachable.set(len(overview.unreachable))
     return generate_latest(registry)

@@ -9,15 +9,16 @@ import datetime as dt
 import enum
 import hashlib
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 from uuid import UUID
 
 from fastapi import Body, Depends, Header, Query, Request
 
-from outbox.console.permissions import Principal
+from outbox.console.context import Context
 from outbox.console.problems import KINDS, MEDIA_TYPE
 from outbox.errors import InvalidRequest
 from outbox.operator.model import MAX_PAGE, PageRequest
@@ -31,6 +32,7 @@ PREFIX = "/api/v1"
 
 _QUERY = Reader("text", error=InvalidRequest)
 _BODY = Reader("data", error=InvalidRequest)
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 # What PostgreSQL can store, and a pair of a name and a value.
 _TEXT, _PAIR = r"^[^\x00]*$", r"^[^\x00=]*[^\x00=\s][^\x00=]*=[^\x00]*$"
@@ -54,13 +56,6 @@ class PageQuery:
     page_token: str | None = option(None, "The next_page_token of the page before.", most=20_000)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportQuery:
-    """How much to export."""
-
-    limit: int = option(10_000, "The most rows.", least=1, most=100_000)
-
-
 def from_query(*kinds: type, without: tuple[str, ...] = ()) -> Any:
     """Return a default for a parameter that is the query, read into these dataclasses: one, or a tuple of them.
 
@@ -69,47 +64,42 @@ def from_query(*kinds: type, without: tuple[str, ...] = ()) -> Any:
     Raises (when it is read):
         InvalidRequest: a value that isn't one, or a name that isn't known.
     """
+    shapes = {kind: [each for each in shape_of(kind) if each.name not in without] for kind in kinds}
 
     def read(request: Request, **_: object) -> Any:
-        return _read(_QUERY, grouped(request.query_params.multi_items()), "query", kinds, without)
+        return _read(_QUERY, grouped(request.query_params.multi_items()), "query", shapes)
 
-    shapes = [shape for kind in kinds for shape in shape_of(kind) if shape.name not in without]
-    return _depends(read, {each.name: Query(None, json_schema_extra=schema_of(each)) for each in shapes})
+    fields = {each.name: Query(None, json_schema_extra=schema_of(each)) for kind in kinds for each in shapes[kind]}
+    return _depends(read, fields, inspect.Parameter("request", _KEYWORD, annotation=Request))
 
 
 def from_body(*kinds: type) -> Any:
     """Return a default for a parameter that is the JSON body, read into these dataclasses; as `from_query` does."""
+    shapes = {kind: shape_of(kind) for kind in kinds}
 
     def read(body: Any) -> Any:
         if not isinstance(body, dict):
             raise InvalidRequest("the body must be a JSON object", "body")
-        return _read(_BODY, body, "body", kinds, ())
+        return _read(_BODY, body, "body", shapes)
 
-    shapes = [shape for kind in kinds for shape in shape_of(kind)]
-    return _depends(read, {"body": Body(json_schema_extra=object_schema(kinds[0].__doc__ or "", shapes))})
+    schema = object_schema(kinds[0].__doc__ or "", [each for kind in kinds for each in shapes[kind]])
+    return _depends(read, {"body": Body(json_schema_extra=schema)})
 
 
-def _depends(read: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
-    """Return a dependency whose parameters FastAPI puts into the document, and doesn't convert."""
-    own = inspect.signature(read).parameters.get("request")
-    # The other parameters are documented only; their values are read from the request.
-    read.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
-        *([own.replace(annotation=Request)] if own else []),
-        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=default)
-          for name, default in fields.items()),
-    ])  # fmt: skip
+def _depends(read: Callable[..., Any], fields: Mapping[str, Any], *own: inspect.Parameter) -> Any:
+    """Return a dependency whose ``fields`` FastAPI puts into the document, and doesn't convert."""
+    documented = (inspect.Parameter(name, _KEYWORD, annotation=Any, default=fields[name]) for name in fields)
+    read.__signature__ = inspect.Signature([*own, *documented])  # type: ignore[attr-defined]
     return Depends(read)
 
 
-def _read(
-    reader: Reader, values: Mapping[str, Any], path: str, kinds: tuple[type, ...], without: tuple[str, ...]
-) -> Any:
-    names = {kind: [name for each in shape_of(kind) for name in (each.name, *each.option.aliases)] for kind in kinds}
-    known = [name for each in names.values() for name in each if name not in without]
+def _read(reader: Reader, values: Mapping[str, Any], path: str, shapes: Mapping[type, Sequence[FieldShape]]) -> Any:
+    names = {kind: [name for each in shapes[kind] for name in (each.name, *each.option.aliases)] for kind in shapes}
+    known = list(itertools.chain(*names.values()))
     if unknown := [name for name in values if name not in known]:
         raise InvalidRequest(unknown_name(unknown[0], known, f"{path}."), f"{path}.{unknown[0]}")
     made: list[Any] = []
-    for kind in kinds:
+    for kind in shapes:
         one: Any = reader.read(kind, {name: value for name, value in values.items() if name in names[kind]}, path)
         made.append(PageRequest(min(one.page_size, MAX_PAGE), one.page_token) if isinstance(one, PageQuery) else one)
     return made[0] if len(made) == 1 else tuple(made)
@@ -135,7 +125,7 @@ def schema_of(shape: FieldShape) -> dict[str, Any]:
     return schema | ({"description": known.help} if known.help else {})
 
 
-def object_schema(description: str, shapes: list[FieldShape]) -> dict[str, Any]:
+def object_schema(description: str, shapes: Sequence[FieldShape]) -> dict[str, Any]:
     """Return the JSON schema of an object with these fields, and no others."""
     return {
         "type": "object",
@@ -152,15 +142,13 @@ def _item_schema(hint: Any) -> dict[str, Any]:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"type": "string", "enum": [each.value for each in hint]}
     if isinstance(hint, type) and is_dataclass(hint):
-        return object_schema(hint.__doc__ or "", list(shape_of(hint)))
+        return object_schema(hint.__doc__ or "", shape_of(hint))
     if get_args(hint) and get_origin(hint) is not Mapping:
         return {"type": "string", "enum": list(get_args(hint))}
     return {"type": "object"}
 
 
-IfMatch = Annotated[str | None, Header(description="The entity tag that you read; if it has changed: 412.")]
 IfNoneMatch = Annotated[str | None, Header(description="The entity tag that you have; if it is still so: 304.")]
-IdempotencyKey = Annotated[str | None, Header(description="Makes a repeated order the same bulk job.")]
 
 _TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -176,12 +164,9 @@ def is_known(if_none_match: str | None, version: str) -> bool:
     return (if_none_match or "").strip() == "*" or version in _TAG.findall(if_none_match or "")
 
 
-def expected_version(if_match: str | None) -> str | None:
-    """Return the version that the client has read; None where any will do.
-
-    Raises:
-        InvalidRequest: the header isn't one entity tag.
-    """
+def _expected_version(
+    if_match: Annotated[str | None, Header(description="The entity tag that you read; if it has changed: 412.")] = None,
+) -> str | None:
     if if_match is None or if_match.strip() == "*":
         return None
     match = _TAG.fullmatch(if_match)
@@ -190,39 +175,34 @@ def expected_version(if_match: str | None) -> str | None:
     return match[1]
 
 
-def order_key(principal: Principal, idempotency_key: str | None) -> str | None:
-    """Return the key of a bulk job, bound to the principal that orders it: no other one gets at that job.
-
-    Raises:
-        InvalidRequest: the header isn't 1 to 200 printable characters without spaces.
-    """
+def _order_key(
+    context: Context,
+    idempotency_key: Annotated[str | None, Header(description="Makes a repeated order the same bulk job.")] = None,
+) -> str | None:
     if idempotency_key is None:
         return None
     if not _KEY.fullmatch(idempotency_key):
         raise InvalidRequest(
             "the header Idempotency-Key must be 1 to 200 printable ASCII characters", "header.idempotency-key"
         )
-    return f"{hashlib.sha256(principal.id.encode()).hexdigest()[:16]}:{idempotency_key}"
+    return f"{hashlib.sha256(context.principal.id.encode()).hexdigest()[:16]}:{idempotency_key}"
 
 
+#: The version that the client has read; None where any will do.
+IfMatch = Annotated[str | None, Depends(_expected_version)]
+#: The key of a bulk job, bound to the principal that orders it: no other one gets at that job.
+IdempotencyKey = Annotated[str | None, Depends(_order_key)]
+
+_TEXT_SCHEMA = {"type": "string"}
+_FIELD = {"field": _TEXT_SCHEMA, "detail": _TEXT_SCHEMA}
 _PROBLEM = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "instance", "request_id"],
     "properties": {
+        **dict.fromkeys(("title", "detail", "instance", "request_id"), _TEXT_SCHEMA),
         "type": {"type": "string", "enum": [f"urn:outbox:problem:{slug}" for slug in KINDS]},
-        "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "instance": {"type": "string"},
-        "request_id": {"type": "string"},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["field", "detail"],
-                "properties": {"field": {"type": "string"}, "detail": {"type": "string"}},
-            },
-        },
+        "errors": {"type": "array", "items": {"type": "object", "required": [*_FIELD], "properties": _FIELD}},
     },
 }
 
