@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
+from outbox.console.api.lists import ItemFilter
 from outbox.console.auth import only_reads
 from outbox.console.context import requires
-from outbox.console.pages.lists import FormPairs, listing, only, options_of, pairs_of, read
+from outbox.console.pages.lists import FormPairs, listing, names_of, options_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
 from outbox.console.permissions import CANCEL
 from outbox.errors import InvalidRequest
 from outbox.operator.acts import Act, act_named
-from outbox.operator.model import (
-    BulkItemState,
-    BulkJobFilter,
-    BulkJobState,
-    HalfFilter,
-    InboxFilter,
-    MessageFilter,
-    Selector,
-    Target,
-)
+from outbox.operator.model import BulkItemState, HalfFilter, InboxFilter, MessageFilter, Selector, Target
 from outbox.reader import option
+
+_FILTERS: Mapping[str, type] = {"messages": MessageFilter, "inbox": InboxFilter, "halves": HalfFilter}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +65,8 @@ class BulkForm:
         """
         if self.named:
             return Selector(targets=tuple(target for target, _ in map(_target, self.named)))
-        criteria = pairs_of(self.filter)
-        match self.of:
-            case "inbox":
-                return Selector(inbox=read(InboxFilter, criteria))
-            case "halves":
-                return Selector(halves=read(HalfFilter, criteria))
-            case _:
-                return Selector(messages=read(MessageFilter, criteria))
-
-    def within(self, database: str) -> BulkForm:
-        """Return what of it is in a database."""
-        return replace(self, target=tuple(self.by_database().get(database, ())), chosen=database)
+        criteria: Any = read(_FILTERS[self.of], pairs_of(self.filter))
+        return Selector(**{self.of: criteria})
 
     def by_database(self) -> Mapping[str, Sequence[str]]:
         """Return the named rows of each database that has some."""
@@ -104,13 +88,6 @@ class OrderForm:
     count: str = option("")
 
 
-@dataclass(frozen=True, slots=True)
-class ItemFilter:
-    """Which items of a bulk job."""
-
-    state: BulkItemState | None = option(None)
-
-
 router = APIRouter(include_in_schema=False)
 
 
@@ -118,7 +95,7 @@ router = APIRouter(include_in_schema=False)
 def of_filter(view: View) -> Response:
     """Show what an act on all that a filter matches would do."""
     pairs = pairs_of(view.request.url.query)
-    criteria = [pair for pair in pairs if pair not in only(BulkForm, [pair])]
+    criteria = [pair for pair in pairs if pair[0] not in names_of(BulkForm)]
     return _preview(view, replace(read(BulkForm, pairs), all=True, filter=urlencode(criteria)))
 
 
@@ -151,20 +128,11 @@ def start(view: View, pairs: FormPairs) -> Response:
     return view.done("start", "bulk-jobs", job.id)
 
 
-@router.get("/bulk-jobs")
-def bulk_jobs(view: View) -> Response:
-    """Show the bulk jobs."""
-    found = listing(view, "bulk_jobs", BulkJobFilter, view.operator.bulk_jobs)
-    return view.page("bulk_jobs.html", found.status, list=found, states=list(BulkJobState))
-
-
 @router.get("/bulk-jobs/{bulk_job_id}")
 def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
     job = view.operator.bulk_job(bulk_job_id)
-    items = listing(
-        view, "items", ItemFilter, lambda criteria, page: view.operator.bulk_items(job.id, page, state=criteria.state)
-    )
+    items = listing(view, ItemFilter, lambda found, page: view.operator.bulk_items(job.id, page, state=found.state))
     may_cancel = job.finished_at is None and view.context.may(CANCEL)
     return view.page("bulk_job.html", bulk_job=job, list=items, states=list(BulkItemState), may_cancel=may_cancel)
 
@@ -185,23 +153,20 @@ def cancel(view: View, bulk_job_id: UUID, pairs: FormPairs) -> Response:
 def _preview(view: PageView, form: BulkForm) -> Response:
     act = form.act
     view.context.demand(act.name)
-    operator, databases = view.operator, form.by_database()
+    databases = form.by_database()
     if form.named:
         if form.chosen is None and len(databases) > 1:
-            return _choose(view, form, databases)
-        form = form.within(form.chosen or next(iter(databases)))
+            return view.page("choose.html", form=form, databases=databases, act=act)
+        chosen = form.chosen or next(iter(databases))
+        form = replace(form, target=tuple(databases.get(chosen, ())), chosen=chosen)
     try:
-        preview = operator.preview(act.name, form.selector, database=form.chosen)
+        preview = view.operator.preview(act.name, form.selector, database=form.chosen)
     except InvalidRequest as error:
         if error.field != "database" or form.chosen is not None:
             raise
-        having = operator.databases.having(act.part)
-        return _choose(view, form, {database.name: [] for database in having})
+        having = {database.name: () for database in view.operator.databases.having(act.part)}
+        return view.page("choose.html", form=form, databases=having, act=act)
     return view.page("bulk.html", form=form, preview=preview, act=act, key=uuid4().hex)
-
-
-def _choose(view: PageView, form: BulkForm, databases: Mapping[str, Sequence[str]]) -> Response:
-    return view.page("choose.html", form=form, databases=databases, act=form.act)
 
 
 def _target(text: str) -> tuple[Target, str]:

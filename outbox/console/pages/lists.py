@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
@@ -16,19 +15,9 @@ from fastapi.responses import RedirectResponse
 from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, InvalidRequest
 from outbox.message.model import Status
+from outbox.operator import model
 from outbox.operator.acts import AUDITED, Act
-from outbox.operator.model import (
-    MAX_PAGE,
-    AuditFilter,
-    HalfFilter,
-    HalfStatus,
-    InboxFilter,
-    MessageFilter,
-    MessageStatus,
-    Page,
-    PageRequest,
-    ScheduledFilter,
-)
+from outbox.operator.model import MAX_PAGE, Page, PageRequest
 from outbox.reader import Reader, grouped, option, shape_of
 
 T = TypeVar("T")
@@ -37,15 +26,13 @@ F = TypeVar("F")
 Pairs = list[tuple[str, str]]
 
 #: Periods that can be picked instead of a moment.
-PERIODS = MappingProxyType(
-    {
-        "15m": ("last 15 minutes", dt.timedelta(minutes=15)),
-        "1h": ("last hour", dt.timedelta(hours=1)),
-        "24h": ("last 24 hours", dt.timedelta(hours=24)),
-        "7d": ("last 7 days", dt.timedelta(days=7)),
-        "30d": ("last 30 days", dt.timedelta(days=30)),
-    }
-)
+PERIODS = {
+    "15m": ("last 15 minutes", dt.timedelta(minutes=15)),
+    "1h": ("last hour", dt.timedelta(hours=1)),
+    "24h": ("last 24 hours", dt.timedelta(hours=24)),
+    "7d": ("last 7 days", dt.timedelta(days=7)),
+    "30d": ("last 30 days", dt.timedelta(days=30)),
+}
 #: How many pages one can go back.
 _TRAIL = 20
 _FIRST = "first"
@@ -67,7 +54,7 @@ def read(kind: type[F], pairs: Pairs) -> F:
     Raises:
         InvalidRequest: a text that isn't a value; names the field.
     """
-    return READER.read(kind, grouped(_with_moment(only(kind, pairs))))
+    return READER.read(kind, grouped(_readable(kind, pairs)))
 
 
 async def _form_pairs(request: Request) -> Pairs:
@@ -95,17 +82,17 @@ def options_of(act: Act, pairs: Pairs) -> dict[str, Any]:
     return options
 
 
-def only(kind: type, pairs: Pairs) -> Pairs:
-    """Return the fields that a dataclass has."""
+def names_of(kind: Any) -> set[str]:
+    """Return the names of the fields that a dataclass has, and of the period that stands for one."""
     names = {name for each in shape_of(kind) for name in (each.name, *each.option.aliases)}
-    names |= {"within"} if "since" in names else set()
-    return [(name, text) for name, text in pairs if name in names]
+    return names | ({"within"} if "since" in names else set())
 
 
-def _with_moment(pairs: Pairs) -> Pairs:
-    """Return the same fields with a moment in place of a period, so that they mean the same a minute later."""
-    period = dict(pairs).get("within")
-    if period is None:
+def _readable(kind: Any, pairs: Pairs) -> Pairs:
+    """Return the fields that a dataclass has; a period is a moment, so that it means the same a minute later."""
+    names = names_of(kind)
+    pairs = [pair for pair in pairs if pair[0] in names]
+    if (period := dict(pairs).get("within")) is None:
         return pairs
     if period not in PERIODS:
         raise InvalidRequest(f"within = {period!r} must be one of {', '.join(PERIODS)}", "within")
@@ -131,7 +118,6 @@ class Listing(Generic[T]):
     a bulk job on all of them. ``fault`` says what is wrong with the filter; then there are no rows.
     """
 
-    of: str
     page: Page[T]
     values: Mapping[str, Any]
     applied: list[tuple[str, str, str]]
@@ -150,7 +136,6 @@ class Listing(Generic[T]):
 
 def listing(
     view: PageView,
-    of: str,
     kind: type[F],
     fetch: Callable[[F, PageRequest], Page[T]],
     *,
@@ -162,73 +147,64 @@ def listing(
     ``kind`` is the filter. ``tabs`` are its fields that select a tab of the page: they aren't cleared with the filter.
     The page itself sets ``fixed`` fields.
     """
-    everything = pairs_of(view.request.url.query)
-    shown = [pair for pair in everything if pair in only(kind, [pair]) or pair[0] in tabs]
-    criteria = [pair for pair in shown if pair[0] not in (fixed or {})] + list((fixed or {}).items())
-    fault = None
-    paging = Paging()
+    everything, fixed = pairs_of(view.request.url.query), fixed or {}
+    shown = [(name, text) for name, text in everything if name in names_of(kind) or name in tabs]
+    criteria = [pair for pair in shown if pair[0] not in fixed] + list(fixed.items())
+    fault, paging = None, Paging()
     try:
-        paging = READER.read(Paging, grouped(only(Paging, everything)))
+        paging = read(Paging, everything)
         page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after))
-        selector = urlencode(_with_moment(only(kind, criteria)))
+        selector = urlencode(_readable(kind, criteria))
     except InvalidRequest as error:
         fault, page, selector = str(error), Page([]), ""
-    turn = _Turn(view.context.url(*view.context.path.strip("/").split("/")), shown, paging)
+    here = view.context.url(*view.context.path.strip("/").split("/"))
+    size = [("size", str(paging.size))] if paging.size != Paging().size else []
+
+    def to(pairs: Pairs, after: str = _FIRST, trail: Sequence[str] = ()) -> str:
+        """Return the URL of the page after a token, of the rows that these fields select."""
+        token = [] if after == _FIRST else [("after", after)]
+        query = urlencode([*pairs, *size, *token, *(("trail", each) for each in trail[-_TRAIL:])])
+        return here + (f"?{query}" if query else "")
+
     many = {each.name for each in shape_of(cast(Any, kind)) if each.many}
+    trail, following = paging.trail[-_TRAIL:], page.next_page_token
     return Listing(
-        of,
         page,
-        {name: [text for other, text in shown if other == name] if name in many else value for name, value in shown},
-        [
+        values={name: [t for other, t in shown if other == name] if name in many else text for name, text in shown},
+        applied=[
             (name.replace("_", " "), PERIODS[text][0] if name == "within" and text in PERIODS else text,
-             turn.to([pair for pair in shown if pair != (name, text)]))
+             to([pair for pair in shown if pair != (name, text)]))
             for name, text in shown
             if name not in tabs
         ],
-        turn.to([pair for pair in shown if pair[0] in tabs]),
-        turn.to(shown) if paging.after else None,
-        turn.back(),
-        turn.on(page.next_page_token),
-        selector,
-        fault,
+        clear=to([pair for pair in shown if pair[0] in tabs]),
+        first=to(shown) if paging.after else None,
+        before=to(shown, trail[-1], trail[:-1]) if trail else None,
+        after=to(shown, following, [*trail, paging.after or _FIRST]) if following else None,
+        filter=selector,
+        fault=fault,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Makes the URLs of other pages of the same list, whose filter is ``shown``."""
-
-    here: str
-    shown: Pairs
-    paging: Paging
-
-    def to(self, pairs: Pairs, *more: tuple[str, str]) -> str:
-        size = [("size", str(self.paging.size))] if self.paging.size != Paging().size else []
-        query = urlencode([*pairs, *size, *more])
-        return self.here + (f"?{query}" if query else "")
-
-    def back(self) -> str | None:
-        if not self.paging.trail:
-            return None
-        *rest, last = self.paging.trail[-_TRAIL:]
-        token = [] if last == _FIRST else [("after", last)]
-        return self.to(self.shown, *token, *(("trail", each) for each in rest))
-
-    def on(self, following: str | None) -> str | None:
-        if following is None:
-            return None
-        trail = [*self.paging.trail, self.paging.after or _FIRST][-_TRAIL:]
-        return self.to(self.shown, ("after", following), *(("trail", each) for each in trail))
 
 
 router = APIRouter(include_in_schema=False)
 
 
-@router.get("/messages")
-def messages(view: View) -> Response:
-    """Show the messages of the producers."""
-    found = listing(view, "messages", MessageFilter, view.operator.messages)
-    return view.page("messages.html", found.status, list=found, statuses=list(MessageStatus), periods=PERIODS)
+def _add_list(call: str, kind: type, tabs: Collection[str] = (), **shown: Any) -> None:
+    """Add the page of a list that the operator's call returns; its template gets what else is ``shown``."""
+
+    def show(view: View) -> Response:
+        found: Listing[Any] = listing(view, kind, getattr(view.operator, call), tabs=tabs)
+        return view.page(f"{call}.html", found.status, list=found, **shown)
+
+    router.add_api_route(f"/{call.replace('_', '-')}", show)
+
+
+_add_list("messages", model.MessageFilter, statuses=list(model.MessageStatus), periods=PERIODS)
+_add_list("halves", model.HalfFilter, statuses=list(model.HalfStatus))
+_add_list("scheduled", model.ScheduledFilter, tabs={"recalled"})
+_add_list("inbox", model.InboxFilter, statuses=list(Status), periods=PERIODS)
+_add_list("audit", model.AuditFilter, actions=AUDITED, periods=PERIODS)
+_add_list("bulk_jobs", model.BulkJobFilter, states=list(model.BulkJobState))
 
 
 @router.get("/dead")
@@ -236,46 +212,18 @@ def dead(view: View, tab: str = "open") -> Response:
     """Show the dead letters in groups, or the discarded ones as a list."""
     if tab == "discarded":
         fixed = {"status": "parked", "discarded": "yes"}
-        found = listing(view, "inbox", InboxFilter, view.operator.inbox, tabs={"tab"}, fixed=fixed)
+        found = listing(view, model.InboxFilter, view.operator.inbox, tabs={"tab"}, fixed=fixed)
         return view.page("discarded.html", found.status, list=found)
-    criteria = read(InboxFilter, pairs_of(view.request.url.query))
+    criteria = read(model.InboxFilter, pairs_of(view.request.url.query))
     where = {"database": criteria.database, "group": criteria.group, "topic": criteria.topic}
     groups = view.operator.dead_groups(**where, limit=_GROUPS)
     return view.page("dead.html", groups=groups, where=where, limit=_GROUPS)
-
-
-@router.get("/halves")
-def halves(view: View) -> Response:
-    """Show the undecided halves."""
-    found = listing(view, "halves", HalfFilter, view.operator.halves)
-    return view.page("halves.html", found.status, list=found, statuses=list(HalfStatus))
-
-
-@router.get("/scheduled")
-def scheduled(view: View) -> Response:
-    """Show the scheduled messages, or the recalled ones."""
-    found = listing(view, "messages", ScheduledFilter, view.operator.scheduled, tabs={"recalled"})
-    return view.page("scheduled.html", found.status, list=found)
-
-
-@router.get("/inbox")
-def inbox(view: View) -> Response:
-    """Show the rows of the inboxes."""
-    found = listing(view, "inbox", InboxFilter, view.operator.inbox)
-    return view.page("inbox.html", found.status, list=found, statuses=list(Status), periods=PERIODS)
 
 
 @router.get("/handlers")
 def handlers(view: View) -> Response:
     """Show the workers and what is registered on them."""
     return view.page("handlers.html", handlers=view.operator.handlers(), workers=view.operator.workers())
-
-
-@router.get("/audit")
-def audit(view: View) -> Response:
-    """Show what operators did."""
-    found = listing(view, "audit", AuditFilter, view.operator.audit)
-    return view.page("audit.html", found.status, list=found, actions=AUDITED, periods=PERIODS)
 
 
 @router.get("/system")

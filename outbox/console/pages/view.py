@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -46,9 +45,14 @@ NAVIGATION = (
 
 _RETRYABLE = frozenset({409, 412, 422, 500, 503})
 #: How long (seconds) the numbers in the navigation are reused.
-GOOD_FOR = 10.0
+_GOOD_FOR = 10.0
 _MOST_GROUPS = 500
 
+#: What was done last, by its code: a link can only name an act, never bring its own text.
+_DONE = {act.name: act.happened for act in ACTS.values()} | {
+    "start": "Ordered. Workers carry it out.",
+    "cancel": "Cancelled: what is left is not done.",
+}
 _TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -68,111 +72,98 @@ class Chip:
 
 _UNKNOWN = Chip("question", "", "unknown", "this version of the console doesn't know it")
 
-_CHIPS = MappingProxyType(
-    {
-        # A message, on the producer's side.
-        "undecided": Chip("half", "warn", "undecided", "a half message that is neither committed nor rolled back"),
-        "committed": Chip("check", "info", "committed", "decided, and about to be dispatched"),
-        "dispatched": Chip("send", "info", "dispatched", "in its topic's queue; consumers read it from there"),
-        "scheduled": Chip("clock", "info", "scheduled", "waits for the time at which it is to be delivered"),
-        "recalled": Chip("undo", "", "recalled", "taken out of the schedule before its time"),
-        # A message, in the inbox of a group.
-        "consumed": Chip("check", "good", "consumed", "handled, with its effect, once"),
-        "failed": Chip("retry", "warn", "failed", "will be retried"),
-        "parked": Chip("stop", "bad", "parked", "set aside for an operator"),
-        "rolled_back": Chip("undo", "", "rolled back", "decided: no group ever sees it"),
-        "quarantined": Chip("shield", "", "quarantined", "can't take effect any more in this group"),
-        "unconsumed": Chip("hourglass", "info", "unconsumed", "the group hasn't come so far"),
-        "left_out": Chip("dash", "", "left out", "the group's filter left it out, or the row was pruned"),
-        "discarded": Chip("archive", "", "discarded", "parked, and an operator decided that this is the end of it"),
-        # An undecided half.
-        "immune": Chip("shield", "", "immune", "left alone before its first check"),
-        "orphan": Chip("question", "warn", "orphan", "its check is due"),
-        "waiting": Chip("clock", "info", "waiting", "waits for its turn"),
-        # A bulk job and its items.
-        "running": Chip("play", "info", "running", "workers are at it"),
-        "done": Chip("check", "good", "done", "all of it was done"),
-        "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
-        "cancelled": Chip("x", "", "cancelled", "what was left of it was not done"),
-        "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
-        "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
-        "given_up": Chip("x", "bad", "failed", "it was tried, and given up"),
-        # A worker, a finding, a check.
-        "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
-        "silent": Chip("alert", "warn", "silent", "missed three of its reports"),
-        "answered": Chip("check", "", "answered", "the checker gave an answer"),
-        "being_asked": Chip("hourglass", "info", "being asked", "a checker is being asked at this moment"),
-        "no_answer": Chip("alert", "warn", "no answer", "the worker died over it, or was cut off"),
-    }
-)
+_CHIPS = {
+    # A message, on the producer's side.
+    "undecided": Chip("half", "warn", "undecided", "a half message that is neither committed nor rolled back"),
+    "committed": Chip("check", "info", "committed", "decided, and about to be dispatched"),
+    "dispatched": Chip("send", "info", "dispatched", "in its topic's queue; consumers read it from there"),
+    "scheduled": Chip("clock", "info", "scheduled", "waits for the time at which it is to be delivered"),
+    "recalled": Chip("undo", "", "recalled", "taken out of the schedule before its time"),
+    # A message, in the inbox of a group.
+    "consumed": Chip("check", "good", "consumed", "handled, with its effect, once"),
+    "failed": Chip("retry", "warn", "failed", "will be retried"),
+    "parked": Chip("stop", "bad", "parked", "set aside for an operator"),
+    "rolled_back": Chip("undo", "", "rolled back", "decided: no group ever sees it"),
+    "quarantined": Chip("shield", "", "quarantined", "can't take effect any more in this group"),
+    "unconsumed": Chip("hourglass", "info", "unconsumed", "the group hasn't come so far"),
+    "left_out": Chip("dash", "", "left out", "the group's filter left it out, or the row was pruned"),
+    "discarded": Chip("archive", "", "discarded", "parked, and an operator decided that this is the end of it"),
+    # An undecided half.
+    "immune": Chip("shield", "", "immune", "left alone before its first check"),
+    "orphan": Chip("question", "warn", "orphan", "its check is due"),
+    "waiting": Chip("clock", "info", "waiting", "waits for its turn"),
+    # A bulk job and its items.
+    "running": Chip("play", "info", "running", "workers are at it"),
+    "done": Chip("check", "good", "done", "all of it was done"),
+    "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
+    "cancelled": Chip("x", "", "cancelled", "what was left of it was not done"),
+    "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
+    "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
+    "given_up": Chip("x", "bad", "failed", "it was tried, and given up"),
+    # A worker, a finding, a check.
+    "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
+    "silent": Chip("alert", "warn", "silent", "missed three of its reports"),
+    "answered": Chip("check", "", "answered", "the checker gave an answer"),
+    "being_asked": Chip("hourglass", "info", "being asked", "a checker is being asked at this moment"),
+    "no_answer": Chip("alert", "warn", "no answer", "the worker died over it, or was cut off"),
+}
 
-#: The icon of each act; an act without one has that of `act_icon`.
-_ACTS: Mapping[str, str] = MappingProxyType(
-    {
-        "resend": "send",
-        "recall": "undo",
-        "compensate": "undo",
-        "check": "question",
-        "reset": "retry",
-        "commit": "check",
-        "rollback": "x",
-        "retry": "retry",
-        "park": "stop",
-        "discard": "archive",
-        "restore": "undo",
-    }
-)
+#: The icon of each act.
+_ICONS = {
+    "resend": "send",
+    "recall": "undo",
+    "compensate": "undo",
+    "check": "question",
+    "reset": "retry",
+    "commit": "check",
+    "rollback": "x",
+    "retry": "retry",
+    "park": "stop",
+    "discard": "archive",
+    "restore": "undo",
+}
 
 #: The icon of each kind of event in a timeline.
-EVENTS: Mapping[str, str] = MappingProxyType(
-    {
-        "written": "half",
-        "committed": "check",
-        "dispatched": "send",
-        "recalled": "undo",
-        "compensated": "undo",
-        "checked": "question",
-        "half_parked": "stop",
-        "received": "inbox",
-        "consumed": "check",
-        "failed": "retry",
-        "parked": "stop",
-        "rolled_back": "undo",
-        "quarantined": "shield",
-        "discarded": "archive",
-        "act": "person",
-        "found": "search",
-    }
-)
-
-
-def act_icon(name: str) -> str:
-    """Return the icon of an act."""
-    return _ACTS.get(name, "play")
-
-
-def chip(status: str | None) -> Chip:
-    """Return how a status is shown."""
-    return _CHIPS.get(status or "", _UNKNOWN)
+EVENTS = {
+    "written": "half",
+    "committed": "check",
+    "dispatched": "send",
+    "recalled": "undo",
+    "compensated": "undo",
+    "checked": "question",
+    "half_parked": "stop",
+    "received": "inbox",
+    "consumed": "check",
+    "failed": "retry",
+    "parked": "stop",
+    "rolled_back": "undo",
+    "quarantined": "shield",
+    "discarded": "archive",
+    "act": "person",
+    "found": "search",
+}
 
 
 class Badges:
     """The numbers in the navigation: what waits for an operator, counted every few seconds at most."""
 
-    def __init__(self, good_for: float = GOOD_FOR) -> None:
-        self._good_for = good_for
+    def __init__(self) -> None:
         self._numbers: dict[str, Total] = {}
-        self._until = 0.0
-        self._lock = threading.Lock()
+        self._until, self._lock = 0.0, threading.Lock()
 
     def now(self, operator: Operator) -> dict[str, Total]:
         """Return the numbers by the names of pages; a page must not fail because they can't be counted."""
         with self._lock:
             if time.monotonic() < self._until:
                 return self._numbers
-            self._until = time.monotonic() + self._good_for
+            self._until = time.monotonic() + _GOOD_FOR
         try:
-            self._numbers = _count(operator)
+            groups = operator.dead_groups(limit=_MOST_GROUPS)
+            dead = sum(group.count.value for group in groups)
+            more = len(groups) == _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
+            parked = operator.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=1)).total
+            numbers = {"dead": Total(dead, "gte" if more else "eq"), "halves": parked}
+            self._numbers = {name: total for name, total in numbers.items() if total is not None}
         except (OutboxError, SQLAlchemyError) as error:
             log(logging.WARNING, "console.badges_missing", error=type(error).__name__)
             self._numbers = {}
@@ -181,15 +172,6 @@ class Badges:
     def forget(self) -> None:
         """Count again at the next page, after an act."""
         self._until = 0.0
-
-
-def _count(operator: Operator) -> dict[str, Total]:
-    groups = operator.dead_groups(limit=_MOST_GROUPS)
-    dead = sum(group.count.value for group in groups)
-    more = len(groups) == _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
-    parked = operator.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=1)).total
-    numbers = {"dead": Total(dead, "gte" if more else "eq")}
-    return numbers | ({"halves": parked} if parked is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +206,9 @@ class PageView:
             return context.identity is not None and context.may(needed)
 
         shared = {
+            "badges": {},
+            "databases": [],
+            "several": False,
             "url": context.url,
             "static": lambda file: context.url("static", static_files()[file].name),
             "can": may,
@@ -234,7 +219,7 @@ class PageView:
             "section": context.path.strip("/").partition("/")[0],
             "here": context.url(*context.path.strip("/").split("/")),
             "query": self.request.url.query,
-            "did": _done_text(self.request.query_params.get("did", "")),
+            "did": _DONE.get(self.request.query_params.get("did", "")),
             "now": dt.datetime.now(dt.UTC),
         }
         return HTMLResponse(_environment().get_template(template).render(shared | data), status)
@@ -262,19 +247,9 @@ def problem_page(request: Request, problem: Problem) -> HTMLResponse:
         problem=problem,
         again=view.context.url(section, about) if found else None,
         onward="/",
-        badges={},
-        databases=[],
-        several=False,
     )
     page.headers.update(problem.headers or {})
     return page
-
-
-def _done_text(code: str) -> str | None:
-    """Return the sentence about what was done last; a link can only name an act, never bring its own text."""
-    if code in ACTS:
-        return ACTS[code].happened
-    return {"start": "Ordered. Workers carry it out.", "cancel": "Cancelled: what is left is not done."}.get(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,29 +284,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "day": _day,
-        "iso": _iso,
-        "utc": _utc,
-        "ago": _ago,
-        "number": number,
-        "many": many,
-        "size": size,
-        "duration": lambda seconds: "\N{EN DASH}" if seconds is None else duration(seconds),
-        "short": short,
-        "text": text,
-        "without": without,
-        "sentence": sentence,
-        "interface": interface,
-    }
+    filters = (day, iso, utc, ago, number, many, elapsed, short, text, sentence)
+    environment.filters |= {each.__name__: each for each in filters}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
         "ACTS": ACTS,
         "EVENTS": EVENTS,
         "acts_for": acts_for,
         "acts_in": lambda noun, state: [act for act in acts_for(noun) if state in act.from_states],
-        "act_icon": act_icon,
-        "chip_of": chip,
+        "act_icon": lambda name: _ICONS.get(name, "play"),
+        "chip_of": lambda status: _CHIPS.get(status, _UNKNOWN),
     }
     return environment
 
@@ -341,23 +303,25 @@ def _finalize(value: object) -> object:
     return plain(value) if type(value) is str else value
 
 
-def _iso(moment: dt.datetime) -> str:
+def iso(moment: dt.datetime) -> str:
+    """Return a moment as scripts read it."""
     return moment.astimezone(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _utc(moment: dt.datetime) -> str:
+def utc(moment: dt.datetime) -> str:
+    """Return a moment in full."""
     return moment.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S") + " UTC"
 
 
-def _day(moment: dt.datetime) -> str:
+def day(moment: dt.datetime) -> str:
     """Return a moment as tables show it: as short as it can be on this day."""
-    utc, today = moment.astimezone(dt.UTC), dt.datetime.now(dt.UTC)
-    if utc.year != today.year:
-        return utc.strftime("%Y-%m-%d %H:%M")
-    return utc.strftime("%H:%M:%S" if utc.date() == today.date() else "%d %b %H:%M")
+    time, today = moment.astimezone(dt.UTC), dt.datetime.now(dt.UTC)
+    if time.year != today.year:
+        return time.strftime("%Y-%m-%d %H:%M")
+    return time.strftime("%H:%M:%S" if time.date() == today.date() else "%d %b %H:%M")
 
 
-def _ago(moment: dt.datetime) -> str:
+def ago(moment: dt.datetime) -> str:
     """Return how long ago a moment is, or in how long; as `console.js` keeps it up to date."""
     seconds = (dt.datetime.now(dt.UTC) - moment).total_seconds()
     size = round(abs(seconds))
@@ -379,19 +343,14 @@ def number(value: float | None) -> str:
     return f"{value:.3f}".rstrip("0") if abs(value) >= 0.001 else "< 0.001"
 
 
+def elapsed(seconds: float | None) -> str:
+    """Return a duration for people; a dash where it isn't known."""
+    return "\N{EN DASH}" if seconds is None else duration(seconds)
+
+
 def many(total: Total) -> str:
     """Return how many there are: ``12``, or ``10,000+`` where the count stopped."""
     return f"{total.value:,}{'+' if total.relation == 'gte' else ''}"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:,.1f} TiB"
 
 
 def short(identifier: object) -> str:
@@ -411,16 +370,6 @@ def text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(text, value))
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def without(value: Any, name: str) -> Any:
-    """Return a value without one of its parts."""
-    return {key: each for key, each in value.items() if key != name} if isinstance(value, Mapping) else value
-
-
-def interface(origin: Mapping[str, Any] | None) -> str:
-    """Return by which interface an act came, and from which address."""
-    return ", ".join(text(origin[part]) for part in ("via", "ip") if part in origin) if origin else ""
 
 
 def sentence(clause: str) -> str:
