@@ -41,6 +41,13 @@ def in_schema(template: str, schema: str) -> str:
     return template.replace("{s}", f'"{schema}"')
 
 
+def statement(schema: str, template: str, values: Mapping[str, Any], **parts: str) -> Statement:
+    """Return a statement of a template: each ``{name}`` of ``parts`` is replaced, in their order, and then ``{s}``."""
+    for name, text in parts.items():
+        template = template.replace(f"{{{name}}}", text)
+    return Statement(in_schema(template, schema), values)
+
+
 def lock_key(*parts: object) -> int:
     """Return the 64-bit key of an advisory lock; the parts begin with its purpose and the schema.
 
@@ -122,6 +129,11 @@ def execute(
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
     return cast("list[list[Row]]", rows[int(begins) : int(begins) + len(statements)])
+
+
+def query(connection: Connection, schema: str, template: str, **values: Any) -> list[Row]:
+    """Run the statement of a template, alone; return its rows."""
+    return execute(connection, Statement(in_schema(template, schema), values))[0]
 
 
 def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:

@@ -83,14 +83,14 @@ class Databases(Mapping[str, Database]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def having(self, part: str, name: str | None = None) -> list[Database]:
-        """Return the databases that have a part; only the one of this name, if one is given.
+    def having(self, part: str | None, name: str | None = None) -> list[Database]:
+        """Return the databases that have a part (None: any); only the one of this name, if one is given.
 
         Raises:
             UnknownDatabase: none of this name is registered.
         """
         chosen = self._by_name.values() if name is None else [self[name]]
-        return [database for database in chosen if part in database.parts]
+        return [database for database in chosen if part is None or part in database.parts]
 
 
 def open_database(name: str, engine: Engine, settings: Settings) -> Database:

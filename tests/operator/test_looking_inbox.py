@@ -191,7 +191,7 @@ def test_errors_are_their_first_line(world: World) -> None:
 def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, few: int, wanted: dict[str, Any]) -> None:
     """A search that stops at its window goes on where it stopped, in each place; nothing is missed or repeated."""
     expected = world.rows(**wanted)
-    for name, value in (("WINDOW", 6), ("ERROR_WINDOW", few or 4), ("LEAST", 1), ("_FEW_ROWS", few)):
+    for name, value in (("WINDOW", 6), ("ERROR_WINDOW", few or 4), ("LEAST", 1), ("FEW_ROWS", few)):
         monkeypatch.setattr(inbox_sql, name, value)
     rows = world.pages(5, **wanted)
     assert sorted(rows, key=str) == sorted(expected, key=str)

@@ -125,7 +125,7 @@ def test_halves_by_each_filter(
 
     expected = [row.id for row in rows]
     assert ids(3) == expected
-    monkeypatch.setattr(lists_sql.list_halves, "__defaults__", (4,))
+    monkeypatch.setattr(lists_sql, "HALF_WINDOW", 4)
     assert ids(3) == expected
 
 
@@ -213,7 +213,7 @@ def test_audit_by_each_filter(
     """Each filter finds what it says; page by page and within windows the same."""
     rows = world.audit(**wanted)
     assert len(rows) == count
-    monkeypatch.setattr(lists_sql.list_audit, "__defaults__", (window,))
+    monkeypatch.setattr(lists_sql, "AUDIT_WINDOW", window)
     found = all_pages(lambda page: Operator(world.databases).audit(AuditFilter(**wanted), page), 2)
     assert len(found) == count
     assert sorted(found, key=lambda row: row.acted_at, reverse=True) == rows

@@ -263,7 +263,7 @@ def test_totals(world: World, wanted: dict[str, Any], total: Total | None) -> No
 
 def test_totals_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A total ends at its limit, and then says "at least"."""
-    monkeypatch.setattr("outbox.operator.look.lists.COUNT_LIMIT", 40)
+    monkeypatch.setattr("outbox.operator.look.paging.COUNT_LIMIT", 40)
     assert Operator(world.databases).messages(MessageFilter(), PageRequest(5)).total == Total(40, "gte")
 
 

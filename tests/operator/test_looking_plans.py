@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, execute, statement
 from outbox.database.sql import plan_by_index
 from outbox.embedded import ServerLike
 from outbox.message.model import Status, uuid7
 from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
+from outbox.operator.look.paging import count_of
 from outbox.operator.model import AuditFilter, HalfFilter, HalfStatus, MessageFilter, MessageStatus, ScheduledFilter
 from tests.operator.looking import open_databases
 
@@ -44,10 +45,10 @@ INBOX: list[tuple[inbox_sql.InboxQuery, inbox_sql.Source]] = [
 
 STATEMENTS: list[Statement | None] = [
     *(lists_sql.list_messages("outbox", wanted, after, 51) for wanted in MESSAGES for after in (None, ID)),
-    *(lists_sql.count_messages("outbox", wanted, 100) for wanted in MESSAGES),
-    message_sql.body("outbox", ID),
+    *(lists_sql.count_messages("outbox", wanted) for wanted in MESSAGES),
+    statement("outbox", message_sql.BODY, {"id": ID}),
     *(inbox_sql.list_inbox("outbox", *each, after, 51) for each in INBOX for after in (None, (ID, "g"))),
-    *(inbox_sql.count("outbox", wanted, 100) for wanted, _ in INBOX if inbox_sql.is_cheap(wanted)),
+    *(inbox_sql.count("outbox", wanted) for wanted, _ in INBOX),
     *(inbox_sql.count_few("outbox", PARKED, source, 100) for source in ("parked_few", "failed", "discarded")),
     inbox_sql.rows_of("outbox", inbox_sql.InboxQuery(), ID, None, 51),
     *(inbox_sql.kinds("outbox", *place) for place in ((None, None), ("g", None), (None, "t"), ("g", "t"))),
@@ -55,14 +56,14 @@ STATEMENTS: list[Statement | None] = [
     inbox_sql.details("outbox", ["g"], ["t"], ["k"]),
     lists_sql.list_scheduled("outbox", ScheduledFilter(topic="t"), (NOW, ID), 51),
     lists_sql.list_scheduled("outbox", ScheduledFilter(recalled=True), (ID,), 51),
-    lists_sql.count_scheduled("outbox", 100),
+    count_of("outbox", "scheduled_message", "recalled_at IS NULL"),
     lists_sql.list_halves("outbox", HalfFilter(topic="t", status=HalfStatus.PARKED, min_age=1.0), ID, 51),
-    lists_sql.count_halves("outbox", 100),
+    count_of("outbox", "half_check"),
     lists_sql.list_audit("outbox", AuditFilter(actor="a", since=NOW), None, 7, 51),
     lists_sql.list_audit("outbox", AuditFilter(), ["a", "b"], None, 51),
-    lists_sql.count_audit("outbox", 100),
-    lists_sql.known_groups("outbox"),
-    message_sql.findings_of("outbox", ID),
+    count_of("outbox", "audit"),
+    statement("outbox", lists_sql.KNOWN_GROUPS, {}),
+    statement("outbox", message_sql.FINDINGS, {"id": ID}),
     bulk_sql.jobs_of("outbox", ID),
 ]
 

@@ -250,7 +250,7 @@ def _match_messages(criteria: MessageFilter, edge: Any) -> Matched:
     return choose_sql.halves(_HALVES, where, values, edge, MAX_ITEMS + 1)
 
 
-def _inbox_where(connection: Connection, database: Database, criteria: InboxFilter) -> tuple[str, dict[str, object]]:
+def _inbox_where(connection: Connection, database: Database, criteria: InboxFilter) -> tuple[str, dict[str, Any]]:
     query = query_in(connection, database, checked(criteria))
     return inbox_sql.where(query) if query else ("false", {})
 
@@ -339,7 +339,7 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
 
 def token_of(selection: Selection, database: Database, found: Summary) -> str:
     """Return what binds an order to what was previewed: the selection, the database, and all that can be acted on."""
-    edge = paging.encode(None if found.edge is None else (found.edge,))
+    edge = None if found.edge is None else (found.edge,)
     digest = found.digest(selection.states)
     return paging.write_token({"database": database.name, "edge": edge, "digest": digest}, selection.context)
 

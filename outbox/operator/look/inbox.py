@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -14,7 +13,7 @@ from outbox.message.model import Status
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
-from outbox.operator.look.paging import Counted, Part, Position, SortOrder, checked, merged
+from outbox.operator.look.paging import Part, Position, SortOrder, checked, page_of
 from outbox.operator.model import COUNT_LIMIT, DeadGroup, InboxFilter, InboxRow, Page, PageRequest, Total
 
 if TYPE_CHECKING:
@@ -25,23 +24,11 @@ if TYPE_CHECKING:
 _MOST = inbox_sql.MOST
 _LETTERS = 16
 _BY_ID: SortOrder[InboxRow] = SortOrder(key=lambda row: (row.message_id, row.group), shape=(UUID, str))
-_RARE = {Status.PARKED, Status.FAILED}
 
 
-@dataclass(frozen=True, slots=True)
-class DeadKind:
-    """What the dead letters of one `DeadGroup` have in common."""
-
-    database: str
-    group: str
-    topic: str
-    error_kind: str
-
-    @property
-    def fingerprint(self) -> str:
-        """A short name for it, which stays the same as long as dead letters of this kind come."""
-        text = "\0".join((self.database, self.group, self.topic, self.error_kind))
-        return hashlib.sha256(text.encode()).hexdigest()[:_LETTERS]
+def fingerprint_of(*kind: str) -> str:
+    """Return a short name for the database, group, topic and kind of error of dead letters."""
+    return hashlib.sha256("\0".join(kind).encode()).hexdigest()[:_LETTERS]
 
 
 class InboxLists(OverDatabases):
@@ -52,25 +39,14 @@ class InboxLists(OverDatabases):
 
         What is parked or failed is found by index, everything else within a window of each database
         (`inbox_sql.WINDOW` rows; fewer where errors are searched).
-
-        Raises:
-            InvalidRequest: a filter or token that isn't one.
-            UnknownDatabase: the filter names a database that isn't registered.
         """
-        criteria = checked(criteria)
-        consumers = {database.name: database for database in self.databases.having("consumer", criteria.database)}
-        counted: Counted[InboxRow] = Counted(page, COUNT_LIMIT)
 
-        def read(name: str, after: Position | None, limit: int) -> Part[InboxRow]:
-            database = consumers[name]
-            with database.reading() as connection:
-                if (query := query_in(connection, database, criteria)) is None:
-                    return Part([])
-                count = inbox_sql.count(database.schema, query, COUNT_LIMIT + 1)
-                counted.add(connection, count if inbox_sql.is_cheap(query) else None)
-                return _rows(connection, database, query, (after[0], after[1]) if after else None, limit)
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[InboxRow]:
+            if (query := query_in(connection, database, criteria)) is None:
+                return Part([], count=0)
+            return _rows(connection, database, query, (after[0], after[1]) if after else None, limit)
 
-        return counted.on(merged(consumers, page, criteria, _BY_ID, read))
+        return page_of(self.databases.having("consumer", checked(criteria).database), criteria, page, _BY_ID, read)
 
     def dead_groups(
         self, *, database: str | None = None, group: str | None = None, topic: str | None = None, limit: int = 200
@@ -95,8 +71,7 @@ class InboxLists(OverDatabases):
 def _dead_groups(database: Database, criteria: InboxFilter, limit: int) -> list[DeadGroup]:
     schema = database.schema
     with database.reading() as connection:
-        statement = inbox_sql.counts(schema, criteria.group, criteria.topic, limit, COUNT_LIMIT)
-        (counts,) = execute(connection, statement)
+        (counts,) = execute(connection, inbox_sql.counts(schema, criteria.group, criteria.topic, limit, COUNT_LIMIT))
         if not counts:
             return []
         columns = ([row[column] for row in counts] for column in range(3))
@@ -104,27 +79,11 @@ def _dead_groups(database: Database, criteria: InboxFilter, limit: int) -> list[
     return [_dead_group(database.name, counts[row[0] - 1], row) for row in rows]
 
 
-def _dead_group(database: str, count: Row, detail: Row) -> DeadGroup:
-    group, topic, error_kind, value, most = count
+def _dead_group(database: str, counted: Row, detail: Row) -> DeadGroup:
+    group, topic, kind, value, most = counted
     _, first_at, last_at, *sample = detail
-    return DeadGroup(
-        fingerprint=DeadKind(database, group, topic, error_kind).fingerprint,
-        database=database,
-        group=group,
-        topic=topic,
-        error_kind=error_kind,
-        count=Total(value, "gte" if value >= most else "eq"),
-        first_at=first_at,
-        last_at=last_at,
-        sample=InboxRow(database, *sample),
-    )
-
-
-def kind_of(connection: Connection, database: Database, fingerprint: str) -> DeadKind | None:
-    """Return the kind of dead letters in a database that a fingerprint stands for; None if there are none now."""
-    (rows,) = execute(connection, inbox_sql.kinds(database.schema))
-    kinds = (DeadKind(database.name, *row) for row in rows)
-    return next((kind for kind in kinds if kind.fingerprint == fingerprint), None)
+    fingerprint, count = fingerprint_of(database, group, topic, kind), Total(value, "gte" if value >= most else "eq")
+    return DeadGroup(fingerprint, database, group, topic, kind, count, first_at, last_at, InboxRow(database, *sample))
 
 
 def query_in(connection: Connection, database: Database, criteria: InboxFilter) -> InboxQuery | None:
@@ -133,17 +92,19 @@ def query_in(connection: Connection, database: Database, criteria: InboxFilter) 
     The fingerprint becomes the group, topic and kind of error that it stands for; ``discarded`` asks for what is
     parked.
     """
-    query = InboxQuery(**{each.name: getattr(criteria, each.name) for each in dataclasses.fields(InboxFilter)})
+    query = InboxQuery(**asdict(criteria))
     statuses = set(query.status)
     if query.discarded or query.fingerprint is not None:
         if statuses and Status.PARKED not in statuses:
             return None
         statuses = {Status.PARKED}
     if query.fingerprint is not None:
-        kind = kind_of(connection, database, query.fingerprint)
-        if kind is None or query.group not in {None, kind.group} or query.topic not in {None, kind.topic}:
+        (kinds,) = execute(connection, inbox_sql.kinds(database.schema))
+        found = (kind for kind in kinds if fingerprint_of(database.name, *kind) == query.fingerprint)
+        group, topic, kind = next(found, (None, None, None))
+        if group is None or query.group not in {None, group} or query.topic not in {None, topic}:
             return None
-        query = replace(query, group=kind.group, topic=kind.topic, error_kind=kind.error_kind)
+        query = replace(query, group=group, topic=topic, error_kind=kind)
     return replace(query, status=tuple(sorted(statuses)), error=query.error or None)
 
 
@@ -154,44 +115,38 @@ def _rows(
     schema, rows, stops = database.schema, [], []
     for part, source in _sources(connection, schema, query):
         if query.message_id is not None:
-            statement = inbox_sql.rows_of(schema, part, query.message_id, after, limit)
+            statement = inbox_sql.rows_of(schema, part, query.message_id, after, limit, inbox_sql.SHORT_ROW)
         else:
             statement = inbox_sql.list_inbox(schema, part, source, after, limit)
         (found,) = execute(connection, statement)
-        rows += [_in_list(InboxRow(database.name, *row[2:])) for row in found if row[2] is not None]
+        rows += [InboxRow(database.name, *row[2:]) for row in found if row[2] is not None]
         stops += [(row[0], row[1]) for row in found[:1] if row[0] is not None]
     stop = max(stops, default=None)
     rows.sort(key=_BY_ID.key, reverse=True)
     shown = [row for row in rows if stop is None or _BY_ID.key(row) >= stop][:limit]
     searched = inbox_sql.window_of(query) if stop else len(shown)
-    return Part(shown, searched, stop if len(shown) < limit else None)
-
-
-def _in_list(row: InboxRow) -> InboxRow:
-    return replace(row, last_error=row.last_error.partition("\n")[0]) if row.last_error else row
+    return Part(shown, searched, stop if len(shown) < limit else None, inbox_sql.count(schema, query))
 
 
 def _sources(connection: Connection, schema: str, query: InboxQuery) -> list[tuple[InboxQuery, Source]]:
     """Return by which indexes the rows are found; each with the statuses that it finds."""
+    few: Source | None = "discarded" if query.discarded else None if query.error is None else "parked_few"
+    by_status: dict[Status, tuple[Source | None, Source]] = {
+        Status.PARKED: (few, "parked"),
+        Status.FAILED: ("failed", "all"),
+        Status.QUARANTINED: (None, "all"),
+    }
     statuses = set(query.status)
-    if query.message_id is not None or not statuses or statuses - _RARE - {Status.QUARANTINED}:
+    if query.message_id is not None or not statuses or statuses - by_status.keys():
         return [(query, "all")]
-    sources: list[tuple[InboxQuery, Source]] = []
-    if Status.PARKED in statuses:
-        source: Source = "discarded" if query.discarded else "parked"
-        if query.discarded or query.error is not None:
-            few: Source = "discarded" if query.discarded else "parked_few"
-            source = few if _are_few(connection, schema, query, few) else "parked"
-        sources.append((replace(query, status=(Status.PARKED,)), source))
-    if Status.FAILED in statuses:
-        source = "failed" if _are_few(connection, schema, query, "failed") else "all"
-        sources.append((replace(query, status=(Status.FAILED,)), source))
-    if Status.QUARANTINED in statuses:
-        sources.append((replace(query, status=(Status.QUARANTINED,)), "all"))
-    return sources
+    return [
+        (replace(query, status=(status,)), few if few and _are_few(connection, schema, query, few) else many)
+        for status, (few, many) in by_status.items()
+        if status in statuses
+    ]
 
 
 def _are_few(connection: Connection, schema: str, query: InboxQuery, source: Source) -> bool:
-    most = inbox_sql.few_of(query)
+    most = inbox_sql.FEW_ROWS if query.error is None else inbox_sql.ERROR_WINDOW
     (((count,),),) = execute(connection, inbox_sql.count_few(schema, query, source, most + 1))
     return bool(count <= most)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, statement
 from outbox.message.model import Status
+from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import InboxFilter
 
 #: How many rows one search looks at; and where it looks into errors, which are long.
@@ -22,8 +23,8 @@ WINDOW = 10_000
 ERROR_WINDOW = 4_000
 #: How many rows of one place it looks at, however many places there are.
 LEAST = 100
-# How many failed or discarded rows are all read, and sorted; of more, the newest are found soon by the primary key.
-_FEW_ROWS = 5_000
+#: How many failed or discarded rows are all read, and sorted; of more, the newest are found soon by the primary key.
+FEW_ROWS = 5_000
 
 #: The kind of error of rows that have none.
 UNCLASSIFIED = "unclassified"
@@ -116,15 +117,13 @@ SELECT NULL::uuid, NULL, {SHORT_ROW}
  ORDER BY m.message_id DESC, m.consumer_group DESC LIMIT %(limit)s
 """
 
-_COUNT = "SELECT count(*) FROM (SELECT FROM {s}.consumer_message m WHERE {where} LIMIT %(limit)s) c"
-
-_BY_ID = f"""
-WITH RECURSIVE {{places}}
-SELECT NULL::uuid, NULL, {FULL_ROW}
+_BY_ID = """
+WITH RECURSIVE {places}
+SELECT NULL::uuid, NULL, {row}
   FROM place p CROSS JOIN LATERAL (
-        SELECT * FROM {{s}}.consumer_message
+        SELECT * FROM {s}.consumer_message
          WHERE consumer_group = p.consumer_group AND message_id = %(id)s LIMIT 1) m
- WHERE (m.message_id, m.consumer_group) < (%(below)s::uuid, %(group_below)s) AND {{where}}
+ WHERE (m.message_id, m.consumer_group) < (%(below)s::uuid, %(group_below)s) AND {where}
  ORDER BY m.consumer_group DESC LIMIT %(limit)s
 """
 
@@ -161,49 +160,34 @@ def _id_at(moment: dt.datetime, more: dt.timedelta) -> UUID:
     return UUID(int=max(0, min(milliseconds << 80, LAST_ID.int)))
 
 
-def where(criteria: InboxQuery) -> tuple[str, dict[str, object]]:
+_FITS = {
+    "group": "m.consumer_group = %(group)s",
+    "topic": "m.topic = %(topic)s",
+    "message_id": "m.message_id = %(message_id)s",
+    "error_kind": f"m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(error_kind)s",
+    "error": _HOLDS,
+    "attempts_gte": "m.attempts >= %(attempts_gte)s",
+    "since": "m.changed_at >= %(since)s",
+    "until": "m.changed_at < %(until)s",
+}
+
+
+def where(criteria: InboxQuery) -> tuple[str, dict[str, Any]]:
     """Return the condition over ``{s}.consumer_message m`` that a query stands for, and its values.
 
     Statuses are written out: the planner takes a partial index only where it sees that the condition implies its own.
     """
-    values: dict[str, object] = {}
-    conditions: list[str] = []
-
-    def add(condition: str, **bound: object) -> None:
-        conditions.append(condition)
-        values.update(bound)
-
+    condition, values = fitting(criteria, _FITS)
     if criteria.status:
         words = ", ".join(f"'{Status(status).value}'" for status in sorted(set(criteria.status)))
-        add(f"m.status IN ({words})" if "," in words else f"m.status = {words}")
-    if criteria.group is not None:
-        add("m.consumer_group = %(group)s", group=criteria.group)
-    if criteria.topic is not None:
-        add("m.topic = %(topic)s", topic=criteria.topic)
-    if criteria.message_id is not None:
-        add("m.message_id = %(message_id)s", message_id=criteria.message_id)
-    if criteria.error_kind is not None:
-        add(f"m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s", kind=criteria.error_kind)
+        condition += f" AND m.status IN ({words})"
     if criteria.discarded is not None:
-        add(f"m.discarded_at IS {'NOT NULL' if criteria.discarded else 'NULL'}")
-    if criteria.error is not None:
-        add(_HOLDS, error=criteria.error)
-    if criteria.attempts_gte is not None:
-        add("m.attempts >= %(attempts)s", attempts=criteria.attempts_gte)
-    if criteria.since is not None:
-        add("m.changed_at >= %(since)s", since=criteria.since)
-    if criteria.until is not None:
-        add("m.changed_at < %(until)s", until=criteria.until)
-    return " AND ".join(conditions) or "true", values
+        condition += f" AND m.discarded_at IS {'NOT NULL' if criteria.discarded else 'NULL'}"
+    return condition, values
 
 
 def list_inbox(
-    schema: str,
-    criteria: InboxQuery,
-    source: Source,
-    after: tuple[UUID, str] | None,
-    limit: int,
-    window: int | None = None,
+    schema: str, criteria: InboxQuery, source: Source, after: tuple[UUID, str] | None, limit: int
 ) -> Statement:
     """Find rows of the inboxes by one source, the newest id first, ties by the group, below ``after``.
 
@@ -212,25 +196,18 @@ def list_inbox(
     with a group of None where nothing is found. Rows below the place at which it stopped aren't all there are.
     """
     condition, values = where(criteria)
-    if criteria.error_kind is not None and source == "parked":
-        sql, in_pair = (
-            _LIST,
-            f"m.topic = p.topic AND m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(kind)s",
-        )
-    elif source in _ONLY:
-        sql, in_pair = _FEW, ""
-    else:
-        sql, in_pair = _LIST, _IN_SOURCE[source]
-    sql = (
-        sql.replace("{places}", _pairs(criteria, source))
-        .replace("{in_pair}", in_pair)
-        .replace("{few}", _ONLY.get(source, ""))
-        .replace("{of_group}", "" if criteria.group is None else "AND consumer_group = %(group)s")
-        .replace("{of_topic}", "topic = %(topic)s" if source == "parked" and criteria.topic is not None else "true")
-        .replace("{where}", condition)
+    of_kind = criteria.error_kind is not None and source == "parked"
+    return statement(
+        schema,
+        _FEW if source in _ONLY else _LIST,
+        values | _below(criteria, after) | {"limit": limit, "window": window_of(criteria), "least": LEAST},
+        places=_pairs(criteria, source),
+        in_pair=f"m.topic = p.topic AND {_FITS['error_kind']}" if of_kind else _IN_SOURCE.get(source, ""),
+        few=_ONLY.get(source, ""),
+        of_group="" if criteria.group is None else "AND consumer_group = %(group)s",
+        of_topic="topic = %(topic)s" if source == "parked" and criteria.topic is not None else "true",
+        where=condition,
     )
-    values |= _below(criteria, after) | {"limit": limit, "window": window or window_of(criteria), "least": LEAST}
-    return Statement(in_schema(sql, schema), values)
 
 
 def _pairs(criteria: InboxQuery, source: Source) -> str:
@@ -246,17 +223,10 @@ def window_of(criteria: InboxQuery) -> int:
     return WINDOW if criteria.error is None else ERROR_WINDOW
 
 
-def few_of(criteria: InboxQuery) -> int:
-    """Return how many rows may all be read by one search."""
-    return _FEW_ROWS if criteria.error is None else ERROR_WINDOW
-
-
-def count_few(schema: str, criteria: InboxQuery, source: Source, limit: int) -> Statement:
-    """Count the rows that `list_inbox` would read by an index of few, ``limit`` at most. Rows: ``(rows,)``."""
-    sql = _COUNT.replace(
-        "{where}", _ONLY[source] + ("" if criteria.group is None else " AND consumer_group = %(group)s")
-    )
-    return Statement(in_schema(sql, schema), {"group": criteria.group, "limit": limit})
+def count_few(schema: str, criteria: InboxQuery, source: Source, most: int) -> Statement:
+    """Count the rows that `list_inbox` would read by an index of few, ``most`` at most. Rows: ``(rows,)``."""
+    condition = _ONLY[source] + ("" if criteria.group is None else " AND consumer_group = %(group)s")
+    return count_of(schema, "consumer_message", condition, most, group=criteria.group)
 
 
 def _below(criteria: InboxQuery, after: tuple[UUID, str] | None) -> dict[str, object]:
@@ -267,26 +237,23 @@ def _below(criteria: InboxQuery, after: tuple[UUID, str] | None) -> dict[str, ob
 
 
 def rows_of(
-    schema: str, criteria: InboxQuery, message_id: UUID, after: tuple[UUID, str] | None, limit: int
+    schema: str, criteria: InboxQuery, message_id: UUID, after: tuple[UUID, str] | None, limit: int, row: str = FULL_ROW
 ) -> Statement:
-    """Find one message in all inboxes. Rows: as of `list_inbox`, with all of the error."""
+    """Find one message in all inboxes. Rows: as of `list_inbox`; the error is as ``row`` has it."""
     condition, values = where(criteria)
-    sql = _BY_ID.replace("{places}", _pairs(criteria, "all")).replace("{where}", condition)
-    return Statement(in_schema(sql, schema), values | _below(criteria, after) | {"id": message_id, "limit": limit})
+    values |= _below(criteria, after) | {"id": message_id, "limit": limit}
+    return statement(schema, _BY_ID, values, places=_pairs(criteria, "all"), row=row, where=condition)
 
 
-def count(schema: str, criteria: InboxQuery, limit: int) -> Statement:
-    """Count rows, ``limit`` at most; cheap for what `is_cheap` says. Rows: ``(rows,)``."""
-    condition, values = where(criteria)
-    return Statement(in_schema(_COUNT.replace("{where}", condition), schema), values | {"limit": limit})
-
-
-def is_cheap(criteria: InboxQuery) -> bool:
-    """Tell whether an index counts these: what is parked, failed or discarded, perhaps of one group, topic and kind."""
+def count(schema: str, criteria: InboxQuery) -> Statement | None:
+    """Count rows; None where no index does: of what isn't parked, failed or discarded, and by other conditions."""
     others = (criteria.message_id, criteria.error, criteria.attempts_gte, criteria.since, criteria.until)
     indexed = len(criteria.status) == 1 and criteria.status[0] in {"parked", "failed"}
     by_pair = criteria.topic is None or criteria.group is not None
-    return indexed and by_pair and all(value is None for value in others)
+    if not (indexed and by_pair) or any(value is not None for value in others):
+        return None
+    condition, values = where(criteria)
+    return count_of(schema, "consumer_message", condition, **values)
 
 
 #: How many groups of dead letters a search knows, and how many rows it counts in all of them together.
@@ -347,7 +314,7 @@ SELECT k.number, e.first, e.last, {SHORT_ROW}
 
 def kinds(schema: str, group: str | None = None, topic: str | None = None) -> Statement:
     """Find which kinds of dead letters there are, `MOST` at most. Rows: ``(group, topic, kind)``."""
-    return _statement(_DEAD_LIST, schema, group, topic, {})
+    return _of_kinds(_DEAD_LIST, schema, group, topic, {})
 
 
 def counts(schema: str, group: str | None, topic: str | None, groups: int, limit: int) -> Statement:
@@ -355,7 +322,7 @@ def counts(schema: str, group: str | None, topic: str | None, groups: int, limit
 
     Rows: ``(group, topic, kind, count, where the count stopped at most)``; the more kinds, the sooner it stops.
     """
-    return _statement(_COUNTS, schema, group, topic, {"groups": groups, "limit": limit, "counted": _COUNTED})
+    return _of_kinds(_COUNTS, schema, group, topic, {"groups": groups, "limit": limit, "counted": _COUNTED})
 
 
 def details(schema: str, groups: list[str], topics: list[str], kinds: list[str]) -> Statement:
@@ -366,16 +333,15 @@ def details(schema: str, groups: list[str], topics: list[str], kinds: list[str])
     """
     ends = max(1, min(_ENDS, 10_000 // max(len(groups), 1)))
     values = {"consumer_groups": groups, "topics": topics, "kinds": kinds, "ends": ends}
-    return Statement(in_schema(_DETAILS, schema), values)
+    return statement(schema, _DETAILS, values)
 
 
-def _statement(sql: str, schema: str, group: str | None, topic: str | None, values: dict[str, object]) -> Statement:
-    first, coming, of_topic = "", _NEXT, "true"
+def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, values: dict[str, object]) -> Statement:
+    first, coming = "", _NEXT
     if group is not None:
         first, coming = "AND c.consumer_group = %(group)s", _NEXT_OF_GROUP
         if topic is not None:
             first, coming = f"{first} AND c.topic = %(topic)s", _NEXT_OF_TOPIC
-    elif topic is not None:
-        of_topic = "topic = %(topic)s"
-    sql = sql.replace("{first}", first).replace("{next}", coming).replace("{of_topic}", of_topic)
-    return Statement(in_schema(sql, schema), values | {"group": group, "topic": topic, "most": MOST})
+    of_topic = "topic = %(topic)s" if topic is not None else "true"
+    values |= {"group": group, "topic": topic, "most": MOST}
+    return statement(schema, sql, values, first=first, next=coming, of_topic=of_topic)

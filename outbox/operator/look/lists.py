@@ -7,14 +7,13 @@ import json
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Row, execute
+from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidRequest
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import lists_sql
-from outbox.operator.look.paging import Counted, Part, Position, SortOrder, checked, merged
+from outbox.operator.look.paging import Part, Position, SortOrder, checked, count_of, page_of
 from outbox.operator.look.redact import has_at
 from outbox.operator.model import (
-    COUNT_LIMIT,
     LONGEST,
     AuditFilter,
     AuditRow,
@@ -56,100 +55,54 @@ class Lists(OverDatabases):
         A page looks at a window of each database (`lists_sql.WINDOW` messages) at most, unless an index finds what
         fits: undecided and scheduled messages, and a key where there is an index on ``half_message (key)`` or
         ``(topic, key)``. Bodies are compared here, `lists_sql.BODIES` of them at a time.
-
-        Raises:
-            InvalidRequest: a filter or token that isn't one.
-            UnknownDatabase: the filter names a database that isn't registered.
         """
-        criteria = check_messages(criteria)
-        producers = {database.name: database for database in self.databases.having("producer", criteria.database)}
-        counted: Counted[MessageRow] = Counted(page, COUNT_LIMIT)
 
-        def read(name: str, after: Position | None, limit: int) -> Part[MessageRow]:
-            with producers[name].reading() as connection:
-                schema = producers[name].schema
-                counted.add(connection, lists_sql.count_messages(schema, criteria, COUNT_LIMIT + 1))
-                return _messages(connection, producers[name], criteria, after[0] if after else None, limit)
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[MessageRow]:
+            return _messages(connection, database, criteria, after[0] if after else None, limit)
 
-        return counted.on(merged(producers, page, criteria, _BY_ID, read))
+        producers = self.databases.having("producer", check_messages(criteria).database)
+        return page_of(producers, criteria, page, _BY_ID, read)
 
     def halves(self, criteria: HalfFilter, page: PageRequest) -> Page[HalfRow]:
-        """Return a page of the undecided halves that fit, the oldest first.
+        """Return a page of the undecided halves that fit, the oldest first."""
 
-        Raises:
-            InvalidRequest: a filter or token that isn't one.
-            UnknownDatabase: the filter names a database that isn't registered.
-        """
-        criteria = checked(criteria)
-        producers = {database.name: database for database in self.databases.having("producer", criteria.database)}
-        counted: Counted[HalfRow] = Counted(page, COUNT_LIMIT)
-        every = criteria == HalfFilter(database=criteria.database)
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[HalfRow]:
+            schema = database.schema
+            (rows,) = execute(connection, lists_sql.list_halves(schema, criteria, after[0] if after else None, limit))
+            count = count_of(schema, "half_check") if criteria == HalfFilter(database=criteria.database) else None
+            return Part.of(rows, 1, lambda row: HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
 
-        def read(name: str, after: Position | None, limit: int) -> Part[HalfRow]:
-            schema = producers[name].schema
-            with producers[name].reading() as connection:
-                counted.add(connection, lists_sql.count_halves(schema, COUNT_LIMIT + 1) if every else None)
-                statement = lists_sql.list_halves(schema, criteria, after[0] if after else None, limit)
-                (rows,) = execute(connection, statement)
-            end = rows[0][0]
-            found = [HalfRow(name, *row[1:]) for row in rows if row[1] is not None]
-            return Part(found, lists_sql.HALF_WINDOW, (end,) if end else None)
-
-        return counted.on(merged(producers, page, criteria, _OLDEST, read))
+        return page_of(self.databases.having("producer", checked(criteria).database), criteria, page, _OLDEST, read)
 
     def scheduled(self, criteria: ScheduledFilter, page: PageRequest) -> Page[ScheduledRow]:
-        """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first.
+        """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
+        order, width, window = _DUE, 2, lists_sql.HALF_WINDOW
+        if criteria.recalled:
+            order, width, window = _RECALLED, 1, lists_sql.RECALLED_WINDOW
 
-        Raises:
-            InvalidRequest: a filter or token that isn't one.
-            UnknownDatabase: the filter names a database that isn't registered.
-        """
-        criteria = checked(criteria)
-        producers = {database.name: database for database in self.databases.having("producer", criteria.database)}
-        counted: Counted[ScheduledRow] = Counted(page, COUNT_LIMIT)
-        every = criteria == ScheduledFilter(database=criteria.database)
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[ScheduledRow]:
+            schema, every = database.schema, criteria == ScheduledFilter(database=criteria.database)
+            (rows,) = execute(connection, lists_sql.list_scheduled(schema, criteria, after, limit))
+            count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
+            return Part.of(rows, width, lambda row: ScheduledRow(database.name, *row), window, count)
 
-        def read(name: str, after: Position | None, limit: int) -> Part[ScheduledRow]:
-            schema = producers[name].schema
-            with producers[name].reading() as connection:
-                counted.add(connection, lists_sql.count_scheduled(schema, COUNT_LIMIT + 1) if every else None)
-                (rows,) = execute(connection, lists_sql.list_scheduled(schema, criteria, after, limit))
-            time, half_id = rows[0][:2]
-            end = (half_id,) if criteria.recalled else (time, half_id)
-            found = [ScheduledRow(name, *row[2:]) for row in rows if row[2] is not None]
-            window = lists_sql.RECALLED_WINDOW if criteria.recalled else lists_sql.HALF_WINDOW
-            return Part(found, window, end if half_id else None)
-
-        return counted.on(merged(producers, page, criteria, _RECALLED if criteria.recalled else _DUE, read))
+        return page_of(self.databases.having("producer", checked(criteria).database), criteria, page, order, read)
 
     def audit(self, criteria: AuditFilter, page: PageRequest) -> Page[AuditRow]:
         """Return a page of what operators did, the newest first.
 
         A target that is a message's id also finds what was done to it in the inboxes of groups. Acts on a target are
         found by index, all others within a window of each database (`lists_sql.AUDIT_WINDOW` acts).
-
-        Raises:
-            InvalidRequest: a filter or token that isn't one.
-            UnknownDatabase: the filter names a database that isn't registered.
         """
-        criteria = checked(criteria)
-        name = criteria.database
-        chosen = list(self.databases.values()) if name is None else [self.databases[name]]
-        by_name = {database.name: database for database in chosen}
-        counted: Counted[AuditRow] = Counted(page, COUNT_LIMIT)
-        every = criteria == AuditFilter(database=name)
 
-        def read(name: str, after: Position | None, limit: int) -> Part[AuditRow]:
-            database = by_name[name]
-            with database.reading() as connection:
-                counted.add(connection, lists_sql.count_audit(database.schema, COUNT_LIMIT + 1) if every else None)
-                targets = None if criteria.target is None else audit_targets(connection, database, criteria.target)
-                below = after[0] if after else None
-                (rows,) = execute(connection, lists_sql.list_audit(database.schema, criteria, targets, below, limit))
-            end = rows[0][0] if rows else None
-            return Part(to_audit_rows(name, rows), lists_sql.AUDIT_WINDOW, (end,) if end else None)
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[AuditRow]:
+            schema, below = database.schema, after[0] if after else None
+            targets = None if criteria.target is None else audit_targets(connection, database, criteria.target)
+            (rows,) = execute(connection, lists_sql.list_audit(schema, criteria, targets, below, limit))
+            count = count_of(schema, "audit") if criteria == AuditFilter(database=criteria.database) else None
+            return Part.of(rows, 1, lambda row: audit_row(database.name, row), lists_sql.AUDIT_WINDOW, count)
 
-        return counted.on(merged(by_name, page, criteria, _BY_TIME, read))
+        return page_of(self.databases.having(None, checked(criteria).database), criteria, page, _BY_TIME, read)
 
 
 def check_messages(criteria: MessageFilter) -> MessageFilter:
@@ -183,15 +136,16 @@ def _messages(
             searched = len(found)
         found = [row for row in found if has_at(row[_COLUMNS], *criteria.body)]
     shown = [MessageRow(database.name, *row[:_COLUMNS]) for row in found[:limit]]
-    return Part(shown, searched, (end,) if end and len(shown) < limit else None)
+    stopped = (end,) if end and len(shown) < limit else None
+    return Part(shown, searched, stopped, lists_sql.count_messages(schema, criteria))
 
 
 def _finds_by_key(connection: Connection, schema: str, criteria: MessageFilter, after: UUID | None) -> bool:
     """Tell whether there is an index for the key, and not too many messages that have it."""
     if criteria.key is None:
         return False
-    (indexes,) = execute(connection, lists_sql.key_indexes(schema))
-    if not lists_sql.has_key_index([columns for (columns,) in indexes], criteria.topic):
+    indexes = [columns or [] for (columns,) in query(connection, schema, lists_sql.KEY_INDEXES)]
+    if not any(names[:1] == ["key"] or (names == ["topic", "key"] and criteria.topic) for names in indexes):
         return False
     (((count,),),) = execute(connection, lists_sql.count_of_key(schema, criteria, after, lists_sql.OF_KEY + 1))
     return bool(count <= lists_sql.OF_KEY)
@@ -205,14 +159,10 @@ def audit_targets(connection: Connection, database: Database, target: str) -> li
         return [target]
     if "consumer" not in database.parts:
         return [message_id]
-    (groups,) = execute(connection, lists_sql.known_groups(database.schema))
+    groups = query(connection, database.schema, lists_sql.KNOWN_GROUPS)
     return [message_id, *(f"{group}/{message_id}" for (group,) in groups)]
 
 
-def to_audit_rows(database: str, rows: list[Row]) -> list[AuditRow]:
-    """Return the rows of `lists_sql.list_audit` as `AuditRow`s."""
-    return [
-        AuditRow(database, *row[1:-2], *(None if value is None else json.loads(value) for value in row[-2:]))
-        for row in rows
-        if row[1] is not None
-    ]
+def audit_row(database: str, row: Row) -> AuditRow:
+    """Return a row of `lists_sql.list_audit` without its end as an `AuditRow`."""
+    return AuditRow(database, *row[:-2], *(None if value is None else json.loads(value) for value in row[-2:]))

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from outbox.check.sql import UNANSWERED
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, statement
 from outbox.database.status import message_status
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.message_sql import HALF_STATUS, LAST_CHECK
+from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import AuditFilter, HalfFilter, MessageFilter, ScheduledFilter
 
 # --- messages --------------------------------------------------------------------------------------------
@@ -62,11 +63,10 @@ _BY_ID = """
                  ORDER BY id DESC LIMIT %(window)s) h"""
 
 # Written so that the primary key is of no use: the planner might read it to its end instead.
-_OF_KEY = """{s}.half_message
-                        WHERE key = %(key)s AND {topic}
-                          AND coalesce(id < %(below)s::uuid AND id >= %(first)s::uuid, false)"""
+_OF_KEY = """key = %(key)s AND {topic}
+                  AND coalesce(id < %(below)s::uuid AND id >= %(first)s::uuid, false)"""
 _BY_KEY = f"""
-(SELECT * FROM (SELECT * FROM {_OF_KEY} OFFSET 0) k ORDER BY id DESC) h"""
+(SELECT * FROM (SELECT * FROM {{s}}.half_message WHERE {_OF_KEY} OFFSET 0) k ORDER BY id DESC) h"""
 
 _ROW = f"h.id, h.topic, h.key, h.tag, {_STATUS} AS status, h.born_at, h.deliver_at, o.decided_by, o.decided_at"
 
@@ -74,7 +74,7 @@ _ROW = f"h.id, h.topic, h.key, h.tag, {_STATUS} AS status, h.born_at, h.deliver_
 _LIST = """
 WITH found AS MATERIALIZED (
     SELECT {row}
-      FROM {from}{op}
+      FROM {source}{op}
      WHERE {where}
      ORDER BY {ordered} DESC LIMIT %(limit)s
 ), edge AS (
@@ -96,12 +96,8 @@ _JSON_BODY = """octet_length(h.body) <= %(largest_body)s AND
        (btrim(split_part(lower(h.content_type), ';', 1)) = 'application/json'
         OR right(btrim(split_part(lower(h.content_type), ';', 1)), 5) = '+json')"""
 
-_COUNT_OF_KEY = f"SELECT count(*) FROM (SELECT FROM {_OF_KEY} LIMIT %(limit)s) k"
-
-_COUNT = "SELECT count(*) FROM (SELECT FROM {s}.{table} WHERE {fits} LIMIT %(limit)s) c"
-
-# An index with all keys in it, which begins with the key, or with the topic and then the key.
-_KEY_INDEX = """
+#: By which columns indexes with all keys in them begin. Rows: ``([first, second],)``, None for an expression.
+KEY_INDEXES = """
 SELECT (SELECT array_agg(a.attname::text ORDER BY k.place)
           FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number WHERE k.place <= 2)
@@ -113,47 +109,35 @@ SELECT (SELECT array_agg(a.attname::text ORDER BY k.place)
 # What doesn't ask for a look at each half message that a smaller table leads to.
 _NOT_OF_HALF: dict[str, Any] = {"database": None, "status": (), "since": None, "until": None}
 
+_FITS = {name: f"h.{name} = %({name})s" for name in ("topic", "key", "tag", "producer_group")} | {
+    "header": "h.headers @> %(header)s::jsonb",
+    "since": "h.id >= %(since_id)s::uuid AND h.born_at >= %(since)s",
+    "until": "h.id < %(until_id)s::uuid AND h.born_at < %(until)s",
+    "body": _JSON_BODY,
+    "status": f"({_STATUS}) = ANY (%(status)s)",
+}
 
-def where(criteria: MessageFilter) -> tuple[str, dict[str, object]]:
+
+def where(criteria: MessageFilter) -> tuple[str, dict[str, Any]]:
     """Return the condition that a filter stands for, and its values; the schema is still ``{s}``.
 
     It is about a half message ``h``, its op ``o`` and its schedule ``d``. Of a value in the body it tells only that the
     body is JSON, and not too large to be searched.
     """
-    values: dict[str, object] = {}
-    conditions = []
-    for name in ("topic", "key", "tag", "producer_group"):
-        if (value := getattr(criteria, name)) is not None:
-            conditions.append(f"h.{name} = %({name})s")
-            values[name] = value
+    condition, values = fitting(criteria, _FITS)
     if criteria.header is not None:
-        conditions.append("h.headers @> %(header)s::jsonb")
         values["header"] = json.dumps(dict([criteria.header]))
     if criteria.since is not None:
-        conditions.append("h.id >= %(since_id)s::uuid AND h.born_at >= %(since)s")
-        values |= {"since": criteria.since, "since_id": first_id(criteria.since)}
+        values["since_id"] = first_id(criteria.since)
     if criteria.until is not None:
-        conditions.append("h.id < %(until_id)s::uuid AND h.born_at < %(until)s")
-        values |= {"until": criteria.until, "until_id": end_id(criteria.until)}
-    if criteria.body is not None:
-        conditions.append(_JSON_BODY)
-        values["largest_body"] = LARGEST_BODY
-    if criteria.status:
-        conditions.append(f"({_STATUS}) = ANY (%(statuses)s)")
-        values["statuses"] = sorted(set(map(str, criteria.status)))
-    return " AND ".join(conditions) or "true", values
+        values["until_id"] = end_id(criteria.until)
+    return condition, values | {"status": sorted(set(map(str, criteria.status))), "largest_body": LARGEST_BODY}
 
 
 def list_messages(
-    schema: str,
-    criteria: MessageFilter,
-    after: UUID | None,
-    limit: int,
-    *,
-    window: int | None = None,
-    by_key: bool = False,
+    schema: str, criteria: MessageFilter, after: UUID | None, limit: int, *, by_key: bool = False
 ) -> Statement:
-    """Find messages, the newest id first, below the id ``after``, among the next ``window`` (None: `window_of`).
+    """Find messages, the newest id first, below the id ``after``, among the next ones (`window_of`).
 
     ``by_key`` looks at all that have the key, by an index on keys. With a condition on the body, rows have two columns
     more: the body, and the sum of sizes before it; there are as many as may be read at once.
@@ -162,27 +146,25 @@ def list_messages(
     decided_by, decided_at)``,
     with an id of None where nothing is found. The end is None where all there are were seen, or ``limit`` were found.
     """
-    table, fits = _driver(criteria)
-    if by_key:
-        table, source = "half_message", _BY_KEY
-    else:
-        source = _BY_ID if table == "half_message" else _BY_DRIVER
+    table, fits = ("half_message", "") if by_key else _driver(criteria)
+    of_half, with_body = table == "half_message", criteria.body is not None
     condition, values = where(criteria)
-    sql = (
-        _LIST.replace("{from}", source)
-        .replace("{op}", _OP)
-        .replace("{ordered}", "h.id" if table == "half_message" else "c.half_id")
-        .replace("{row}", _ROW + (", h.body" if criteria.body is not None else ""))
-        .replace("{where}", condition)
-        .replace("{windowed}", "false" if by_key else "true")
-        .replace("{found}", _BODIES if criteria.body is not None else "found")
-        .replace("{topic}", _of_topic(criteria))
-        .replace("{table}", table)
-        .replace("{fits}", fits)
-        .replace("{id}", "id" if table == "half_message" else "half_id")
+    return statement(
+        schema,
+        _LIST,
+        values | _range(criteria, after) | {"limit": limit, "window": window_of(criteria), "bytes": BODY_BYTES},
+        source=_BY_KEY if by_key else _BY_ID if of_half else _BY_DRIVER,
+        op=_OP,
+        ordered="h.id" if of_half else "c.half_id",
+        row=_ROW + ", h.body" * with_body,
+        where=condition,
+        windowed="false" if by_key else "true",
+        found=_BODIES if with_body else "found",
+        topic=_of_topic(criteria),
+        table=table,
+        fits=fits,
+        id="id" if of_half else "half_id",
     )
-    values |= _range(criteria, after) | {"limit": limit, "window": window or window_of(criteria), "bytes": BODY_BYTES}
-    return Statement(in_schema(sql, schema), values)
 
 
 def window_of(criteria: MessageFilter) -> int:
@@ -205,250 +187,173 @@ def _range(criteria: MessageFilter, after: UUID | None) -> dict[str, object]:
     return {"below": below, "first": first_id(criteria.since) if criteria.since else FIRST_ID}
 
 
-def count_of_key(schema: str, criteria: MessageFilter, after: UUID | None, limit: int) -> Statement:
-    """Count messages with the key by an index on it, ``limit`` at most. Rows: ``(messages,)``."""
-    sql = _COUNT_OF_KEY.replace("{topic}", _of_topic(criteria))
-    values: dict[str, object] = {"key": criteria.key, "topic": criteria.topic, "limit": limit}
-    return Statement(in_schema(sql, schema), values | _range(criteria, after))
+def count_of_key(schema: str, criteria: MessageFilter, after: UUID | None, most: int) -> Statement:
+    """Count messages with the key by an index on it, ``most`` at most. Rows: ``(messages,)``."""
+    condition = _OF_KEY.replace("{topic}", _of_topic(criteria))
+    values = {"key": criteria.key, "topic": criteria.topic, **_range(criteria, after)}
+    return count_of(schema, "half_message", condition, most, **values)
 
 
-def count_messages(schema: str, criteria: MessageFilter, limit: int) -> Statement | None:
-    """Count what a filter fits, ``limit`` at most; None where that is not cheap. Rows: ``(messages,)``."""
-    table, fits = _driver(criteria)
+def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
+    """Count what a filter fits; None where that is not cheap. Rows: ``(messages,)``."""
     if replace(criteria, database=None, status=()) != MessageFilter() or set(criteria.status) not in _COUNTED:
         return None
-    sql = _COUNT.replace("{table}", table).replace("{fits}", fits)
-    return Statement(in_schema(sql, schema), {"limit": limit})
+    return count_of(schema, *_driver(criteria))
 
 
-def key_indexes(schema: str) -> Statement:
-    """Read by which columns indexes on half messages begin. Rows: ``([first, second],)``, None where there are none."""
-    return Statement(in_schema(_KEY_INDEX, schema))
-
-
-def has_key_index(columns: Sequence[Sequence[str] | None], topic: str | None) -> bool:
-    """Tell whether messages with a key (and a topic) are found by one of these indexes."""
-    return any(
-        names is not None and (names[0] == "key" or (list(names) == ["topic", "key"] and topic is not None))
-        for names in columns
-    )
-
-
-# --- undecided halves ------------------------------------------------------------------------------------
+# --- windows of other tables -----------------------------------------------------------------------------
 
 #: How many halves or scheduled messages one search looks at; and how many to find recalled ones, which need no look-up.
 HALF_WINDOW = 5_000
 RECALLED_WINDOW = 20_000
-
-_LAST_WITH_FIRST_LINE = LAST_CHECK.replace("{error}", "split_part(c.last_error, E'\\n', 1)")
-
-# Ids begin with the time: the oldest come first. Each half message is looked up by itself: a merge of the two tables
-# would first read past all that were decided before.
-_HALVES = f"""
-WITH found AS MATERIALIZED (
-    SELECT c.half_id AS id, c.topic, h.key, {HALF_STATUS} AS status, h.born_at,
-           extract(epoch FROM statement_timestamp() - h.born_at)::float8 AS age, c.fenced, c.check_times,
-           {_LAST_WITH_FIRST_LINE}, c.parked_at, c.reason
-      FROM (SELECT * FROM {{s}}.half_check WHERE half_id > %(after)s::uuid ORDER BY half_id LIMIT %(window)s) c
-      LEFT JOIN LATERAL (SELECT key, born_at FROM {{s}}.half_message WHERE id = c.half_id LIMIT 1) h ON true
-     WHERE {{where}}
-     ORDER BY c.half_id LIMIT %(limit)s
-), edge AS (
-    SELECT half_id FROM {{s}}.half_check
-     WHERE (SELECT count(*) FROM found) < %(limit)s AND half_id > %(after)s::uuid
-     ORDER BY half_id OFFSET %(window)s - 1 LIMIT 1
-)
-SELECT e.half_id, f.*
-  FROM (SELECT 1) one LEFT JOIN edge e ON true LEFT JOIN found f ON true
- ORDER BY f.id
-"""
-
-_COUNT_HALVES = "SELECT count(*) FROM (SELECT FROM {s}.half_check LIMIT %(limit)s) c"
-
-
-def half_where(criteria: HalfFilter) -> tuple[str, dict[str, object]]:
-    """Return the condition that a filter stands for, over a half message ``h`` and its check ``c``, and its values."""
-    values: dict[str, object] = {}
-    conditions = []
-    if criteria.topic is not None:
-        conditions.append("c.topic = %(topic)s")
-        values["topic"] = criteria.topic
-    if criteria.status is not None:
-        conditions.append(f"({HALF_STATUS}) = %(status)s")
-        values["status"] = str(criteria.status)
-    if criteria.min_age is not None:
-        conditions.append("h.born_at <= statement_timestamp() - make_interval(secs => %(age)s)")
-        values["age"] = criteria.min_age
-    return " AND ".join(conditions) or "true", values
-
-
-def list_halves(
-    schema: str, criteria: HalfFilter, after: UUID | None, limit: int, window: int | None = None
-) -> Statement:
-    """Find undecided halves, the oldest first, above an id.
-
-    Rows: ``(id at which the window ended, …)`` and the fields of `HalfRow` after the database, with an id of None where
-    nothing is found. The end is None where all there are were seen, or ``limit`` were found.
-    """
-    condition, values = half_where(criteria)
-    values |= {"after": after or FIRST_ID, "limit": limit, "window": window or HALF_WINDOW, "unanswered": UNANSWERED}
-    return Statement(in_schema(_HALVES.replace("{where}", condition), schema), values)
-
-
-def count_halves(schema: str, limit: int) -> Statement:
-    """Count undecided halves, ``limit`` at most. Rows: ``(halves,)``."""
-    return Statement(in_schema(_COUNT_HALVES, schema), {"limit": limit})
-
-
-# --- scheduled messages ----------------------------------------------------------------------------------
-
-_EPOCH = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
-
-_SCHEDULED = """
-WITH found AS MATERIALIZED (
-    SELECT d.half_id, h.topic, h.key, d.deliver_at, d.recalled_at, d.recalled_by
-      FROM (SELECT * FROM {s}.scheduled_message
-             WHERE {which} AND {after} ORDER BY {order} LIMIT %(window)s) d
-      CROSS JOIN LATERAL (SELECT topic, key FROM {s}.half_message WHERE id = d.half_id LIMIT 1) h
-     WHERE {only} AND (%(topic)s::text IS NULL OR h.topic = %(topic)s)
-     ORDER BY {d_order} LIMIT %(limit)s
-), edge AS (
-    SELECT deliver_at, half_id FROM {s}.scheduled_message
-     WHERE (SELECT count(*) FROM found) < %(limit)s AND {which} AND {after}
-     ORDER BY {order} OFFSET %(window)s - 1 LIMIT 1
-)
-SELECT e.deliver_at, e.half_id, f.*
-  FROM (SELECT 1) one LEFT JOIN edge e ON true LEFT JOIN found f ON true
- ORDER BY {f_order}
-"""
-
-_DUE_PARTS = {
-    "which": "recalled_at IS NULL",
-    "only": "true",
-    "after": "(deliver_at, half_id) > (%(time)s::timestamptz, %(id)s::uuid)",
-    "order": "deliver_at, half_id",
-    "d_order": "d.deliver_at, d.half_id",
-    "f_order": "f.deliver_at, f.half_id",
-}
-# No index has the recalled ones: they are found among the others, by id.
-_RECALLED_PARTS = {
-    "which": "true",
-    "only": "d.recalled_at IS NOT NULL",
-    "after": "half_id < %(id)s::uuid",
-    "order": "half_id DESC",
-    "d_order": "d.half_id DESC",
-    "f_order": "f.half_id DESC",
-}
-
-_COUNT_SCHEDULED = """
-SELECT count(*) FROM (SELECT FROM {s}.scheduled_message WHERE recalled_at IS NULL LIMIT %(limit)s) d
-"""
-
-
-def list_scheduled(
-    schema: str, criteria: ScheduledFilter, after: tuple[Any, ...] | None, limit: int, window: int | None = None
-) -> Statement:
-    """Find scheduled messages, the next due first, ties by the id; or recalled ones, the newest id first.
-
-    ``after`` is the time and the id after which to go on; of recalled ones, the id alone.
-    Rows: ``(time and id at which the window ended, id, topic, key, deliver_at, recalled_at, recalled_by)``, with an id
-    of None where nothing is found. The end is None where all there are were seen, or ``limit`` were found.
-    """
-    values: dict[str, object] = {"topic": criteria.topic, "limit": limit}
-    if criteria.recalled:
-        parts = _RECALLED_PARTS
-        values |= {"id": after[0] if after else LAST_ID, "window": window or RECALLED_WINDOW}
-    else:
-        parts = _DUE_PARTS
-        time, half_id = after or (_EPOCH, FIRST_ID)
-        values |= {"time": time, "id": half_id, "window": window or HALF_WINDOW}
-    sql = _SCHEDULED
-    for name, text in parts.items():
-        sql = sql.replace(f"{{{name}}}", text)
-    return Statement(in_schema(sql, schema), values)
-
-
-def count_scheduled(schema: str, limit: int) -> Statement:
-    """Count scheduled messages, ``limit`` at most. Rows: ``(messages,)``."""
-    return Statement(in_schema(_COUNT_SCHEDULED, schema), {"limit": limit})
-
-
-# --- the audit -------------------------------------------------------------------------------------------
-
 #: How many acts one search looks at, and how many of one target are ever shown.
 AUDIT_WINDOW = 20_000
 OF_TARGET = 5_000
 
-_LAST_AUDIT = 2**63 - 1
-
-_AUDIT_ROW = "id, acted_at, actor, action, target, reason, result::text, origin::text"
-
-_AUDIT = f"""
+# Each row of the window is looked up in other tables by itself: a merge of two tables would first read past all that
+# came before.
+_WINDOW = """
 WITH found AS MATERIALIZED (
-    SELECT * FROM (SELECT * FROM {{s}}.audit WHERE id < %(below)s ORDER BY id DESC LIMIT %(window)s) a
-     WHERE {{where}}
-     ORDER BY id DESC LIMIT %(limit)s
+    SELECT {row}
+      FROM (SELECT * FROM {s}.{table} WHERE {after} ORDER BY {order} LIMIT %(window)s) c{join}
+     WHERE {where}
+     ORDER BY {order} LIMIT %(limit)s
 ), edge AS (
-    SELECT id FROM {{s}}.audit WHERE (SELECT count(*) FROM found) < %(limit)s AND id < %(below)s
-     ORDER BY id DESC OFFSET %(window)s - 1 LIMIT 1
+    SELECT {position} FROM {s}.{table}
+     WHERE (SELECT count(*) FROM found) < %(limit)s AND {after}
+     ORDER BY {order} OFFSET %(window)s - 1 LIMIT 1
 )
-SELECT e.id, {", ".join(f"f.{column.strip()}" for column in _AUDIT_ROW.split(","))}
+SELECT e.*, f.*
   FROM (SELECT 1) one LEFT JOIN edge e ON true LEFT JOIN found f ON true
- ORDER BY f.id DESC
+ ORDER BY {f_order}
 """
+
+
+def _window(
+    schema: str, values: Mapping[str, Any], *, position: str, descending: bool = False, **parts: str
+) -> Statement:
+    """Return the search of a window of one table in the order of ``position``, a list of columns.
+
+    Rows: ``(position at which the window ended, …)`` and the row, with a first column of None where nothing is found.
+    The position is None where all there are were seen, or ``limit`` were found.
+    """
+    down = " DESC" * descending
+    order, f_order = (", ".join(f"{of}{name}{down}" for name in position.split(", ")) for of in ("", "f."))
+    return statement(schema, _WINDOW, values, position=position, **parts, order=order, f_order=f_order)
+
+
+_SHORT_CHECK = LAST_CHECK.replace("{error}", "split_part(c.last_error, E'\\n', 1)")
+
+# Ids begin with the time: the oldest come first.
+_HALF_ROW = f"""c.half_id, c.topic, h.key, {HALF_STATUS} AS status, h.born_at,
+           extract(epoch FROM statement_timestamp() - h.born_at)::float8 AS age, c.fenced, c.check_times,
+           {_SHORT_CHECK}, c.parked_at, c.reason"""
+
+_OF_HALF = """
+      {kind} JOIN LATERAL (SELECT topic, key, born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true"""
+
+_HALF_FITS = {
+    "topic": "c.topic = %(topic)s",
+    "status": f"({HALF_STATUS}) = %(status)s",
+    "min_age": "h.born_at <= statement_timestamp() - make_interval(secs => %(min_age)s)",
+}
+
+
+def half_where(criteria: HalfFilter) -> tuple[str, dict[str, Any]]:
+    """Return the condition that a filter stands for, over a half message ``h`` and its check ``c``, and its values."""
+    return fitting(criteria, _HALF_FITS)
+
+
+def list_halves(schema: str, criteria: HalfFilter, after: UUID | None, limit: int) -> Statement:
+    """Find undecided halves, the oldest first, above an id. Rows: the end, and the fields of `HalfRow`."""
+    condition, values = half_where(criteria)
+    return _window(
+        schema,
+        values | {"id": after or FIRST_ID, "limit": limit, "window": HALF_WINDOW, "unanswered": UNANSWERED},
+        position="half_id",
+        table="half_check",
+        row=_HALF_ROW,
+        join=_OF_HALF.replace("{kind}", "LEFT"),
+        after="half_id > %(id)s::uuid",
+        where=condition,
+    )
+
+
+_EPOCH = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
+_DUE: dict[str, Any] = {
+    "position": "deliver_at, half_id",
+    "after": "recalled_at IS NULL AND (deliver_at, half_id) > (%(time)s::timestamptz, %(id)s::uuid)",
+    "where": "(%(topic)s::text IS NULL OR h.topic = %(topic)s)",
+}
+# No index has the recalled ones: they are found among the others, by id.
+_RECALLED: dict[str, Any] = {
+    "position": "half_id",
+    "descending": True,
+    "after": "half_id < %(id)s::uuid",
+    "where": f"c.recalled_at IS NOT NULL AND {_DUE['where']}",
+}
+
+
+def list_scheduled(schema: str, criteria: ScheduledFilter, after: tuple[Any, ...] | None, limit: int) -> Statement:
+    """Find scheduled messages, the next due first, ties by the id; or recalled ones, the newest id first.
+
+    ``after`` is the time and the id after which to go on; of recalled ones, the id alone, and so is the end.
+    Rows: the end, and the fields of `ScheduledRow`.
+    """
+    time, half_id = (_EPOCH, *(after or [LAST_ID])) if criteria.recalled else after or (_EPOCH, FIRST_ID)
+    window = RECALLED_WINDOW if criteria.recalled else HALF_WINDOW
+    return _window(
+        schema,
+        {"topic": criteria.topic, "time": time, "id": half_id, "limit": limit, "window": window},
+        table="scheduled_message",
+        row="c.half_id, h.topic, h.key, c.deliver_at, c.recalled_at, c.recalled_by",
+        join=_OF_HALF.replace("{kind}", "INNER"),
+        **(_RECALLED if criteria.recalled else _DUE),
+    )
+
+
+_LAST_AUDIT = 2**63 - 1
+_AUDIT_ROW = "id, acted_at, actor, action, target, reason, result::text, origin::text"
+_AUDIT_FITS = {
+    "actor": "c.actor = %(actor)s",
+    "action": "c.action = %(action)s",
+    "since": "c.acted_at >= %(since)s",
+    "until": "c.acted_at < %(until)s",
+}
 
 # All of a target at once: in the order of ids, the planner might read the primary key to its end.
 _OF_TARGETS = f"""
 WITH found AS MATERIALIZED (
-    SELECT * FROM {{s}}.audit a WHERE a.target = ANY (%(targets)s) LIMIT {OF_TARGET}
+    SELECT * FROM {{s}}.audit WHERE target = ANY (%(targets)s) LIMIT {OF_TARGET}
 )
-SELECT NULL::bigint, {_AUDIT_ROW} FROM found a WHERE id < %(below)s AND {{where}} ORDER BY id DESC LIMIT %(limit)s
+SELECT NULL::bigint, {_AUDIT_ROW} FROM found c WHERE id < %(below)s AND {{where}} ORDER BY id DESC LIMIT %(limit)s
 """
 
-_COUNT_AUDIT = "SELECT count(*) FROM (SELECT FROM {s}.audit LIMIT %(limit)s) a"
-
-# Groups that have a row in the inbox, be it that of a quarantine.
-_KNOWN_GROUPS = f"""
+#: The groups that have a row in the inbox, be it that of a quarantine. Rows: ``(group,)``.
+KNOWN_GROUPS = f"""
 WITH RECURSIVE {GROUPS} SELECT consumer_group FROM place ORDER BY 1
 """
 
 
 def list_audit(
-    schema: str,
-    criteria: AuditFilter,
-    targets: Sequence[str] | None,
-    below: int | None,
-    limit: int,
-    window: int = AUDIT_WINDOW,
+    schema: str, criteria: AuditFilter, targets: Sequence[str] | None, below: int | None, limit: int
 ) -> Statement:
     """Find acts, the newest id first, below an id; with ``targets`` only those on one of them.
 
-    Rows: ``(id at which the window ended, id, acted_at, actor, action, target, reason, result, origin)``, the last two
-    as JSON texts; with a second id of None where nothing is found.
+    Rows: the end, and the fields of `AuditRow`, the last two as JSON texts.
     """
-    values: dict[str, object] = {"below": _LAST_AUDIT if below is None else below, "limit": limit, "window": window}
-    conditions = []
-    for condition, name in (
-        ("a.actor = %(actor)s", "actor"),
-        ("a.action = %(action)s", "action"),
-        ("a.acted_at >= %(since)s", "since"),
-        ("a.acted_at < %(until)s", "until"),
-    ):
-        if (value := getattr(criteria, name)) is not None:
-            conditions.append(condition)
-            values[name] = value
-    sql = _AUDIT
+    condition, values = fitting(criteria, _AUDIT_FITS)
+    values |= {"below": _LAST_AUDIT if below is None else below, "limit": limit, "window": AUDIT_WINDOW}
     if targets is not None:
-        sql = _OF_TARGETS
-        values["targets"] = list(targets)
-    return Statement(in_schema(sql.replace("{where}", " AND ".join(conditions) or "true"), schema), values)
-
-
-def count_audit(schema: str, limit: int) -> Statement:
-    """Count all acts, ``limit`` at most. Rows: ``(acts,)``."""
-    return Statement(in_schema(_COUNT_AUDIT, schema), {"limit": limit})
-
-
-def known_groups(schema: str) -> Statement:
-    """Find the groups that have rows in the inbox. Rows: ``(group,)``."""
-    return Statement(in_schema(_KNOWN_GROUPS, schema))
+        return statement(schema, _OF_TARGETS, values | {"targets": list(targets)}, where=condition)
+    return _window(
+        schema,
+        values,
+        position="id",
+        descending=True,
+        table="audit",
+        row=_AUDIT_ROW,
+        join="",
+        after="id < %(below)s",
+        where=condition,
+    )

@@ -13,14 +13,14 @@ from uuid import UUID
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.database.execute import execute
+from outbox.database.execute import execute, query
 from outbox.database.sql import ALIVE, audit
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.bulk.jobs import jobs_of
 from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
-from outbox.operator.look.lists import audit_targets, to_audit_rows
+from outbox.operator.look.lists import audit_row, audit_targets
 from outbox.operator.look.message_sql import first, named
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, AuditFilter, AuditRow, BulkJob, Event, InboxRow, MessageView
@@ -60,7 +60,7 @@ class MessageFacts:
     inbox: list[InboxRow] = field(default_factory=list)
     audit: list[AuditRow] = field(default_factory=list)
     bulk_jobs: list[BulkJob] = field(default_factory=list)
-    findings: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
     unseen: dict[str, Exception] = field(default_factory=dict)
 
     @property
@@ -133,7 +133,7 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
         return
     if half is not None:
         found.raw = half.pop("raw")
-        (((found.workers,),),) = execute(connection, message_sql.workers(schema, ALIVE))
+        ((found.workers,),) = query(connection, schema, message_sql.WORKERS, alive=ALIVE)
     found.home, found.state, found.half, found.op = database, states[0][1], half, op
     found.check = first(message_sql.CHECK, checks)
     found.history = named(message_sql.HISTORY, history)
@@ -147,20 +147,17 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
     targets = audit_targets(connection, database, str(message_id))
     (audit,) = execute(connection, lists_sql.list_audit(schema, AuditFilter(), targets, None, _MOST_ACTS))
     if "consumer" in database.parts:
-        inbox, findings = execute(
-            connection,
-            inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS),
-            message_sql.findings_of(schema, message_id),
+        (inbox,) = execute(
+            connection, inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS)
         )
         rows = [InboxRow(database.name, *row[2:]) for row in inbox]
         found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
-        found.findings += [
-            (database.name, finding) for finding in named(message_sql.FINDING, findings, frozenset({"detail"}))
-        ]
+        findings = named(message_sql.FINDING, query(connection, schema, message_sql.FINDINGS, id=message_id))
+        found.findings += [{"database": database.name, **finding} for finding in findings]
     if found.topic is not None:
-        (handlers,) = execute(connection, message_sql.handlers_of(schema, found.topic, ALIVE))
+        handlers = query(connection, schema, message_sql.HANDLERS, topic=found.topic, alive=ALIVE)
         found.handlers += [(kind, group, json.loads(options or "{}")) for kind, group, options in handlers]
-    found.audit += to_audit_rows(database.name, audit)
+    found.audit += [audit_row(database.name, row[1:]) for row in audit if row[1] is not None]
     found.bulk_jobs += jobs_of(connection, database, message_id)
 
 
@@ -170,25 +167,11 @@ def _groups_without_row(
     """Return a row for each group of the topic whose inbox has none: it has yet to come, or left the message out."""
     if found.half is None or not found.sends:
         return []
-    topic, send = found.half["topic"], found.sends[0]
-    (reached,) = execute(connection, message_sql.reached(database.schema, topic, send["queue"]))
+    topic, at = found.half["topic"], {name: found.sends[0][name] for name in ("queue", "position")}
+    unknown = [None] * 6
     return [
-        InboxRow(
-            database.name,
-            group,
-            found.id,
-            topic,
-            queue=None,
-            position=None,
-            status="unconsumed" if position < send["position"] else "left_out",
-            attempts=None,
-            next_attempt_at=None,
-            error_kind=None,
-            last_error=None,
-            received_at=None,
-            changed_at=None,
-        )
-        for group, position in reached
+        InboxRow(database.name, group, found.id, topic, None, None, status, *unknown)
+        for group, status in query(connection, database.schema, message_sql.REACHED, topic=topic, **at)
         if group not in having
     ]
 
@@ -390,11 +373,11 @@ def _by_operators(found: MessageFacts) -> Iterator[Event]:
     for act in found.audit:
         of_group = f" in group {group}" if (group := act.target.rpartition("/")[0]) else ""
         yield Event(act.acted_at, "act", f"{act.action}{of_group}", act.database, act.reason, act.actor)
-    for name, finding in found.findings:
+    for finding in found.findings:
         if finding["started_at"] is not None:
             detail = None if finding["detail"] is None else json.dumps(finding["detail"], ensure_ascii=False)
             title = f"Reconciliation found it {finding['kind']} for group {finding['group']}"
-            yield Event(finding["started_at"], "found", title, name, detail)
+            yield Event(finding["started_at"], "found", title, finding["database"], detail)
 
 
 class MessageViews(OverDatabases):
@@ -430,11 +413,15 @@ class MessageViews(OverDatabases):
         """
         for database in self.databases.having("producer"):
             with database.reading() as connection:
-                (rows,) = execute(connection, message_sql.body(database.schema, message_id))
+                rows = query(connection, database.schema, message_sql.BODY, id=message_id)
             if rows:
                 content_type, body = rows[0]
                 return content_type, bytes(body)
         raise self.not_found(message_id)
+
+
+#: What a view has as it was found.
+_SHOWN = ("id", "check", "history", "op", "sends", "scheduled", "inbox", "audit", "bulk_jobs", "findings")
 
 
 def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, revealed: bool) -> MessageView:
@@ -446,25 +433,16 @@ def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, reve
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}
     return MessageView(
-        id=found.id,
         database=found.home.name if found.home else None,
         status=half["status"] if half else None,
         next=next_of(found, databases),
         version=found.version,
         half=half,
-        check=found.check,
-        history=found.history,
-        op=found.op,
-        sends=found.sends,
-        scheduled=found.scheduled,
         compensation=compensation,
-        inbox=found.inbox,
-        audit=found.audit,
-        bulk_jobs=found.bulk_jobs,
         timeline=timeline(found),
         body=body,
         actions=actions,
         refused=refused,
-        findings=[{"database": name, **finding} for name, finding in found.findings],
         unseen=list(found.unseen),
+        **{name: getattr(found, name) for name in _SHOWN},
     )

@@ -22,7 +22,7 @@ SEND = ("send_number", "queue", "position", "visible_at")
 SCHEDULED = ("deliver_at", "recalled_at", "recalled_by")
 COMPENSATION = ("function", "requested_by", "reason", "result", "compensated_at")
 FINDING = ("run_id", "topic", "group", "kind", "detail", "action", "acted_at", "result", "started_at", "finished_at")
-_JSON = frozenset({"headers", "result"})
+_JSON = frozenset({"headers", "result", "detail"})
 
 #: The status of an undecided half by its check ``c``: a `outbox.operator.model.HalfStatus`.
 HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
@@ -79,32 +79,36 @@ _COMPENSATION = """
 SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation WHERE half_id = %(id)s
 """
 
-_BODY = "SELECT content_type, body FROM {s}.half_message WHERE id = %s"
+#: A message's body. Rows: ``(content_type, bytes)`` or none.
+BODY = "SELECT content_type, body FROM {s}.half_message WHERE id = %(id)s"
 
-_REACHED = (
+#: Which groups of a topic have come to a position in a queue. Rows: ``(group, left_out or unconsumed)``.
+REACHED = (
     GROUP_QUEUES
     + """, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
 SELECT consumer_group,
-       coalesce((SELECT max(position) FROM {s}.consumer_offset o
-                  WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s), 0)
+       CASE WHEN (SELECT max(position) FROM {s}.consumer_offset o
+                   WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s)
+                 >= %(position)s THEN 'left_out' ELSE 'unconsumed' END
   FROM known k
  ORDER BY 1
 """
 )
 
-_FINDINGS = """
-SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.acted_at, f.result, r.started_at,
-       r.finished_at
-  FROM (SELECT * FROM {s}.reconciliation_finding WHERE message_id = %s LIMIT 1000) f
+#: What reconciliations found about a message, the newest first, 100 at most. Rows: as `FINDING`.
+FINDINGS = """
+SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.acted_at,
+       to_jsonb(f.result)::text, r.started_at, r.finished_at
+  FROM (SELECT * FROM {s}.reconciliation_finding WHERE message_id = %(id)s LIMIT 1000) f
   LEFT JOIN LATERAL (SELECT * FROM {s}.reconciliation_run WHERE id = f.run_id LIMIT 1) r ON true
  ORDER BY f.id DESC LIMIT 100
 """
 
-_WORKERS = """
-SELECT count(*) FROM {s}.worker WHERE seen_at > clock_timestamp() - make_interval(secs => %(alive)s)
-"""
+#: The workers seen within ``alive`` seconds. Rows: ``(workers,)``.
+WORKERS = "SELECT count(*) FROM {s}.worker WHERE seen_at > clock_timestamp() - make_interval(secs => %(alive)s)"
 
-_HANDLERS = """
+#: What workers seen within ``alive`` seconds have for a topic. Rows: ``(kind, group, options as JSON)``.
+HANDLERS = """
 SELECT DISTINCT h ->> 'kind', h ->> 'group', h ->> 'options'
   FROM {s}.worker w
  CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(w.handlers) WHEN 'array' THEN w.handlers END) h
@@ -124,36 +128,11 @@ def producer_side(schema: str, half_id: UUID, timeout: float) -> list[Statement]
     return [Statement(in_schema(sql, schema), values) for sql in statements]
 
 
-def body(schema: str, half_id: UUID) -> Statement:
-    """Read a message's body. Rows: ``(content_type, bytes)`` or none."""
-    return Statement(in_schema(_BODY, schema), (half_id,))
-
-
-def reached(schema: str, topic: str, queue: int) -> Statement:
-    """Read how far each group of a topic has come in a queue. Rows: ``(group, position)``."""
-    return Statement(in_schema(_REACHED, schema), {"topic": topic, "queue": queue})
-
-
-def findings_of(schema: str, message_id: UUID) -> Statement:
-    """Read what reconciliations found about a message, the newest first, 100 at most. Rows: as `FINDING`."""
-    return Statement(in_schema(_FINDINGS, schema), (message_id,))
-
-
-def workers(schema: str, alive: float) -> Statement:
-    """Count the workers seen within ``alive`` seconds. Rows: ``(workers,)``."""
-    return Statement(in_schema(_WORKERS, schema), {"alive": alive})
-
-
-def handlers_of(schema: str, topic: str, alive: float) -> Statement:
-    """Read what workers seen within ``alive`` seconds have for a topic. Rows: ``(kind, group, options as JSON)``."""
-    return Statement(in_schema(_HANDLERS, schema), {"topic": topic, "alive": alive})
-
-
-def named(names: Sequence[str], rows: Sequence[Row], as_json: frozenset[str] = _JSON) -> list[dict[str, Any]]:
-    """Return rows with the names of their columns; those of ``as_json`` are decoded."""
+def named(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows with the names of their columns; what is JSON is decoded."""
     return [
         {
-            name: json.loads(value) if name in as_json and value is not None else value
+            name: json.loads(value) if name in _JSON and value is not None else value
             for name, value in zip(names, row, strict=True)
         }
         for row in rows

@@ -8,36 +8,31 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import datetime as dt
 import hashlib
 import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from uuid import UUID
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Row, Statement, execute, statement
 from outbox.errors import InvalidRequest
-from outbox.operator.model import MAX_PAGE, Page, PageRequest, Total
-from outbox.reader import Reader
-from outbox.text import storable
+from outbox.operator.model import COUNT_LIMIT, MAX_PAGE, Page, PageRequest, Total
+from outbox.reader import FieldShape, Option, Reader, plain
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.operator.databases import Database
+
 T = TypeVar("T")
+F = TypeVar("F")
 
 #: Where a list goes on: the values that name its last row, each UUID, time, int or text.
 Position = tuple[Any, ...]
 
 _CHECKSUM = 9
 _LONGEST = 16_384
-_BIGGEST = 2**63
-
-
-F = TypeVar("F")
-
 _FILTERS = Reader("code", error=lambda message, field: InvalidRequest(message, field.partition("[")[0]))
 
 
@@ -56,12 +51,21 @@ class Part(Generic[T]):
     """What one database gives for a page: ``rows`` in the order of the list, those after a position.
 
     ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
-    ``searched`` is how many it looked at.
+    ``searched`` is how many it looked at. ``count`` is how many fit in all, or counts them, if that is cheap.
     """
 
     rows: list[T]
     searched: int = 0
     stopped: Position | None = None
+    count: Statement | int | None = None
+
+    @classmethod
+    def of(
+        cls, rows: list[Row], width: int, make: Callable[[Row], T], searched: int, count: Statement | None = None
+    ) -> Part[T]:
+        """Return what rows say: where the search stopped (None: nowhere), in ``width`` columns, and then the row."""
+        stopped = rows[0][:width] if rows and rows[0][width - 1] is not None else None
+        return cls([make(row[width:]) for row in rows if row[width] is not None], searched, stopped, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,6 @@ class SortOrder(Generic[T]):
     shape: tuple[type, ...]
     position: Callable[[T], Position] | None = None
     newest_first: bool = True
-
-    def position_of(self, row: T) -> Position:
-        """Return the position after which the list goes on behind a row."""
-        return (self.position or self.key)(row)
 
 
 def read_token(token: str | None, context: object) -> dict[str, Any] | None:
@@ -153,47 +153,64 @@ def merged(
     for name, part in found.items():
         count = sum(1 for owner, _ in taken if owner == name)
         if count < len(part.rows):
-            going_on[name] = order.position_of(part.rows[count - 1]) if count else after[name]
+            going_on[name] = (order.position or order.key)(part.rows[count - 1]) if count else after[name]
         elif part.stopped is not None:
             going_on[name] = part.stopped
     short = len(taken) < size and bool(going_on)
     return Page(
         [row for _, row in taken],
-        write_token({name: encode(position) for name, position in going_on.items()}, bound) if going_on else None,
+        write_token(going_on, bound) if going_on else None,
         complete=not short,
         searched=sum(part.searched for part in found.values() if part.stopped) if short else None,
     )
 
 
-class Counted(Generic[T]):
-    """The total of a list, on its first page only: exact where that page is all there is, else where it is counted."""
+def page_of(
+    databases: Iterable[Database],
+    criteria: object,
+    page: PageRequest,
+    order: SortOrder[T],
+    read: Callable[[Connection, Database, Position | None, int], Part[T]],
+) -> Page[T]:
+    """Return a page of what fits a filter in these databases; ``read`` is that of `merged`, given a connection.
 
-    def __init__(self, page: PageRequest, limit: int) -> None:
-        self._first_page = not page.token
-        self._limit = limit
-        self._total: int | None = 0
+    The total comes with the first page only: exact where that page is all there is, else where it can be counted.
+    """
+    by_name = {database.name: database for database in databases}
+    counts: list[int | None] = []
 
-    def add(self, connection: Connection, statement: Statement | None) -> None:
-        """Count what one database has, one more than the limit at most; None: that can't be counted cheaply."""
-        if not self._first_page or self._total is None:
-            return
-        if statement is None:
-            self._total = None
-        else:
-            (((count,),),) = execute(connection, statement)
-            self._total += count
+    def read_one(name: str, after: Position | None, limit: int) -> Part[T]:
+        with by_name[name].reading() as connection:
+            part = read(connection, by_name[name], after, limit)
+            if not page.token:
+                count = part.count
+                counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
+        return part
 
-    def on(self, page: Page[T]) -> Page[T]:
-        """Return the page with the total."""
-        if not self._first_page:
-            return page
-        if page.next_page_token is None:
-            return dataclasses.replace(page, total=Total(len(page.items)))
-        if self._total is None:
-            return page
-        many = self._total > self._limit
-        total = Total(self._limit, "gte") if many else Total(max(self._total, len(page.items)))
-        return dataclasses.replace(page, total=total)
+    found = merged(by_name, page, criteria, order, read_one)
+    return found if page.token else dataclasses.replace(found, total=_total(found, counts))
+
+
+def _total(page: Page[T], counts: list[int | None]) -> Total | None:
+    if page.next_page_token is None:
+        return Total(len(page.items))
+    if None in counts:
+        return None
+    total = sum(filter(None, counts))
+    return Total(COUNT_LIMIT, "gte") if total > COUNT_LIMIT else Total(max(total, len(page.items)))
+
+
+def count_of(schema: str, table: str, condition: str = "true", most: int | None = None, **values: Any) -> Statement:
+    """Count the rows ``m`` of a table that fit, one more than `COUNT_LIMIT` at most. Rows: ``(rows,)``."""
+    sql = "SELECT count(*) FROM (SELECT FROM {s}.{table} m WHERE {condition} LIMIT %(most)s) c"
+    most = COUNT_LIMIT + 1 if most is None else most
+    return statement(schema, sql, {**values, "most": most}, table=table, condition=condition)
+
+
+def fitting(criteria: object, conditions: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the conditions of the fields that are given, as one, and their values by the names of the fields."""
+    given = {name: value for name in conditions if (value := getattr(criteria, name)) not in {None, ()}}
+    return " AND ".join(conditions[name] for name in given) or "true", given
 
 
 def _first(found: Mapping[str, Part[T]], order: SortOrder[T], size: int) -> list[tuple[str, T]]:
@@ -203,15 +220,8 @@ def _first(found: Mapping[str, Part[T]], order: SortOrder[T], size: int) -> list
     return [owned for owned, _ in zip(rows, range(size), strict=False)]
 
 
-def encode(position: Position | None) -> list[Any] | None:
-    """Return a position as what JSON can hold."""
-    if position is None:
-        return None
-    return [value.isoformat() if isinstance(value, dt.datetime) else _plain(value) for value in position]
-
-
 def decode(values: object, shape: Sequence[type]) -> Position | None:
-    """Return the position that `encode` made JSON of.
+    """Return the position of which `plain` made a list.
 
     Raises:
         InvalidRequest: it isn't one of this shape.
@@ -220,50 +230,24 @@ def decode(values: object, shape: Sequence[type]) -> Position | None:
         return None
     if not isinstance(values, list) or len(values) != len(shape):
         raise _invalid()
-    return tuple(_decoded(value, kind) for value, kind in zip(values, shape, strict=True))
-
-
-def _decoded(value: object, kind: type) -> Any:
-    if kind is int:
-        if isinstance(value, int) and not isinstance(value, bool) and -_BIGGEST <= value < _BIGGEST:
-            return value
-        raise _invalid()
-    if not isinstance(value, str) or storable(value) != value:
-        raise _invalid()
-    if kind is str:
-        return value
-    try:
-        decoded = dt.datetime.fromisoformat(value) if kind is dt.datetime else UUID(value)
-    except ValueError:
-        raise _invalid() from None
-    if isinstance(decoded, dt.datetime) and decoded.tzinfo is None:
-        raise _invalid()
-    return decoded
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | str) or value is None else str(value)
+    fields = (FieldShape("", kind, kind, many=False, optional=False, default=None, option=_BIGINT) for kind in shape)
+    return tuple(_POSITIONS.value(field, value, "") for field, value in zip(fields, values, strict=True))
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, default=_described, separators=(",", ":"), sort_keys=True).encode("ascii")
-
-
-def _described(value: object) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            "": type(value).__name__,
-            **{field.name: getattr(value, field.name) for field in dataclasses.fields(value)},
-        }
-    return str(value)
+    return json.dumps(plain(value), separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
 def _checksum(payload: bytes, context: object) -> bytes:
     return hashlib.blake2b(payload + b"\0" + _json(context), digest_size=_CHECKSUM).digest()
 
 
-def _invalid() -> InvalidRequest:
+def _invalid(*_: str) -> InvalidRequest:
     return InvalidRequest(
         "the page token isn't one of this list, or was changed on its way; begin again with the first page",
         field="page_token",
     )
+
+
+_POSITIONS = Reader("data", error=_invalid)
+_BIGINT = Option(least=-(2**63), most=2**63 - 1)
