@@ -64,7 +64,7 @@ STATEMENTS: list[Statement | None] = [
     count_of("outbox", "audit"),
     statement("outbox", lists_sql.KNOWN_GROUPS, {}),
     statement("outbox", message_sql.FINDINGS, {"id": ID}),
-    bulk_sql.jobs_of("outbox", ID),
+    statement("outbox", bulk_sql.OF_MESSAGE, {"id": ID}),
 ]
 
 

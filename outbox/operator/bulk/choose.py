@@ -5,31 +5,27 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, execute
-from outbox.database.sql import plan_by_index
+from outbox.database.execute import Row, Statement, execute, query, statement
 from outbox.errors import BulkJobTooLarge, InvalidRequest, MessageNotFound
 from outbox.operator.acts import Act
-from outbox.operator.bulk import choose_sql
-from outbox.operator.bulk.choose_sql import SAMPLE, Matched
-from outbox.operator.changes import MESSAGE_JOINS
-from outbox.operator.look import inbox_sql, lists_sql, paging
+from outbox.operator.bulk import sql
+from outbox.operator.bulk.sql import Matched
+from outbox.operator.changes import MESSAGE_JOINS, inbox_columns
+from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.inbox import query_in
 from outbox.operator.look.lists import check_messages
 from outbox.operator.look.paging import checked
 from outbox.operator.model import (
     MAX_IDS,
     MAX_ITEMS,
-    HalfFilter,
     InboxFilter,
     MessageFilter,
-    Preview,
     Selector,
     Target,
-    Total,
 )
 
 if TYPE_CHECKING:
@@ -63,11 +59,6 @@ class Selection:
         return self.selector.targets is not None
 
     @property
-    def criteria(self) -> MessageFilter | InboxFilter | HalfFilter | None:
-        """The filter, if there is one."""
-        return self.selector.messages or self.selector.inbox or self.selector.halves
-
-    @property
     def is_across(self) -> bool:
         """Does a filter of inboxes select messages for an act in their producer's database?"""
         return self.selector.inbox is not None and self.act.part == "producer"
@@ -93,13 +84,17 @@ class Selection:
         return ("bulk_job", self.act.name, self.selector, sorted(self.options.items()))
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
-        """Return what the rows of `choose_sql.summary` say; ``edge``, if set, is known from elsewhere.
+        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere.
 
         Raises:
             BulkJobTooLarge: too many are matched.
         """
-        own = max((row[4 if self.selector.inbox is not None else 3] for row in rows), default=None)
-        summary = Summary([StateCount.of(row) for row in rows], own if edge is None else edge)
+        own = max((row[9 if self.selector.inbox is not None else 8] for row in rows), default=None)
+        counts = [
+            StateCount(state, count, hashed, group, topic, kind, list(map(Target, ids, groups)))
+            for state, count, hashed, group, topic, kind, ids, groups, *_ in rows
+        ]
+        summary = Summary(counts, own if edge is None else edge)
         if summary.matched > MAX_ITEMS:
             raise BulkJobTooLarge(f"more than {MAX_ITEMS} messages are matched; narrow the filter, such as by time")
         return summary
@@ -116,21 +111,18 @@ class Selection:
         if len(kinds) != 1:
             raise InvalidRequest(f"select by exactly one of targets, messages, inbox, halves, not {kinds}", "selector")
         if selector.targets is not None:
-            self._check_targets(selector.targets)
+            if not selector.targets:
+                raise InvalidRequest("no message is named", field="selector")
+            if (number := len(selector.targets)) > MAX_IDS:
+                raise BulkJobTooLarge(f"{number} messages are named; at most {MAX_IDS} can be, or use a filter")
+            for target in selector.targets:
+                self.act.check_group(target)
         if not fits.issuperset(kinds):
             raise InvalidRequest(
                 f"{self.act.name} can't be done by {kinds[0]}; select by {' or '.join(sorted(fits))}", "selector"
             )
         if selector.messages is not None and selector.messages.body is not None:
             raise InvalidRequest("a bulk job can't select by what is in the bodies; name the messages", field="body")
-
-    def _check_targets(self, targets: tuple[Target, ...]) -> None:
-        if not targets:
-            raise InvalidRequest("no message is named", field="selector")
-        if len(targets) > MAX_IDS:
-            raise BulkJobTooLarge(f"{len(targets)} messages are named; at most {MAX_IDS} can be, or use a filter")
-        for target in targets:
-            self.act.check_group(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +136,6 @@ class StateCount:
     topic: str | None
     kind: str | None
     sample: list[Target]
-
-    @classmethod
-    def of(cls, row: Row) -> StateCount:
-        """Return what a row of `choose_sql.summary` says."""
-        state, count, hashed, _, _, *common, ids, groups = row
-        least_greatest = zip(common[::2], common[1::2], strict=True)
-        group, topic, kind = (low if low == high and low else None for low, high in least_greatest)
-        return cls(state, count, hashed, group, topic, kind, [Target(*pair) for pair in zip(ids, groups, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +171,9 @@ class ResolvedIds:
     ``edge`` bounds a filter that was turned into ids to what there was then.
     """
 
-    ids: list[UUID] = field(default_factory=list)
-    delivered: list[UUID] = field(default_factory=list)
-    edge: UUID | dt.datetime | None = None
+    ids: list[UUID]
+    delivered: list[UUID]
+    edge: UUID | dt.datetime | None
 
 
 def resolve(databases: Databases, database: Database, selection: Selection, edge: Any = None) -> ResolvedIds:
@@ -199,29 +183,16 @@ def resolve(databases: Databases, database: Database, selection: Selection, edge
         InvalidRequest: a filter that isn't one, or an inbox filter that fits several databases.
     """
     selector = selection.selector
-    ids = [target.message_id for target in selector.targets or ()]
+    ids = list(dict.fromkeys(target.message_id for target in selector.targets or ()))
     if selection.is_across and selector.inbox is not None:
         ids, edge = _ids_in_inboxes(databases, selector.inbox, edge)
     elif selection.by_ids and selector.messages is not None:
         with database.reading(SECONDS) as connection:
-            statement = choose_sql.ids(database.schema, _match_messages(selector.messages, edge))
-            _, rows = execute(connection, plan_by_index(), statement)
+            matched = _match_messages(selector.messages, edge)
+            rows = query(connection, database.schema, f"SELECT id FROM ({matched.sql}) m", **matched.values)
         ids = sorted(each for (each,) in rows)
         edge = edge or max(ids, default=None)
     return ResolvedIds(ids, _delivered(databases, selection, ids), edge if selection.by_ids else None)
-
-
-def summarize(database: Database, selection: Selection, resolved: ResolvedIds) -> Summary:
-    """Return what is matched in one database now.
-
-    Raises:
-        BulkJobTooLarge: too many.
-        InvalidRequest: a filter that isn't one.
-    """
-    with database.reading(SECONDS) as connection:
-        matched = match(connection, database, selection, resolved)
-        _, rows = execute(connection, plan_by_index(), choose_sql.summary(database.schema, matched))
-    return selection.summary_of(rows, resolved.edge)
 
 
 def match(
@@ -230,15 +201,16 @@ def match(
     """Return the query that matches what is selected."""
     selector = selection.selector
     if selection.act.part == "consumer" and selector.targets is not None:
-        return choose_sql.named_inbox(list(dict.fromkeys(selector.targets)))
+        return Matched(sql.NAMED_INBOX, inbox_columns(dict.fromkeys(selector.targets)))
     if selector.targets is not None or selection.by_ids:
-        return choose_sql.named_halves(list(dict.fromkeys(resolved.ids)), resolved.delivered)
+        return Matched(sql.NAMED_HALVES, {"ids": resolved.ids, "delivered": resolved.delivered})
     if selector.inbox is not None:
-        return choose_sql.inbox(*_inbox_where(connection, database, selector.inbox), edge, MAX_ITEMS + 1)
+        where, values = _inbox_where(connection, database, selector.inbox)
+        return _bounded(sql.INBOX.replace("{where}", where), values, edge)
     if selector.halves is not None:
         where, values = lists_sql.half_where(checked(selector.halves))
         undecided = _HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_check")
-        return choose_sql.halves(undecided, f"o.half_id IS NULL AND {where}", values, edge, MAX_ITEMS + 1)
+        return _match_halves(undecided, f"o.half_id IS NULL AND {where}", values, edge)
     return _match_messages(selector.messages or MessageFilter(), edge)
 
 
@@ -247,7 +219,15 @@ def _match_messages(criteria: MessageFilter, edge: Any) -> Matched:
     small = {_SMALL.get(status) for status in criteria.status}
     if len(small) == 1 and (table := small.pop()):
         where = f"h.id IN (SELECT half_id FROM {{s}}.{table}) AND {where}"
-    return choose_sql.halves(_HALVES, where, values, edge, MAX_ITEMS + 1)
+    return _match_halves(_HALVES, where, values, edge)
+
+
+def _match_halves(source: str, where: str, values: dict[str, Any], edge: Any) -> Matched:
+    return _bounded(sql.HALVES.replace("{from}", source).replace("{where}", where), values, edge)
+
+
+def _bounded(query: str, values: dict[str, Any], edge: Any) -> Matched:
+    return Matched(query, {**values, "edge": edge, "most": MAX_ITEMS + 1})
 
 
 def _inbox_where(connection: Connection, database: Database, criteria: InboxFilter) -> tuple[str, dict[str, Any]]:
@@ -264,12 +244,9 @@ def _ids_in_inboxes(databases: Databases, criteria: InboxFilter, edge: Any) -> t
     database = consumers[0]
     with database.reading(SECONDS) as connection:
         where, values = _inbox_where(connection, database, criteria)
-        _, ((now,),), rows = execute(
-            connection,
-            plan_by_index(),
-            choose_sql.now(),
-            choose_sql.inbox_ids(database.schema, where, values, edge, MAX_ITEMS + 1),
-        )
+        values |= {"edge": edge, "most": MAX_ITEMS + 1}
+        ids = statement(database.schema, sql.INBOX_IDS, values, where=where)
+        ((now,),), rows = execute(connection, Statement(sql.NOW), ids)
     return sorted(each for (each,) in rows), edge or now
 
 
@@ -280,34 +257,8 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
     found: set[UUID] = set()
     for database in databases.having("consumer"):
         with database.reading(SECONDS) as connection:
-            _, rows = execute(connection, plan_by_index(), choose_sql.consumed(database.schema, ids))
-        found |= {each for each, _ in rows}
+            found |= {each for (each,) in query(connection, database.schema, sql.CONSUMED, ids=ids)}
     return sorted(found)
-
-
-def preview_of(databases: Databases, selection: Selection, name: str | None) -> Preview:
-    """Return what a bulk job would do, in the database of a name or in the only one that has what is selected.
-
-    Raises:
-        InvalidRequest: a selector or option that isn't one, or several databases have what it matches.
-        MessageNotFound: no database knows any of the messages that are named.
-        BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
-    """
-    act = selection.act
-    act.check_options(selection.options)
-    selection.check()
-    chosen, found = choose_database(databases, selection, name)
-    able = found.able(selection.states)
-    return Preview(
-        act.name,
-        chosen.name,
-        Total(found.matched),
-        sum(each.count for each in able),
-        {act.refusal(each.state): each.count for each in found.counts if each not in able},
-        sorted((target for each in able for target in each.sample), key=lambda t: t.message_id, reverse=True)[:SAMPLE],
-        described(act, able),
-        token_of(selection, chosen, found),
-    )
 
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
@@ -319,15 +270,21 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
         UnknownDatabase: none has the name that was passed.
     """
     act = selection.act
-    if name is None and not selection.is_across and selection.criteria is not None:
-        name = selection.criteria.database
+    selector = selection.selector
+    criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
+    if name is None and criteria is not None:
+        name = criteria.database
     candidates = databases.having(act.part, name)
     if not candidates:
         which = f"database {name!r} has" if name else "no registered database has"
         raise InvalidRequest(f"{which} the {act.part}'s tables, which {act.name} needs", field="database")
-    found = [
-        (database, summarize(database, selection, resolve(databases, database, selection))) for database in candidates
-    ]
+    found: list[tuple[Database, Summary]] = []
+    for database in candidates:
+        resolved = resolve(databases, database, selection)
+        with database.reading(SECONDS) as connection:
+            matched = match(connection, database, selection, resolved)
+            (rows,) = execute(connection, sql.summary(database.schema, matched))
+        found.append((database, selection.summary_of(rows, resolved.edge)))
     having = [(database, summary) for database, summary in found if summary.known]
     if len(having) > 1:
         names = ", ".join(database.name for database, _ in having)
@@ -335,13 +292,6 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
     if not having and selection.by_name:
         raise MessageNotFound(f"no registered database ({', '.join(databases)}) knows any of these messages")
     return having[0] if having else found[0]
-
-
-def token_of(selection: Selection, database: Database, found: Summary) -> str:
-    """Return what binds an order to what was previewed: the selection, the database, and all that can be acted on."""
-    edge = None if found.edge is None else (found.edge,)
-    digest = found.digest(selection.states)
-    return paging.write_token({"database": database.name, "edge": edge, "digest": digest}, selection.context)
 
 
 _WORDS = {"delivered": "consumed", "compensating": "half compensated", "fenced": "undecided"}

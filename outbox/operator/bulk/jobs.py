@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import json
 import math
@@ -10,17 +9,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, execute
+from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobNotFound, CompensationRefused, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.acts import STATES, act_named
-from outbox.operator.bulk import choose_sql, sql
-from outbox.operator.bulk.choose import Selection, Summary, choose_database, described, match, preview_of, resolve
+from outbox.operator.bulk import sql
+from outbox.operator.bulk.choose import Selection, Summary, choose_database, described, match, resolve
 from outbox.operator.changes import ActRequest, check_audited, requested
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import paging
-from outbox.operator.look.paging import Part, Position, SortOrder, checked, merged
+from outbox.operator.look.paging import Part, Position, SortOrder, checked, page_of
 from outbox.operator.model import (
     Actor,
     BulkItem,
@@ -31,6 +30,7 @@ from outbox.operator.model import (
     PageRequest,
     Preview,
     Selector,
+    Total,
     as_actor,
 )
 from outbox.reader import plain
@@ -69,7 +69,24 @@ class BulkJobs(OverDatabases):
             MessageNotFound: no database knows any of the messages that are named.
             BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
         """
-        return preview_of(self.databases, Selection(act_named(name), selector, options or {}), database)
+        act = act_named(name)
+        selection = Selection(act, selector, options or {})
+        act.check_options(selection.options)
+        selection.check()
+        chosen, found = choose_database(self.databases, selection, database)
+        able = found.able(selection.states)
+        sample = sorted((each for count in able for each in count.sample), key=lambda t: t.message_id, reverse=True)
+        edge, digest = found.edge and (found.edge,), found.digest(selection.states)
+        return Preview(
+            act.name,
+            chosen.name,
+            Total(found.matched),
+            sum(each.count for each in able),
+            {act.refusal(each.state): each.count for each in found.counts if each not in able},
+            sample[: sql.SAMPLE],
+            described(act, able),
+            paging.write_token({"database": chosen.name, "edge": edge, "digest": digest}, selection.context),
+        )
 
     def start(
         self,
@@ -110,7 +127,7 @@ class BulkJobs(OverDatabases):
             chosen = self.databases[shown["database"]]
         else:
             chosen, _ = choose_database(self.databases, selection, database)
-        new = choose_sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
+        new = sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
         try:
             _insert(self.databases, chosen, new, selection, shown)
         except _KeyTaken:
@@ -121,23 +138,14 @@ class BulkJobs(OverDatabases):
         return self.bulk_job(new.id)
 
     def bulk_jobs(self, criteria: BulkJobFilter, page: PageRequest) -> Page[BulkJob]:
-        """Return a page of the bulk jobs that fit, the newest first.
+        """Return a page of the bulk jobs that fit, the newest first."""
 
-        Raises:
-            InvalidRequest: a filter or token that isn't one.
-            UnknownDatabase: the filter names a database that isn't registered.
-        """
-        state = checked(criteria).state
-        names = list(self.databases) if criteria.database is None else [self.databases[criteria.database].name]
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[BulkJob]:
+            values = {"state": criteria.state, "after": after[0] if after else None, "limit": limit}
+            return Part([_to_job(database.name, row) for row in query(connection, database.schema, sql.LIST, **values)])
 
-        def read(name: str, after: Position | None, limit: int) -> Part[BulkJob]:
-            one = self.databases[name]
-            with one.reading() as connection:
-                statement = sql.list_jobs(one.schema, state, after[0] if after else None, limit)
-                (rows,) = execute(connection, statement)
-            return Part([_to_job(name, row) for row in rows])
-
-        return merged(names, page, ("bulk_jobs", criteria.state), _NEWEST, read)
+        databases = self.databases.having(None, checked(criteria).database)
+        return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read)
 
     def bulk_job(self, bulk_job_id: UUID) -> BulkJob:
         """Return a bulk job.
@@ -147,7 +155,7 @@ class BulkJobs(OverDatabases):
         """
         for database in self.databases.values():
             with database.reading() as connection:
-                (rows,) = execute(connection, sql.job(database.schema, bulk_job_id))
+                rows = query(connection, database.schema, sql.ONE, id=bulk_job_id)
             if rows:
                 return _to_job(database.name, rows[0])
         raise BulkJobNotFound(f"no registered database ({', '.join(self.databases)}) has bulk job {bulk_job_id}")
@@ -165,13 +173,11 @@ class BulkJobs(OverDatabases):
             raise InvalidRequest(f"state {state!r} must be one of: {', '.join(BulkItemState)}", field="state")
         database = self.databases[self.bulk_job(bulk_job_id).database]
 
-        def read(_: str, after: Position | None, limit: int) -> Part[BulkItem]:
-            with database.reading() as connection:
-                statement = sql.items(database.schema, bulk_job_id, state, after[0] if after else 0, limit)
-                (rows,) = execute(connection, statement)
-            return Part([BulkItem(*row) for row in rows])
+        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[BulkItem]:
+            values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
+            return Part([BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
 
-        return merged([database.name], page, ("items", bulk_job_id, state), _BY_NUMBER, read)
+        return page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
 
     def cancel(self, bulk_job_id: UUID, *, by: str | Actor, why: str = "") -> BulkJob:
         """Cancel what is left of a bulk job; what was done stays done.
@@ -188,15 +194,14 @@ class BulkJobs(OverDatabases):
         database = self.databases[self.bulk_job(bulk_job_id).database]
         schema = database.schema
         with database.acting() as connection:
-            (((finished_at, cancelled_at),),) = execute(connection, sql.lock(schema, bulk_job_id))
+            ((finished_at, cancelled_at),) = query(connection, schema, sql.LOCK, id=bulk_job_id)
             if finished_at is not None or cancelled_at is not None:
                 what = "was cancelled before" if cancelled_at else f"has finished at {finished_at.isoformat()}"
                 raise ActRefused(f"bulk job {bulk_job_id} can't be cancelled: it {what}")
-            cancelled, _ = execute(
-                connection, sql.cancel(schema, bulk_job_id, actor.name), finish_bulk_jobs(schema, bulk_job_id)
-            )
+            cancelled = query(connection, schema, sql.CANCEL, id=bulk_job_id, actor=actor.name)
             result = {"did": "cancel", "cancelled": len(cancelled)}
-            execute(connection, audit(schema, actor.name, "bulk", str(bulk_job_id), why, result, actor.origin))
+            audited = audit(schema, actor.name, "bulk", str(bulk_job_id), why, result, actor.origin)
+            execute(connection, finish_bulk_jobs(schema, bulk_job_id), audited)
         return self.bulk_job(bulk_job_id)
 
     def _ordered_before(self, key: str, request: ActRequest, selector: Selector, rate: float | None) -> BulkJob | None:
@@ -207,7 +212,7 @@ class BulkJobs(OverDatabases):
         """
         for database in self.databases.values():
             with database.reading() as connection:
-                (rows,) = execute(connection, sql.by_key(database.schema, key))
+                rows = query(connection, database.schema, sql.BY_KEY, key=key)
             if rows:
                 _check_same(rows[0], key, request, selector, rate)
                 return self.bulk_job(rows[0][0])
@@ -216,7 +221,7 @@ class BulkJobs(OverDatabases):
 
 def jobs_of(connection: Connection, database: Database, message_id: UUID) -> list[BulkJob]:
     """Return the bulk jobs of a database that a message was in."""
-    (rows,) = execute(connection, sql.jobs_of(database.schema, message_id))
+    rows = query(connection, database.schema, sql.OF_MESSAGE, id=message_id)
     return [_to_job(database.name, row) for row in rows]
 
 
@@ -237,7 +242,7 @@ def _check_order(rate: float | None, key: str | None) -> None:
 def _insert(
     databases: Databases,
     chosen: Database,
-    new: choose_sql.NewBulkJob,
+    new: sql.NewBulkJob,
     selection: Selection,
     shown: dict[str, Any] | None,
 ) -> None:
@@ -248,10 +253,10 @@ def _insert(
     whys = {state: act.refusal(state) for state in STATES.keys() - states}
     with chosen.acting() as connection:
         matched = match(connection, chosen, selection, resolved, edge)
-        statement = choose_sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
-        _, rows = execute(connection, plan_by_index(), statement)
+        order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
+        _, rows = execute(connection, plan_by_index(), order)
         to_be, written = rows[0][-2:] if rows else (0, 0)
-        if to_be > written and new.key is not None and execute(connection, sql.by_key(schema, new.key))[0]:
+        if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
             raise _KeyTaken
         found = selection.summary_of([row[:-2] for row in rows], resolved.edge)
         able = found.able(states)
@@ -269,7 +274,7 @@ def _insert(
         request = new.request
         execute(
             connection,
-            choose_sql.describe(schema, new.id, described(act, able)),
+            statement(schema, sql.DESCRIBE, {"id": new.id, "described": described(act, able)}),
             audit(schema, request.by, "bulk", str(new.id), request.why, result, request.origin),
         )
 
@@ -304,7 +309,7 @@ def _read_token(token: str, selection: Selection, database: str | None) -> dict[
 def _check_same(row: Row, key: str, request: ActRequest, selector: Selector, rate: float | None) -> None:
     bulk_job_id, action, actor, reason, options, selected, earlier_rate = row
     before = {name: value for name, value in json.loads(selected).items() if name not in {"described", "counts"}}
-    now = json.loads(json.dumps(_selector_json(selector)))
+    now = _selector_json(selector)
     if (action, actor, reason, json.loads(options), before, earlier_rate) != (
         request.act.name, request.by, request.why, dict(request.options), now, rate,
     ):  # fmt: skip
@@ -318,10 +323,5 @@ def _selector_json(selector: Selector) -> dict[str, Any]:
     if selector.targets is not None:
         return {"targets": [[str(each.message_id), each.group] for each in selector.targets]}
     kind = next(name for name in ("messages", "inbox", "halves") if getattr(selector, name) is not None)
-    criteria = getattr(selector, kind)
-    values = {each.name: getattr(criteria, each.name) for each in dataclasses.fields(criteria)}
-    return {kind: {name: _plain(value) for name, value in values.items() if value not in (None, ())}}
-
-
-def _plain(value: Any) -> Any:
-    return value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else plain(value)
+    values = plain(getattr(selector, kind))
+    return {kind: {name: value for name, value in values.items() if value not in (None, [])}}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Row, execute, is_lost
+from outbox.database.execute import Row, execute, is_lost, query, statement
 from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
 from outbox.errors import OutboxError
@@ -44,7 +44,7 @@ AGAIN = 5.0
 MOST = 60
 
 NOTHING = Counts()
-_ACTIONS = frozenset(name for name, act in ACTS.items() if not act.as_job)
+_ACTIONS = sorted(name for name, act in ACTS.items() if not act.as_job)
 
 
 def _never() -> bool:
@@ -69,9 +69,8 @@ def bulk_once(
     """
     schema, limit = settings.schema, BULK_JOBS if bulk_job_id is None else 1
     with connection.begin():
-        _, rows = execute(
-            connection, finish_bulk_jobs(schema, bulk_job_id), sql.open_bulk_jobs(schema, _ACTIONS, limit, bulk_job_id)
-        )
+        values = {"actions": _ACTIONS, "limit": limit, "id": bulk_job_id}
+        _, rows = execute(connection, finish_bulk_jobs(schema, bulk_job_id), statement(schema, sql.OPEN, values))
     counts = NOTHING
     for row in rows:
         if stopping():
@@ -142,7 +141,7 @@ class _Run:
             execute(self._connection, wait_at_most(PATIENCE))
             if self._rate is not None:
                 limit = min(limit, self._budget(self._rate))
-            (self._taken,) = execute(self._connection, sql.take(schema, self._id, after, limit))
+            self._taken = query(self._connection, schema, sql.TAKE, id=self._id, after=after, limit=limit)
             if not self._taken:
                 return NOTHING
             targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
@@ -156,9 +155,9 @@ class _Run:
     def _budget(self, rate: float) -> int:
         """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
         schema = self._settings.schema
-        if not execute(self._connection, sql.lock_rated(schema, self._id))[0]:
+        if not query(self._connection, schema, sql.LOCK_RATED, id=self._id):
             return 0
-        return int(execute(self._connection, sql.budget(schema, self._id, rate))[0][0][0])
+        return int(query(self._connection, schema, sql.BUDGET, id=self._id, rate=rate)[0][0])
 
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""

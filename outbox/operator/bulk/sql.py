@@ -1,27 +1,199 @@
-"""Statements that carry bulk jobs out, end them, and show them."""
+"""Statements of bulk jobs: what they act on is counted or written, items are carried out, ended, and shown.
+
+A preview and a start evaluate the same `Matched`, so that what was shown is what is written, or else a different count
+or hash tells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, statement
 from outbox.database.sql import BULK_COUNTS
+from outbox.operator.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest
+from outbox.operator.look.inbox_sql import GROUPS
 
+# --- what a bulk job acts on -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A query of what is matched, and its values: ``place, id, consumer_group, topic, kind, state``.
+
+    ``edge`` bounds it to what there was at a moment: a greatest id, for an inbox a time.
+    """
+
+    sql: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewBulkJob:
+    """A row of `bulk_job`, but for what it acts on."""
+
+    id: UUID
+    request: ActRequest
+    selector: Mapping[str, Any]
+    rate: float | None
+    key: str | None
+
+
+#: How many of each state come as a sample.
+SAMPLE = 5
+
+_HALF_ROW = f"NULL::text AS consumer_group, h.topic, NULL::text AS kind, {MESSAGE_STATE} AS state"
+
+#: The halves of ``{from}``, which has ``h``, ``o``, ``d`` and ``c`` (`MESSAGE_JOINS`), by a condition.
+HALVES = f"""
+    SELECT NULL::bigint AS place, h.id, {_HALF_ROW}
+      FROM {{from}}
+     WHERE ({{where}}) AND (%(edge)s::uuid IS NULL OR h.id <= %(edge)s::uuid)
+     LIMIT %(most)s"""
+
+#: These halves. What took effect somewhere isn't compensated; only the process that orders it knows other databases.
+NAMED_HALVES = f"""
+    SELECT place, id, consumer_group, topic, kind,
+           CASE WHEN id = ANY (%(delivered)s::uuid[])
+                     AND state IN ('committed', 'dispatched', 'scheduled', 'recalled') THEN 'delivered'
+                ELSE state END AS state
+      FROM (SELECT w.place, w.id, {_HALF_ROW}
+              FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY w (id, place)
+              LEFT JOIN {{s}}.half_message h ON h.id = w.id{MESSAGE_JOINS}) n"""
+
+#: Inbox rows ``m`` by a condition.
+INBOX = f"""
+    SELECT NULL::bigint AS place, m.message_id AS id, m.consumer_group, m.topic, m.error_kind AS kind,
+           {INBOX_STATE} AS state
+      FROM {{s}}.consumer_message m
+     WHERE ({{where}}) AND (%(edge)s::timestamptz IS NULL OR m.changed_at <= %(edge)s::timestamptz)
+     LIMIT %(most)s"""
+
+#: The inbox rows of these groups and messages.
+NAMED_INBOX = f"""
+    SELECT w.place, w.id, w.consumer_group, m.topic, m.error_kind AS kind,
+           CASE WHEN m.message_id IS NULL THEN 'unconsumed' ELSE {INBOX_STATE} END AS state
+      FROM unnest(%(groups)s::text[], %(ids)s::uuid[]) WITH ORDINALITY w (consumer_group, id, place)
+      LEFT JOIN {{s}}.consumer_message m ON m.consumer_group = w.consumer_group AND m.message_id = w.id"""
+
+_HASH = "hashtextextended(id::text || coalesce('/' || consumer_group, '') || state, 0)"
+_COMMON = ", ".join(f"CASE WHEN min({of}) = max({of}) THEN min({of}) END" for of in ("consumer_group", "topic", "kind"))
+
+_SUMMARY = f"""
+SELECT state, count(*), sum({_HASH})::text, {_COMMON},
+       (array_agg(id ORDER BY id DESC))[1:{SAMPLE}], (array_agg(consumer_group ORDER BY id DESC))[1:{SAMPLE}],
+       max(id::text COLLATE "C")::uuid, statement_timestamp(){{more}}
+  FROM (SELECT id, state, consumer_group, topic, coalesce(kind, '') AS kind FROM matched) m
+ GROUP BY state ORDER BY 2 DESC, 1
+"""
+
+_START = f"""
+WITH matched AS MATERIALIZED ({{matched}}
+), chosen AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY place, id, consumer_group) AS number, matched.*,
+           state = ANY (%(able)s::text[]) AS able
+      FROM matched WHERE {{chosen}}
+), bulk_job AS (
+    INSERT INTO {{s}}.bulk_job (id, action, requested_by, reason, options, selector, rate, total, idempotency_key,
+                                 origin)
+    SELECT %(id)s, %(action)s, %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(rate)s,
+           (SELECT count(*) FROM chosen), %(idempotency_key)s, %(origin)s::jsonb
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING id
+), item AS (
+    INSERT INTO {{s}}.bulk_item (bulk_job_id, number, action, message_id, topic, consumer_group, state, outcome)
+    SELECT o.id, c.number, %(action)s, c.id, c.topic, c.consumer_group,
+           CASE WHEN able THEN 'pending' ELSE 'skipped' END, CASE WHEN NOT able THEN %(whys)s::jsonb ->> c.state END
+      FROM chosen c, bulk_job o
+    ON CONFLICT DO NOTHING
+    RETURNING 1
+){_SUMMARY.replace("{more}", ", (SELECT count(*) FROM chosen), (SELECT count(*) FROM item)")}"""
+
+#: Write down in words what a bulk job does.
+DESCRIBE = """
+UPDATE {s}.bulk_job SET selector = selector || jsonb_build_object('described', %(described)s::text) WHERE id = %(id)s
+"""
+
+#: The messages of inbox rows ``m`` that fit, and the time. Rows: ``(id,)``.
+INBOX_IDS = """
+SELECT DISTINCT m.message_id
+  FROM {s}.consumer_message m
+ WHERE ({where}) AND (%(edge)s::timestamptz IS NULL OR m.changed_at <= %(edge)s::timestamptz)
+ LIMIT %(most)s
+"""
+
+#: The database's clock. Rows: ``(time,)``.
+NOW = "SELECT statement_timestamp()"
+
+#: Which of these messages took effect here. Rows: ``(id,)``.
+CONSUMED = f"""
+WITH RECURSIVE {GROUPS}
+SELECT DISTINCT w.id
+  FROM unnest(%(ids)s::uuid[]) w (id) CROSS JOIN place p
+ WHERE EXISTS (SELECT FROM {{s}}.consumer_message m
+                WHERE m.consumer_group = p.consumer_group AND m.message_id = w.id AND m.status = 'consumed')
+"""
+
+
+def summary(schema: str, matched: Matched) -> Statement:
+    """Count what is matched.
+
+    Rows, one for each state: ``(state, count, hash, common group, topic and kind of error, ids and groups of a sample,
+    greatest id, time)``.
+    """
+    sql = f"WITH matched AS MATERIALIZED ({{matched}}){_SUMMARY}"
+    return statement(schema, sql, matched.values, more="", matched=matched.sql)
+
+
+def start(
+    schema: str, matched: Matched, new: NewBulkJob, able: Sequence[str], whys: Mapping[str, str], *, all_of_them: bool
+) -> Statement:
+    """Write a bulk job and its items, unless its key is there; ``all_of_them``: also what is skipped, and why.
+
+    Rows as of `summary`, each with ``(items to be, items that were written)``; these differ where the key is there, or
+    a message has a compensation already.
+    """
+    request = new.request
+    values = {
+        **matched.values,
+        "able": sorted(able),
+        "whys": json.dumps(dict(whys)),
+        "id": new.id,
+        "action": request.act.name,
+        "actor": request.by,
+        "reason": request.why,
+        "options": json.dumps(dict(request.options)),
+        "selector": json.dumps(dict(new.selector)),
+        "rate": new.rate,
+        "idempotency_key": new.key,
+        "origin": json.dumps(dict(request.origin)) if request.origin else None,
+    }
+    chosen = "true" if all_of_them else "state = ANY (%(able)s::text[])"
+    return statement(schema, _START, values, chosen=chosen, matched=matched.sql)
+
+
+# --- how it is carried out -------------------------------------------------------------------------------
+
+#: The oldest bulk jobs of these actions that aren't done; only this one, if one is named.
+#: Rows: ``(id, action, requested_by, reason, options, origin, rate, has begun)``.
 # Compensations are left to the workers that have them, and acts that only a newer version knows to its workers.
-_OPEN = """
+OPEN = """
 SELECT id, action, requested_by, reason, options::text, origin::text, rate, started_at IS NOT NULL
   FROM {s}.bulk_job
  WHERE finished_at IS NULL AND action = ANY (%(actions)s::text[]) AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
  ORDER BY created_at LIMIT %(limit)s
 """
 
+#: Keep all others from carrying this bulk job out. Rows: one, or none if another one does.
 # Who has this lock is the only one that carries the bulk job out: what the others just did would not be seen.
-_LOCK_RATED = "SELECT id FROM {s}.bulk_job WHERE id = %s AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED"
+LOCK_RATED = "SELECT id FROM {s}.bulk_job WHERE id = %(id)s AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED"
 
+#: How many items may be tried now. Rows: ``(items,)``.
 # So many items as the rate has in a second, but one at least, in the time that these may take.
-_BUDGET = """
+BUDGET = """
 SELECT greatest(w.items - (
            SELECT count(*) FROM {s}.bulk_item
             WHERE bulk_job_id = %(id)s AND attempts > 0
@@ -29,7 +201,8 @@ SELECT greatest(w.items - (
   FROM (SELECT greatest(floor(%(rate)s::float8), 1) AS items) w
 """
 
-_TAKE = """
+#: Lock the next items that are due, but those of others. Rows: ``(number, message, group, attempts)``.
+TAKE = """
 SELECT number, message_id, consumer_group, attempts
   FROM {s}.bulk_item
  WHERE bulk_job_id = %(id)s AND state = 'pending' AND number > %(after)s AND next_attempt_at <= clock_timestamp()
@@ -49,10 +222,29 @@ UPDATE {s}.bulk_item i
    AND i.state = 'pending'
 """
 
-_LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %s FOR UPDATE"
 
+class Settled(NamedTuple):
+    """What became of an item; one that stays ``pending`` is due again after ``delay`` seconds."""
+
+    number: int
+    state: str
+    outcome: str
+    delay: float = 0.0
+
+
+def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statement:
+    """Write what became of items, which are locked, and count the attempt."""
+    numbers, states, outcomes, delays = map(list, zip(*items, strict=True))
+    values = {"numbers": numbers, "states": states, "outcomes": outcomes, "delays": delays}
+    return statement(schema, _SETTLE, values | {"id": bulk_job_id, "first": min(numbers), "last": max(numbers)})
+
+
+#: Lock a bulk job. Rows: ``(finished_at, cancelled_at)`` or none.
+LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %(id)s FOR UPDATE"
+
+#: Cancel what is left of a bulk job, which is locked. Rows: ``(number,)``.
 # A compensation that has begun has quarantined the message at consumers: a worker releases it there, and ends the item.
-_CANCEL = """
+CANCEL = """
 WITH marked AS (
     UPDATE {s}.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s
 )
@@ -62,10 +254,11 @@ UPDATE {s}.bulk_item
 RETURNING number
 """
 
-#: The names of the columns of bulk jobs and items.
+# --- how it is shown -------------------------------------------------------------------------------------
+
+#: The names of the columns of a bulk job.
 BULK_JOB = ("id", "action", "requested_by", "reason", "options", "described", "rate", "total", "counts", "created_at",
              "started_at", "finished_at", "cancelled_at", "cancelled_by", "state")  # fmt: skip
-ITEM = ("number", "action", "message_id", "topic", "group", "state", "outcome", "attempts", "changed_at")
 
 # A finished bulk job has its counts in its row. A compensation is begun by its first attempt.
 _ROWS = f"""
@@ -84,112 +277,30 @@ SELECT id, action, requested_by, reason, options::text, selector ->> 'described'
                                   WHERE i.bulk_job_id = p.id AND i.attempts > 0 LIMIT 1)
                            ELSE p.started_at END AS began) b) p"""
 
-_LIST = f"""{_ROWS}
+#: Bulk jobs, the newest first, below an id. Rows: as `BULK_JOB`.
+LIST = f"""{_ROWS}
  WHERE (%(after)s::uuid IS NULL OR id < %(after)s::uuid) AND (%(state)s::text IS NULL OR state = %(state)s)
  ORDER BY id DESC LIMIT %(limit)s
 """
 
-_ONE = f"{_ROWS} WHERE id = %(id)s"
+#: A bulk job. Rows: as `BULK_JOB`, or none.
+ONE = f"{_ROWS} WHERE id = %(id)s"
 
-_OF_MESSAGE = f"""{_ROWS}
- WHERE id IN (SELECT bulk_job_id FROM {{s}}.bulk_item WHERE message_id = %s LIMIT 100) ORDER BY created_at
+#: The bulk jobs that a message was in, 100 at most. Rows: as `BULK_JOB`.
+OF_MESSAGE = f"""{_ROWS}
+ WHERE id IN (SELECT bulk_job_id FROM {{s}}.bulk_item WHERE message_id = %(id)s LIMIT 100) ORDER BY created_at
 """
 
-_BY_KEY = """
+#: The bulk job with an idempotency key.
+BY_KEY = """
 SELECT id, action, requested_by, reason, options::text, selector::text, rate
-  FROM {s}.bulk_job WHERE idempotency_key = %s
+  FROM {s}.bulk_job WHERE idempotency_key = %(key)s
 """
 
-_ITEMS = """
+#: Items of a bulk job in their order, above a number. Rows: the fields of `BulkItem`.
+ITEMS = """
 SELECT number, action, message_id, topic, consumer_group, state, outcome, attempts, changed_at
   FROM {s}.bulk_item
  WHERE bulk_job_id = %(id)s AND number > %(after)s AND (%(state)s::text IS NULL OR state = %(state)s)
  ORDER BY number LIMIT %(limit)s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of an item; one that stays ``pending`` is due again after ``delay`` seconds."""
-
-    number: int
-    state: str
-    outcome: str
-    delay: float = 0.0
-
-
-def open_bulk_jobs(schema: str, actions: Collection[str], limit: int, bulk_job_id: UUID | None = None) -> Statement:
-    """Read the oldest bulk jobs of these actions that aren't done; only this one, if one is named.
-
-    Rows: ``(id, action, requested_by, reason, options, origin, rate, has begun)``.
-    """
-    return Statement(in_schema(_OPEN, schema), {"actions": sorted(actions), "limit": limit, "id": bulk_job_id})
-
-
-def lock_rated(schema: str, bulk_job_id: UUID) -> Statement:
-    """Keep all others from carrying this bulk job out. Rows: one, or none if another one does."""
-    return Statement(in_schema(_LOCK_RATED, schema), (bulk_job_id,))
-
-
-def budget(schema: str, bulk_job_id: UUID, rate: float) -> Statement:
-    """Read how many items may be tried now, if ``rate`` is the most in a second. Rows: ``(items,)``."""
-    return Statement(in_schema(_BUDGET, schema), {"id": bulk_job_id, "rate": rate})
-
-
-def take(schema: str, bulk_job_id: UUID, after: int, limit: int) -> Statement:
-    """Lock the next items that are due, but those of others. Rows: ``(number, message, group, attempts)``."""
-    return Statement(in_schema(_TAKE, schema), {"id": bulk_job_id, "after": after, "limit": limit})
-
-
-def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statement:
-    """Write what became of items, which are locked, and count the attempt."""
-    return Statement(
-        in_schema(_SETTLE, schema),
-        {
-            "id": bulk_job_id,
-            "first": min(item.number for item in items),
-            "last": max(item.number for item in items),
-            "numbers": [item.number for item in items],
-            "states": [item.state for item in items],
-            "outcomes": [item.outcome for item in items],
-            "delays": [item.delay for item in items],
-        },
-    )
-
-
-def lock(schema: str, bulk_job_id: UUID) -> Statement:
-    """Lock a bulk job. Rows: ``(finished_at, cancelled_at)`` or none."""
-    return Statement(in_schema(_LOCK, schema), (bulk_job_id,))
-
-
-def cancel(schema: str, bulk_job_id: UUID, actor: str) -> Statement:
-    """Cancel what is left of a bulk job, which is locked. Rows: ``(number,)``."""
-    return Statement(in_schema(_CANCEL, schema), {"id": bulk_job_id, "actor": actor})
-
-
-def list_jobs(schema: str, state: str | None, after: UUID | None, limit: int) -> Statement:
-    """Read bulk jobs, the newest first, below the id ``after``. Rows: as `BULK_JOB`."""
-    return Statement(in_schema(_LIST, schema), {"state": state, "after": after, "limit": limit})
-
-
-def job(schema: str, bulk_job_id: UUID) -> Statement:
-    """Read a bulk job. Rows: as `BULK_JOB`, or none."""
-    return Statement(in_schema(_ONE, schema), {"id": bulk_job_id})
-
-
-def jobs_of(schema: str, message_id: UUID) -> Statement:
-    """Read the bulk jobs that a message was in, 100 at most. Rows: as `BULK_JOB`."""
-    return Statement(in_schema(_OF_MESSAGE, schema), (message_id,))
-
-
-def by_key(schema: str, key: str) -> Statement:
-    """Read the bulk job with an idempotency key.
-
-    Rows: ``(id, action, requested_by, reason, options, selector, rate)`` or none.
-    """
-    return Statement(in_schema(_BY_KEY, schema), (key,))
-
-
-def items(schema: str, bulk_job_id: UUID, state: str | None, after: int, limit: int) -> Statement:
-    """Read items of a bulk job in their order, above the number ``after``. Rows: as `ITEM`."""
-    return Statement(in_schema(_ITEMS, schema), {"id": bulk_job_id, "state": state, "after": after, "limit": limit})
