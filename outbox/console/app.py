@@ -24,8 +24,8 @@ from outbox.console import api, pages
 from outbox.console.api import probes
 from outbox.console.auth import authentication
 from outbox.console.connections import operator_source
-from outbox.console.context import Authorizer, Console, RequestContext, Trust, context_of
-from outbox.console.guard import Envelope, Guard
+from outbox.console.context import Authorizer, Console, Trust, context_of
+from outbox.console.guard import Guard
 from outbox.console.problems import Problem, as_problem, log, log_failure
 from outbox.errors import InvalidSettings
 
@@ -51,7 +51,7 @@ _DESCRIPTION = (
 )
 
 
-def create_console_router(
+def create_console_app(
     source: Source,
     *,
     authorizer: Authorizer,
@@ -64,86 +64,33 @@ def create_console_router(
     environment: str | None = None,
     redactor: Redactor | None = None,
     metrics: Metrics = "off",
-) -> APIRouter:
-    """Return the console as a router: ``app.include_router(create_console_router(…), prefix="/outbox")``.
+    root_path: str = "",
+) -> FastAPI:
+    """Return the console as an application of its own, for any ASGI server.
 
     ``source`` is the database: an `Outbox`, an engine (sync or async), a URL, several of them by name, or an
     `Operator`, which is used as it is. ``databases`` are further ones by name: those of the consumers. The console
-    connects at the first request, with a pool of its own of three connections for each database.
+    connects at the first request, with a pool of its own of three connections for each database, and closes its
+    connections when the application ends.
 
     ``authorizer`` has no default: see `outbox.console.auth`; any FastAPI dependency that returns a `Principal` does.
-    The console protects itself: it needs nothing of the application around it (middleware, dependencies, handlers of
-    errors) and changes nothing there.
 
     ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are the names under
     which the console is reached beside localhost (``*.example.com``, ``*`` for any). ``trusted_origins`` are
     other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*`` is believed.
     ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``metrics`` turns ``/metrics`` on.
+    ``root_path`` is the prefix that a proxy takes off the path.
 
     Raises:
         InvalidSettings: an option that isn't one.
     """
-    console = build_console(
-        source,
-        authorizer=authorizer,
-        databases=databases,
-        settings=settings,
-        read_only=read_only,
-        allowed_hosts=allowed_hosts,
-        trusted_origins=trusted_origins,
-        trusted_proxies=trusted_proxies,
-        environment=environment,
-        redactor=redactor,
-    )
-    app = app_of(console, metrics)
-    router = APIRouter(route_class=_BelowPrefix, lifespan=app.router.lifespan_context)
-
-    @router.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
-    async def console_below() -> Response:
-        return _PassedOn(app)
-
-    return router
-
-
-def create_console_app(
-    source: Source, *, authorizer: Authorizer, root_path: str = "", metrics: Metrics = "off", **options: Any
-) -> FastAPI:
-    """Return the console as an application of its own, for any ASGI server.
-
-    ``root_path`` is the prefix that a proxy takes off the path; the other options are those of
-    `create_console_router`.
-
-    Raises:
-        InvalidSettings: an option that isn't one.
-    """
-    return app_of(build_console(source, authorizer=authorizer, **options), metrics, root_path)
-
-
-def build_console(
-    source: Source,
-    *,
-    authorizer: Authorizer,
-    databases: Mapping[str, Bind] | None = None,
-    settings: Settings | None = None,
-    read_only: bool = False,
-    allowed_hosts: Iterable[str] | None = None,
-    trusted_origins: Iterable[str] = (),
-    trusted_proxies: Iterable[str] = (),
-    environment: str | None = None,
-    redactor: Redactor | None = None,
-) -> Console:
-    """Return what a console is made of; options and errors as of `create_console_router`."""
     trust = Trust.of(allowed_hosts, trusted_origins, trusted_proxies)
     if getattr(authorizer, "needs_proxies", False) and not trust.proxies:
         raise InvalidSettings(
             "TrustedHeader believes trusted_proxies only, and there are none: name the proxy's address"
         )
     operator = operator_source(source, databases or {}, settings, redactor, read_only=read_only)
-    return Console(operator, authorizer, trust, read_only=read_only, environment=environment)
-
-
-def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> FastAPI:
-    """Return the application of a console; it closes the console's connections when it ends."""
+    console = Console(operator, authorizer, trust, read_only=read_only, environment=environment)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -157,33 +104,42 @@ def app_of(console: Console, metrics: Metrics = "off", root_path: str = "") -> F
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=[
-            Middleware(Envelope, console, answer),
-            Middleware(Guard, console),
-        ],
+        middleware=[Middleware(Guard, console, answer)],
         exception_handlers={HTTPException: answer, RequestValidationError: answer},
     )
     app.root_path = root_path
     app.state.console, app.state.badges, app.state.readiness = console, pages.Badges(), probes.Readiness(console)
-    known = [Depends(authentication(console.authorizer, read_only=console.read_only))]
-    for router in _public(console, metrics):
+    for_all = [probes.router, pages.static]
+    for_all += [pages.login] if console.sessions else []
+    for_all += [probes.metrics] if metrics == "open" else []
+    for router in for_all:
         app.include_router(router)
-    for router in _protected(metrics):
+    # These answer to senders whom the authorizer knows; the last takes what no other has.
+    for_known = [*api.ROUTERS, *pages.ROUTERS, pages.unknown]
+    for_known[:0] = [probes.metrics] if metrics == "authenticated" else []
+    known = [Depends(authentication(authorizer, read_only=read_only))]
+    for router in for_known:
         app.include_router(router, dependencies=known)
     return app
 
 
-def _public(console: Console, metrics: Metrics) -> list[APIRouter]:
-    """Return the routers that answer to everybody."""
-    routers = [probes.router, pages.static]
-    routers += [pages.login] if console.sessions else []
-    return routers + ([probes.metrics] if metrics == "open" else [])
+def create_console_router(source: Source, *, authorizer: Authorizer, **options: Any) -> APIRouter:
+    """Return the console as a router: ``app.include_router(create_console_router(…), prefix="/outbox")``.
 
+    The parameters are those of `create_console_app`, without ``root_path``. The console protects itself: it needs
+    nothing of the application around it (middleware, dependencies, handlers of errors) and changes nothing there.
 
-def _protected(metrics: Metrics) -> list[APIRouter]:
-    """Return the routers that answer to senders whom the authorizer knows; the last takes what no other has."""
-    measured = [probes.metrics] if metrics == "authenticated" else []
-    return [*measured, *api.ROUTERS, *pages.ROUTERS, pages.unknown]
+    Raises:
+        InvalidSettings: an option that isn't one.
+    """
+    app = create_console_app(source, authorizer=authorizer, root_path="", **options)
+    router = APIRouter(route_class=_BelowPrefix, lifespan=app.router.lifespan_context)
+
+    @router.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
+    async def console_below() -> Response:
+        return _PassedOn(app)
+
+    return router
 
 
 async def answer(request: Request, error: Exception) -> Response:
@@ -201,20 +157,16 @@ async def answer(request: Request, error: Exception) -> Response:
         return Response(status_code=problem.status_code, headers=problem.headers)
     if not context.path.startswith(("/api/", "/static/", *probes.PATHS)):
         if problem.slug == "unauthenticated" and context.console.sessions and "Basic" not in str(problem.headers):
-            return _to_login(request, context, problem)
+            if "hx-request" in request.headers:
+                # A part of a page must not be replaced by the whole page for the login.
+                return Response(status_code=problem.status_code, headers={"HX-Redirect": context.url("login")})
+            onward = context.path + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(context.url("login", next=onward if request.method == "GET" else None), 303)
         try:
             return pages.problem_page(request, problem)
         except Exception as fault:
             log_failure(fault, **context.log_fields)
     return problem.as_json(instance=context.base + context.path, request_id=context.request_id)
-
-
-def _to_login(request: Request, context: RequestContext, problem: Problem) -> Response:
-    if "hx-request" in request.headers:
-        # A part of a page must not be replaced by the whole page for the login.
-        return Response(status_code=problem.status_code, headers={"HX-Redirect": context.url("login")})
-    onward = context.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(context.url("login", next=onward if request.method == "GET" else None), 303)
 
 
 class _PassedOn(Response):
@@ -235,12 +187,14 @@ class _BelowPrefix(APIRoute):
     """Matches everything below the prefix; where there is none, only what the console has a route for."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return whether a request is for the console."""
+        """Return whether a request is for the console; the others are the application's."""
         match, child = super().matches(scope)
         if match is Match.FULL:
             prefix, below = _cut(scope, child["path_params"]["path"])
-            if not prefix and not _has(below):
-                # The rest is the application's.
+            shortened = {"type": "http", "method": "GET", "path": below}
+            routers = [probes.router, probes.metrics, pages.static, pages.login, *api.ROUTERS, *pages.ROUTERS]
+            routes = [route for router in routers for route in router.routes]
+            if not prefix and not any(route.matches(shortened)[0] is not Match.NONE for route in routes):
                 return Match.NONE, {}
         return match, child
 
@@ -251,9 +205,3 @@ def _cut(scope: Scope, rest: str) -> tuple[str, str]:
     if root and path.startswith(root + "/"):
         path = path[len(root) :]
     return path[: len(path) - len(rest) - 1], f"/{rest}"
-
-
-def _has(path: str) -> bool:
-    scope = {"type": "http", "method": "GET", "path": path}
-    routers = [probes.router, probes.metrics, pages.static, pages.login, *api.ROUTERS, *pages.ROUTERS]
-    return any(route.matches(scope)[0] is not Match.NONE for router in routers for route in router.routes)

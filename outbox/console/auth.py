@@ -22,7 +22,7 @@ from fastapi import Depends, Request
 
 from outbox.console.context import Authorizer, Context, context_of
 from outbox.console.guard import SAFE_METHODS
-from outbox.console.login import COOKIE, PasswordHash, Sessions, Throttle, Tokens
+from outbox.console.login import COOKIE, PasswordHash, Sessions, Throttle
 from outbox.console.permissions import VIEW, Principal, Role
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
@@ -97,7 +97,7 @@ class Basic:
             name: (PasswordHash.read(hashed), Principal.of(name, role)) for name, (hashed, role) in users.items()
         }
         self._throttle = throttle or Throttle()
-        self._decoy = PasswordHash.decoy(next((hashed for hashed, _ in self._users.values()), None))
+        self._decoy = next((hashed for hashed, _ in self._users.values()), PasswordHash()).decoy()
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
@@ -114,10 +114,9 @@ class Basic:
             name, colon, password = base64.b64decode(sent, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return None
-        return self._find(name, password, context_of(request).client) if colon else None
-
-    def _find(self, name: str, password: str, client: str) -> Principal | None:
-        attempt = (name[:100], client)
+        if not colon:
+            return None
+        attempt = (name[:100], context_of(request).client)
         self._throttle.check(attempt)
         hashed, principal = self._users.get(name, (self._decoy, None))
         digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
@@ -151,8 +150,7 @@ class Bearer:
     def __init__(
         self, tokens: Mapping[str, Principal], *, session_key: str | None = None, throttle: Throttle | None = None
     ) -> None:
-        self._tokens, self._throttle = Tokens(tokens), throttle or Throttle()
-        self.sessions = Sessions(self._tokens, self._throttle, key=session_key)
+        self.sessions = Sessions(tokens, throttle, key=session_key)
 
     def __call__(self, request: Request) -> Principal | None:
         """Return whose token was sent, or whose session it is.
@@ -162,13 +160,8 @@ class Bearer:
         """
         if (token := _credentials(request, "bearer")) is None:
             return self.sessions.principal(request.cookies.get(COOKIE))
-        client = context_of(request).client
-        self._throttle.check(client)
-        found = self._tokens.find(token)
-        if found is None:
-            self._throttle.failed(client)
-            return None
-        return found[1]
+        found = self.sessions.find(token, context_of(request).client)
+        return found and found[1]
 
 
 class TrustedHeader:

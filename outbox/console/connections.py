@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from outbox.operator.look.redact import Redactor
 
-if TYPE_CHECKING:
     Bind = Engine | AsyncEngine | URL | str
     Source = Outbox | Operator | Bind | Mapping[str, Bind]
 
@@ -38,7 +37,6 @@ ACT_SECONDS = 15.0
 #: How long (seconds) a database that couldn't be reached is left alone.
 _AGAIN = 10.0
 
-_NAME = "outbox console"
 # Bound to the transaction, so that it works through a transaction pooler.
 _BEGIN = "SELECT set_config('application_name', %s, true), set_config('statement_timeout', %s, true)"
 
@@ -66,14 +64,14 @@ def operator_source(
         return OperatorSource({}, ready=Operator(Databases(reading), source.redactor) if read_only else source)
     if isinstance(source, Outbox):
         settings, source = settings or source.settings, source.engine
-    binds = dict(source) if isinstance(source, Mapping) else {_name_of(source): source}
+    binds = dict(source) if isinstance(source, Mapping) else {_url_of(source).database or "outbox": source}
     if duplicates := sorted(binds.keys() & databases.keys()):
         raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
     engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | dict(databases)).items()}
     return OperatorSource(engines, settings or Settings.from_env(), redactor)
 
 
-def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = False) -> Engine:
+def own_engine(source: Bind, *, read_only: bool = False) -> Engine:
     """Return an engine with a small pool, whose connections are made as those of ``source``.
 
     With ``read_only`` every transaction is a READ ONLY one.
@@ -91,12 +89,12 @@ def own_engine(source: Engine | AsyncEngine | URL | str, *, read_only: bool = Fa
         engine = create_engine(source.url, creator=lambda: _driver_connection(source), **options)
     else:
         url = _url_of(source)
-        engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=_connect_args(url), **options)
-    limit = f"{int(ACT_SECONDS * 1000)}ms"
+        waits = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_WAIT}
+        engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=waits, **options)
 
     @event.listens_for(engine, "begin")
     def name_and_limit(connection: Connection) -> None:
-        connection.exec_driver_sql(_BEGIN, (_NAME, limit))
+        connection.exec_driver_sql(_BEGIN, ("outbox console", f"{int(ACT_SECONDS * 1000)}ms"))
 
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
@@ -162,10 +160,6 @@ class OperatorSource:
         return Operator(Databases(in_order), self._redactor)
 
 
-def _name_of(bind: Bind) -> str:
-    return _url_of(bind).database or "outbox"
-
-
 def _driver_connection(source: Engine) -> Any:
     """Return a connection of the driver, made as the application makes its own, and no more in its pool."""
     connection = source.raw_connection()
@@ -176,10 +170,4 @@ def _driver_connection(source: Engine) -> Any:
 
 
 def _url_of(bind: Bind) -> URL:
-    if isinstance(bind, URL | str):
-        return make_url(bind)
-    return bind.url
-
-
-def _connect_args(url: URL) -> dict[str, Any]:
-    return {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_WAIT}
+    return make_url(bind) if isinstance(bind, URL | str) else bind.url

@@ -1,6 +1,6 @@
-"""The ASGI middlewares of a console: what a request must show before anything is done, and what every answer has.
+"""The ASGI middleware of a console: what a request must show before anything is done, and what every answer has.
 
-They hold for every path of a console: known paths, unknown ones, and those that FastAPI itself refuses.
+It holds for every path of a console: known paths, unknown ones, and those that FastAPI itself refuses.
 """
 
 from __future__ import annotations
@@ -45,20 +45,24 @@ FIXED_HEADERS = {
 }
 
 
-class Envelope:
-    """The outermost middleware: it works out the `RequestContext`, every answer gets the fixed headers, and every error
-    that no handler of FastAPI's took is answered, before the application around the console sees it.
+class Guard:
+    """Works out the `RequestContext`, refuses requests that no one should answer, and sees to every answer.
 
-    Only the route of static files sets its own ``Cache-Control``.
+    It refuses a request under another host, from another site, with a wrong type of body, or with a body too big. So
+    many requests are worked on at once as the console has slots; the others wait without holding a thread. Every
+    answer gets the fixed headers (only the route of static files sets its own ``Cache-Control``), and every error that
+    no handler of FastAPI's took is answered, before the application around the console sees it.
     """
 
     def __init__(
         self, app: ASGIApp, console: Console, answer: Callable[[Request, Exception], Awaitable[Response]]
     ) -> None:
         self.app, self.console, self.answer = app, console, answer
+        # A semaphore belongs to the event loop in which a request first waits for it.
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its context."""
+        """Pass a request on with its context, if it may be answered."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -75,7 +79,11 @@ class Envelope:
             await send(message)
 
         try:
-            await self.app(scope, receive, sending)
+            headers = Headers(scope=scope)
+            self._check(context, headers)
+            body = await buffered(receive, headers)
+            async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.console.slots)):
+                await self.app(scope, body, sending)
         except Exception as error:
             if status:
                 raise
@@ -84,52 +92,25 @@ class Envelope:
         if context.method not in SAFE_METHODS and context.identity and status < 400:
             log(logging.INFO, "console.done", status=status, **context.log_fields)
 
-
-class Guard:
-    """Refuses requests under another host, from another site, with a wrong type of body, or with a body too big.
-
-    So many requests are worked on at once as the console has slots; the others wait without holding a thread.
-    """
-
-    def __init__(self, app: ASGIApp, console: Console) -> None:
-        self.app, self.console = app, console
-        # A semaphore belongs to the event loop in which a request first waits for it.
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on if it may be answered.
-
-        Raises:
-            Problem: (403, 413, 415) it may not.
-        """
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
+    def _check(self, context: RequestContext, headers: Headers) -> None:
+        # A page of an attacker could have a name that was bound to our address.
+        if context.path not in PROBES and not self.console.trust.allows_host(context.host):
+            raise Problem(
+                "host-not-allowed",
+                f"the header Host names {context.host[:200]!r}, under which this console isn't served; if it should "
+                "be, add it to allowed_hosts (OUTBOX_CONSOLE_ALLOWED_HOSTS)",
+            )
+        if context.method in SAFE_METHODS:
             return
-        context, headers, trust = scope[SCOPE_KEY], Headers(scope=scope), self.console.trust
-        if context.path not in PROBES:
-            check_host(trust, context)
-        if context.method not in SAFE_METHODS:
-            check_origin(trust, headers, context)
-            # Of these methods the form of another site can send POST only.
-            if context.method == "POST" and context.path.startswith("/api/"):
-                check_json(headers)
-        receive = await buffered(receive, headers)
-        async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.console.slots)):
-            await self.app(scope, receive, send)
-
-
-def check_host(trust: Trust, context: RequestContext) -> None:
-    """Refuse a name that isn't the console's: a page of an attacker whose name was bound to our address.
-
-    Raises:
-        Problem: (403) the host isn't allowed.
-    """
-    if not trust.allows_host(context.host):
-        raise Problem(
-            "host-not-allowed",
-            f"the header Host names {context.host[:200]!r}, under which this console isn't served; if it should be, "
-            "add it to allowed_hosts (OUTBOX_CONSOLE_ALLOWED_HOSTS)",
-        )
+        check_origin(self.console.trust, headers, context)
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        # The form of another site could send other types, and of these methods POST only.
+        if context.method == "POST" and context.path.startswith("/api/") and content_type != "application/json":
+            raise Problem(
+                "unsupported-media-type",
+                f"the header Content-Type says {content_type[:100]!r}; send application/json, also where the body is "
+                "empty",
+            )
 
 
 def check_origin(trust: Trust, headers: Headers, context: RequestContext) -> None:
@@ -141,38 +122,21 @@ def check_origin(trust: Trust, headers: Headers, context: RequestContext) -> Non
     Raises:
         Problem: (403) it comes from another site; names the header and the mend.
     """
-    origin = headers.get("origin")
-    if origin is not None and origin.lower() in trust.origins:
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if site in {"same-origin", "none"} or (origin is not None and origin.lower() in trust.origins):
         return
-    site = headers.get("sec-fetch-site")
     if site is not None:
-        if site not in {"same-origin", "none"}:
-            raise Problem(
-                "cross-origin",
-                f"the header Sec-Fetch-Site says {site[:40]!r}: another site sent this; use the console's own pages, "
-                "or a program that isn't a browser",
-            )
-        return
+        raise Problem(
+            "cross-origin",
+            f"the header Sec-Fetch-Site says {site[:40]!r}: another site sent this; use the console's own pages, "
+            "or a program that isn't a browser",
+        )
     if origin is not None and origin.lower() not in {f"http://{context.host}", f"https://{context.host}"}:
         raise Problem(
             "cross-origin",
             f"the header Origin says {origin[:200]!r}, but the header Host {context.host[:200]!r}; if a proxy changes "
             "Host, let it keep it, or name it in trusted_proxies and let it send X-Forwarded-Host; if that site may "
             "send, add it to trusted_origins (OUTBOX_CONSOLE_TRUSTED_ORIGINS)",
-        )
-
-
-def check_json(headers: Headers) -> None:
-    """Refuse what a form of another site could send as well.
-
-    Raises:
-        Problem: (415) the body isn't declared as JSON.
-    """
-    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise Problem(
-            "unsupported-media-type",
-            f"the header Content-Type says {content_type[:100]!r}; send application/json, also where the body is empty",
         )
 
 

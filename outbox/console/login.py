@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import json
@@ -34,11 +35,11 @@ _MEMORY = 256 * 1024 * 1024
 class PasswordHash:
     """The scrypt hash of a password; as a text it is ``scrypt$cost$block$parallel$salt$hash``."""
 
-    cost: int
-    block: int
-    parallel: int
-    salt: bytes
-    derived: bytes
+    cost: int = _COST
+    block: int = _BLOCK
+    parallel: int = _PARALLEL
+    salt: bytes = b""
+    derived: bytes = b""
 
     @classmethod
     def read(cls, text: str) -> PasswordHash:
@@ -48,11 +49,9 @@ class PasswordHash:
             InvalidSettings: the text isn't one of `hash_password`.
         """
         match = re.fullmatch(r"scrypt\$(\d{1,2})\$(\d{1,2})\$(\d{1,2})\$([\w-]+)\$([\w-]+)", text, re.ASCII)
-        try:
-            costs = [int(each) for each in match.groups()[:3]] if match else []
-            found = cls(costs[0], costs[1], costs[2], _bytes(match[4]), _bytes(match[5])) if match else None
-        except binascii.Error:
-            found = None
+        found = None
+        with contextlib.suppress(binascii.Error):
+            found = match and cls(int(match[1]), int(match[2]), int(match[3]), _bytes(match[4]), _bytes(match[5]))
         if not found or not (
             1 <= found.cost <= _MOST_COST
             and 1 <= found.block <= 16
@@ -65,14 +64,9 @@ class PasswordHash:
             )
         return found
 
-    @classmethod
-    def decoy(cls, like: PasswordHash | None) -> PasswordHash:
-        """Return a hash that no password has, and which takes as long to compare with as another one."""
-        return replace(
-            like or cls(_COST, _BLOCK, _PARALLEL, b"", b""),
-            salt=secrets.token_bytes(16),
-            derived=secrets.token_bytes(32),
-        )
+    def decoy(self) -> PasswordHash:
+        """Return a hash that no password has, and which takes as long to compare with as this one."""
+        return replace(self, salt=secrets.token_bytes(16), derived=secrets.token_bytes(32))
 
     def derive(self, password: str) -> bytes:
         """Return what scrypt makes of a password with this salt and these costs."""
@@ -90,51 +84,13 @@ class PasswordHash:
 
 def hash_password(password: str, *, cost: int = _COST) -> str:
     """Return what is stored of a password: ``scrypt$cost$block$parallel$salt$hash``."""
-    salted = PasswordHash(cost, _BLOCK, _PARALLEL, secrets.token_bytes(16), b"")
+    salted = PasswordHash(salt=secrets.token_bytes(16), cost=cost)
     return str(replace(salted, derived=salted.derive(password)))
-
-
-def verify_password(password: str, hashed: str) -> bool:
-    """Return whether a password is the one that was hashed.
-
-    Raises:
-        InvalidSettings: the hash isn't one of `hash_password`.
-    """
-    return PasswordHash.read(hashed).matches(password)
 
 
 def hash_token(token: str) -> str:
     """Return what is stored of a token: its SHA-256, in hexadecimal. Tokens are random, so it needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-class Tokens:
-    """Principals by the hashes of their tokens.
-
-    Raises:
-        InvalidSettings: a key isn't a hash of `hash_token`.
-    """
-
-    def __init__(self, principals: Mapping[str, Principal]) -> None:
-        for hashed in principals:
-            if not re.fullmatch(r"[0-9a-f]{64}", hashed):
-                raise InvalidSettings(
-                    f"a token is configured by its SHA-256 (64 lower-case hexadecimal digits), not by {len(hashed)} "
-                    "characters; outbox.console.hash_token makes it"
-                )
-        self._principals = dict(principals)
-
-    def find(self, token: str) -> tuple[str, Principal] | None:
-        """Return the principal of a token, and the name under which its sessions know it."""
-        presented = hash_token(token)
-        matches = [hashed for hashed in self._principals if hmac.compare_digest(hashed, presented)]
-        return (_subject(matches[0]), self._principals[matches[0]]) if matches else None
-
-    def of_subject(self, subject: str) -> Principal | None:
-        """Return the principal of the token that a session was opened with, if it is still good."""
-        return next(
-            (p for hashed, p in self._principals.items() if hmac.compare_digest(_subject(hashed), subject)), None
-        )
 
 
 class Throttle:
@@ -197,34 +153,57 @@ _LONGEST_COOKIE = 1000
 
 
 class Sessions:
-    """Opens and recognises sessions; each ends with its token, after ``seconds``, or with the process.
+    """Finds the principals of tokens, and opens and recognises their sessions.
 
-    The cookie names the token (not what may be done with it) and is signed by HMAC-SHA-256, for which the standard
-    library is enough. Without ``key`` the process makes one of its own: nothing to configure, nothing to leak, and a
-    restart logs everybody out. Several processes behind one address need the same key (at least 32 characters).
+    ``tokens`` maps the hash of a token (by `hash_token`) to its principal. A session ends with its token, after
+    ``seconds``, or with the process. Its cookie names the token (not what may be done with it) and is signed by
+    HMAC-SHA-256, for which the standard library is enough. Without ``key`` the process makes one of its own: nothing to
+    configure, nothing to leak, and a restart logs everybody out. Several processes behind one address need the same
+    key (at least 32 characters).
 
     Raises:
-        InvalidSettings: the key is too short.
+        InvalidSettings: a key of ``tokens`` isn't a hash, or the key is too short.
     """
 
-    def __init__(self, tokens: Tokens, throttle: Throttle, *, key: str | None = None, seconds: int = 12 * 3600) -> None:
+    def __init__(
+        self,
+        tokens: Mapping[str, Principal],
+        throttle: Throttle | None = None,
+        *,
+        key: str | None = None,
+        seconds: int = 12 * 3600,
+    ) -> None:
+        for hashed in tokens:
+            if not re.fullmatch(r"[0-9a-f]{64}", hashed):
+                raise InvalidSettings(
+                    f"a token is configured by its SHA-256 (64 lower-case hexadecimal digits), not by {len(hashed)} "
+                    "characters; outbox.console.hash_token makes it"
+                )
         if key is not None and len(key) < 32:
             raise InvalidSettings(f"the session key has {len(key)} characters; it must have at least 32, and be random")
-        self._tokens, self._throttle, self.seconds = tokens, throttle, seconds
+        self._tokens, self._throttle, self.seconds = dict(tokens), throttle or Throttle(), seconds
         self._key = key.encode() if key is not None else secrets.token_bytes(32)
 
-    def log_in(self, token: str, client: str) -> str | None:
-        """Return the value of the cookie for the owner of this token; None if it isn't a token.
+    def find(self, token: str, client: str) -> tuple[str, Principal] | None:
+        """Return the hash of a token that a client sent, and its principal; None if it isn't a token.
 
         Raises:
             Problem: (429) too many have failed from this address.
         """
         self._throttle.check(client)
-        if (found := self._tokens.find(token.strip())) is None:
+        presented = hash_token(token)
+        matches = [hashed for hashed in self._tokens if hmac.compare_digest(hashed, presented)]
+        if not matches:
             self._throttle.failed(client)
             return None
+        return matches[0], self._tokens[matches[0]]
+
+    def log_in(self, token: str, client: str) -> str | None:
+        """Return the value of the cookie for the owner of this token; as `find`."""
+        if (found := self.find(token.strip(), client)) is None:
+            return None
         self._throttle.succeeded(client)
-        content = json.dumps([found[0], int(time.time()) + self.seconds]).encode()
+        content = json.dumps([_subject(found[0]), int(time.time()) + self.seconds]).encode()
         return f"{_text(content)}.{_text(self._signature(content))}"
 
     def principal(self, cookie: str | None) -> Principal | None:
@@ -237,7 +216,10 @@ class Sessions:
         if not hmac.compare_digest(self._signature(content), presented):
             return None
         subject, expires = json.loads(content)
-        return self._tokens.of_subject(subject) if time.time() < expires else None
+        if time.time() >= expires:
+            return None
+        matches = (p for hashed, p in self._tokens.items() if hmac.compare_digest(_subject(hashed), subject))
+        return next(matches, None)
 
     def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, hashlib.sha256)

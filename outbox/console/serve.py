@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fastapi import FastAPI
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from outbox.console.app import Metrics, app_of, build_console
+from outbox.console.app import Metrics, create_console_app
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader
-from outbox.console.context import Authorizer, Console
+from outbox.console.context import Authorizer
 from outbox.console.login import hash_token
 from outbox.console.permissions import Principal, Role
 from outbox.errors import InvalidSettings
@@ -38,14 +39,6 @@ def _entries(text: str) -> list[tuple[str, Role, str]]:
             raise ValueError(f"{_ENTRY}; entry {number} isn't")
         entries.append((parts[0], Role(parts[1]), parts[2]))
     return entries
-
-
-def _users(text: str) -> dict[str, tuple[str, Role]]:
-    return {name: (hashed, role) for name, role, hashed in _entries(text)}
-
-
-def _tokens(text: str) -> dict[str, Principal]:
-    return {hashed: Principal.of(name, role) for name, role, hashed in _entries(text)}
 
 
 def named_databases(text: str) -> dict[str, str]:
@@ -89,10 +82,16 @@ class ConsoleConfig:
     trusted_proxies: tuple[str, ...] = option((), "Addresses or networks whose X-Forwarded-* is believed.")
     env: str | None = option(None, "The name of the environment, shown as a badge.")
     users: Mapping[str, Any] = option(
-        help="NAME:ROLE:HASH, by `outbox console hash-password`.", factory=dict, parse=_users, secret=True
+        help="NAME:ROLE:HASH, by `outbox console hash-password`.",
+        factory=dict,
+        parse=lambda text: {name: (hashed, role) for name, role, hashed in _entries(text)},
+        secret=True,
     )
     tokens: Mapping[str, Principal] = option(
-        help="NAME:ROLE:HASH, by `outbox console token`.", factory=dict, parse=_tokens, secret=True
+        help="NAME:ROLE:HASH, by `outbox console token`.",
+        factory=dict,
+        parse=lambda text: {hashed: Principal.of(name, role) for name, role, hashed in _entries(text)},
+        secret=True,
     )
     user_header: str | None = option(None, "The header in which a trusted proxy names the user.")
     user_roles: Mapping[str, Role] = option(help="NAME=ROLE of the users of that header.", factory=dict)
@@ -171,10 +170,16 @@ def serve(
 
     announce = announce or _print
     authorizer, token = authorizer_of(config)
-    console = console_of(config, authorizer, settings)
+    app = app_of(config, authorizer, settings)
+    console = app.state.console
     # What is wrong with the databases is an error now, and not at the first request.
     _ = console.source()
-    with _listening(config) as listener:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise InvalidSettings(f"can't listen on {config.host} port {config.port}: {error.strerror}") from None
+    with listener:
         host, port = listener.getsockname()[:2]
         announce(f"outbox console: http://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}/")
         for name in console.source.missing:
@@ -186,7 +191,6 @@ def serve(
             if config.allowed_hosts is None:
                 announce("It answers to localhost only: name the hosts under which it is reached (allowed_hosts).")
         # What proxies say is believed as trusted_proxies has it, not as uvicorn has it.
-        app = app_of(console, config.metrics, config.root_path)
         options = uvicorn.Config(
             app, log_level="warning", access_log=False, proxy_headers=False, server_header=False, lifespan="on"
         )
@@ -206,41 +210,27 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
             f"host {config.host!r} can be reached from other machines, and there is no authentication: set "
             "OUTBOX_CONSOLE_USERS or OUTBOX_CONSOLE_TOKENS (or their _FILE), or listen on 127.0.0.1"
         )
-    token = secrets.token_urlsafe(24)
-    return Bearer({hash_token(token): Principal.of(_user(), Role.ADMIN)}), token
+    token, user = secrets.token_urlsafe(24), "console"
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+    return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}), token
 
 
-def console_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None) -> Console:
-    """Return the console of a configuration; it hasn't connected yet.
+def app_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None) -> FastAPI:
+    """Return the application of a configuration; it hasn't connected yet.
 
     Raises:
         InvalidSettings: an option that isn't one.
     """
-    return build_console(
+    same = ("read_only", "allowed_hosts", "trusted_origins", "trusted_proxies", "metrics", "root_path")
+    return create_console_app(
         config.databases,
         authorizer=authorizer,
         settings=settings,
-        read_only=config.read_only,
-        allowed_hosts=config.allowed_hosts,
-        trusted_origins=config.trusted_origins,
-        trusted_proxies=config.trusted_proxies,
         environment=config.env,
         redactor=Redactor(config.payload),
+        **{name: getattr(config, name) for name in same},
     )
-
-
-def _listening(config: ConsoleConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family)
-    except OSError as error:
-        raise InvalidSettings(f"can't listen on {config.host} port {config.port}: {error.strerror}") from None
-
-
-def _user() -> str:
-    with suppress(OSError, KeyError):
-        return getpass.getuser()
-    return "console"
 
 
 def _print(text: str) -> None:

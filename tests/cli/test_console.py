@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import make_url
 
 from outbox.cli.exits import Code
-from outbox.console.login import hash_token, verify_password
+from outbox.console.login import PasswordHash, hash_token
 from outbox.console.serve import ConsoleConfig
 from tests.cli.books import Terminal
 from tests.cli.conftest import Cli
@@ -185,12 +185,12 @@ def test_hash_password(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2\n"))
     plain = cli("console", "hash-password")
     assert (plain.code, plain.err) == (0, "")
-    assert verify_password("hunter2", plain.out.strip())
+    assert PasswordHash.read(plain.out.strip()).matches("hunter2")
     monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2"))
     entry = cli("console", "hash-password", "ann", "--role", "operator").out.strip()
     config = ConsoleConfig.from_env({"OUTBOX_CONSOLE_USERS": entry, "OUTBOX_DATABASE_URL": "postgresql://x/y"})
     hashed, role = config.users["ann"]
-    assert (role, verify_password("hunter2", hashed)) == ("operator", True)
+    assert (role, PasswordHash.read(hashed).matches("hunter2")) == ("operator", True)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     assert cli("console", "hash-password").code == Code.USAGE
     assert cli("console", "hash-password", "a:b").code == Code.USAGE

@@ -11,7 +11,7 @@ from fastapi import Depends, Header, HTTPException
 
 from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
 from outbox.console.context import Authorizer
-from outbox.console.login import Throttle, verify_password
+from outbox.console.login import PasswordHash, Throttle
 from outbox.console.permissions import CANCEL, PERMISSIONS, ROLES, VIEW
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
@@ -67,8 +67,8 @@ def test_passwords_are_checked(door: Callable[..., Http]) -> None:
 def test_hashes_of_passwords() -> None:
     """A hash is salted, keeps no password, and only one that was made here is taken."""
     assert hash_password("x", cost=4) != hash_password("x", cost=4)
-    assert verify_password("open sesame", HASH)
-    assert not verify_password("open sesame ", HASH)
+    assert PasswordHash.read(HASH).matches("open sesame")
+    assert not PasswordHash.read(HASH).matches("open sesame ")
     for wrong in ("open sesame", "scrypt$31$8$5$YQ$YQ", HASH[:-4], HASH.replace("$8$", "$99$")):
         with pytest.raises(InvalidSettings, match="hash-password"):
             Basic({"otto": (wrong, "viewer")})

@@ -7,11 +7,11 @@ import base64
 import pytest
 
 from outbox.console import Basic, Bearer, Principal, hash_password, hash_token
-from outbox.console.login import COOKIE, Sessions, Throttle, Tokens
+from outbox.console.login import COOKIE, Sessions, Throttle
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, console_of, token_of
 
-TOKENS = Tokens({hash_token("right"): Principal.of("ada", "admin")})
+TOKENS = {hash_token("right"): Principal.of("ada", "admin")}
 
 
 def log_in(http: Http, token: str, **form: str) -> tuple[int, str, str]:
@@ -97,7 +97,7 @@ def test_sessions_end() -> None:
     key = "k" * 32
     cookie = Sessions(TOKENS, Throttle(), key=key).log_in("right", "here")
     assert Sessions(TOKENS, Throttle(), key=key).principal(cookie) is not None
-    assert Sessions(Tokens({}), Throttle(), key=key).principal(cookie) is None
+    assert Sessions({}, Throttle(), key=key).principal(cookie) is None
     over = Sessions(TOKENS, Throttle(), key=key, seconds=-1).log_in("right", "here")
     assert Sessions(TOKENS, Throttle(), key=key).principal(over) is None
     with pytest.raises(InvalidSettings, match="at least 32"):

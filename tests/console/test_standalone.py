@@ -17,7 +17,7 @@ from sqlalchemy import URL
 
 from outbox.console import AllowAll, Basic, Bearer, Principal, Role, hash_password, hash_token
 from outbox.console.auth import AnyOf, TrustedHeader
-from outbox.console.serve import ConsoleConfig, authorizer_of, console_of, named_databases, serve
+from outbox.console.serve import ConsoleConfig, app_of, authorizer_of, named_databases, serve
 from outbox.errors import InvalidSettings, SchemaMissing
 from tests.console.web import Asker, Shop, bearer
 from tests.console.web import console_of as app_over
@@ -114,7 +114,7 @@ def test_everything_comes_from_the_environment(tmp_path: Path) -> None:
     assert config.users == {"ann": (HASH, Role.ADMIN), "bob": (HASH, Role.VIEWER)}
     way = config.authorizer()
     assert isinstance(way, AnyOf)
-    console = console_of(config, way)
+    console = app_of(config, way).state.console
     assert (console.read_only, console.environment, len(console.trust.proxies)) == (True, "prod", 1)
     assert "hunter2" not in repr(config)
     assert HASH not in repr(config)
@@ -123,7 +123,7 @@ def test_everything_comes_from_the_environment(tmp_path: Path) -> None:
 def test_the_settings_come_from_the_environment(museum: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the tables too: a schema that isn't there is named."""
     monkeypatch.setenv("OUTBOX_SCHEMA", "letters")
-    console = console_of(ConsoleConfig({"a": text_of(museum.engine.url)}), AllowAll())
+    console = app_of(ConsoleConfig({"a": text_of(museum.engine.url)}), AllowAll()).state.console
     with pytest.raises(SchemaMissing, match="letters"):
         console.source()
     console.source.close()

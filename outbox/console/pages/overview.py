@@ -7,22 +7,20 @@ only has the number of one.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.view import View
-from outbox.operator.health.series import Series
+from outbox.operator.health.series import WINDOWS, Series
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
 _LABELS = 4
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-
-
-WINDOWS = ("1h", "6h", "24h", "7d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +55,13 @@ def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
     found = view.operator.overview(window)
     return view.page(
-        "overview.html", overview=found, charts=charts(found.series), window=window, windows=WINDOWS, tiles=TILES
+        "overview.html",
+        overview=found,
+        charts=charts(found.series),
+        window=window,
+        windows=list(WINDOWS),
+        tiles=TILES,
     )
-
-
-def charts(series: Sequence[Series]) -> list[Chart]:
-    """Return the charts of the overview, as far as there is anything to draw."""
-    by_name = {one.name: one for one in series}
-
-    def named(*names: tuple[str, str]) -> list[Series]:
-        return [
-            Series(title, by_name[name].unit, by_name[name].times, by_name[name].values)
-            for name, title in names
-            if name in by_name
-        ]
-
-    lags = [one for one in series if one.name.startswith("lag/")]
-    # The worst first, as they stand now.
-    lags.sort(key=lambda one: -(next((v for v in reversed(one.values) if v is not None), 0)))
-    at_producer = named(("backlog", "not yet dispatched"), ("undecided", "undecided"))
-    in_inboxes = named(("failed", "waiting for a retry"), ("dead", "dead letters"))
-    drawn = (
-        draw("throughput", "Messages a minute", named(("throughput", "sent"), ("consumed", "consumed"))),
-        draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
-        draw("lag", "Lag of the groups", [_lag(one) for one in lags[:COLOURS]]),
-        draw("dead", "Trouble in the inboxes", in_inboxes, colours=(3, 4)),
-    )
-    return [chart for chart in drawn if chart is not None]
-
-
-def _lag(series: Series) -> Series:
-    topic, _, group = series.name.removeprefix("lag/").partition("/")
-    return Series(f"{group} of {topic}", series.unit, series.times, series.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +90,6 @@ class Chart:
 
     name: str
     title: str
-    unit: str
     shapes: tuple[Shape, ...]
     hits: tuple[Hit, ...]
     labels: tuple[str, ...]
@@ -128,7 +100,31 @@ class Chart:
     @property
     def known(self) -> bool:
         """Is there any value?"""
-        return any(value is not None for _, values in self.rows for value in values)
+        return any(shape.last is not None for shape in self.shapes)
+
+
+def charts(series: Sequence[Series]) -> list[Chart]:
+    """Return the charts of the overview, as far as there is anything to draw."""
+    by_name = {one.name: one for one in series}
+
+    def named(**titles: str) -> list[Series]:
+        return [replace(by_name[name], name=title) for name, title in titles.items() if name in by_name]
+
+    # The worst first, as they stand now.
+    lags = sorted((one for one in series if one.name.startswith("lag/")), key=lambda one: -(_last(one.values) or 0))
+    groups = []
+    for one in lags[:COLOURS]:
+        _, topic, group = one.name.split("/", 2)
+        groups.append(replace(one, name=f"{group} of {topic}"))
+    in_inboxes = named(failed="waiting for a retry", dead="dead letters")
+    at_producer = named(backlog="not yet dispatched", undecided="undecided")
+    drawn = (
+        draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed")),
+        draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
+        draw("lag", "Lag of the groups", groups),
+        draw("dead", "Trouble in the inboxes", in_inboxes, colours=(3, 4)),
+    )
+    return [chart for chart in drawn if chart is not None]
 
 
 def draw(
@@ -139,22 +135,20 @@ def draw(
         return None
     times = series[0].times
     values = [[_finite(value) for value in one.values] for one in series]
-    columns = list(zip(*values, strict=True))
-    peak = nice(max((value for column in columns for value in column if value is not None), default=0))
-    shapes = tuple(
-        Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
-        for index, (one, known) in enumerate(zip(series, values, strict=True))
-    )
+    rows = tuple(zip(times, zip(*values, strict=True), strict=True))
+    peak = nice(max((value for known in values for value in known if value is not None), default=0))
     return Chart(
         name,
         title,
-        series[0].unit,
-        shapes,
-        _hits(times, series, columns),
-        _labels(times),
-        peak,
-        tuple(one.name for one in series),
-        tuple(zip(reversed(times), reversed(columns), strict=True)),
+        shapes=tuple(
+            Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
+            for index, (one, known) in enumerate(zip(series, values, strict=True))
+        ),
+        hits=tuple(_hit(index, series, *row) for index, row in enumerate(rows)),
+        labels=_labels(times),
+        peak=peak,
+        head=tuple(one.name for one in series),
+        rows=rows[::-1],
     )
 
 
@@ -177,41 +171,28 @@ def _last(values: Sequence[float | None]) -> float | None:
 def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     """Return a line through the values and the area under it, with a gap where nothing is known."""
     step = 100 / max(1, len(values) - 1)
-    lines: list[str] = []
-    areas: list[str] = []
-    run: list[tuple[float, float]] = []
-    for index, value in enumerate([*values, None]):
-        if value is not None:
-            run.append((index * step, 100 - 100 * value / peak))
-        elif run:
-            if len(run) == 1:
-                # A point alone would be nothing to see.
-                run.append((min(100.0, run[0][0] + step / 2), run[0][1]))
-            points = "L".join(f"{x:.2f} {y:.2f}" for x, y in run)
-            lines.append(f"M{points}")
-            areas.append(f"M{run[0][0]:.2f} 100L{points}L{run[-1][0]:.2f} 100Z")
-            run = []
-    return "".join(lines), "".join(areas)
+    line = area = ""
+    points = [None if value is None else (index * step, 100 - 100 * value / peak) for index, value in enumerate(values)]
+    for known, group in itertools.groupby(points, key=lambda point: point is not None):
+        run = [point for point in group if point is not None]
+        if not known:
+            continue
+        if len(run) == 1:
+            # A point alone would be nothing to see.
+            run.append((min(100.0, run[0][0] + step / 2), run[0][1]))
+        path = "L".join(f"{x:.2f} {y:.2f}" for x, y in run)
+        line += f"M{path}"
+        area += f"M{run[0][0]:.2f} 100L{path}L{run[-1][0]:.2f} 100Z"
+    return line, area
 
 
-def _hits(
-    times: Sequence[dt.datetime], series: Sequence[Series], columns: Sequence[Sequence[float | None]]
-) -> tuple[Hit, ...]:
-    step = 100 / len(times)
-    return tuple(
-        Hit(
-            round(step * index, 3),
-            round(step, 3),
-            "\n".join(
-                [moment(time, long=True)]
-                + [
-                    f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
-                    for one, value in zip(series, column, strict=True)
-                ]
-            ),
-        )
-        for index, (time, column) in enumerate(zip(times, columns, strict=True))
+def _hit(index: int, series: Sequence[Series], time: dt.datetime, column: Sequence[float | None]) -> Hit:
+    width = 100 / len(series[0].times)
+    values = (
+        f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
+        for one, value in zip(series, column, strict=True)
     )
+    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]))
 
 
 def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from outbox.console.app import app_of
-from outbox.console.serve import ConsoleConfig, authorizer_of, console_of
+from outbox.console.serve import ConsoleConfig, app_of, authorizer_of
 from tests.console.browser.live import serving
 from tests.console.browser.test_looks import NARROW, WIDE, axe, fits
 
@@ -47,7 +46,7 @@ def newcomer(museum: Museum) -> Iterator[tuple[str, str]]:
     )
     authorizer, token = authorizer_of(config)
     assert token
-    with serving(app_of(console_of(config, authorizer))) as port:
+    with serving(app_of(config, authorizer)) as port:
         yield f"http://127.0.0.1:{port}", token
 
 
