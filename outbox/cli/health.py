@@ -37,7 +37,7 @@ from outbox.cli.output import (
 )
 from outbox.cli.processes import load
 from outbox.errors import InvalidSettings
-from outbox.operator.health.workers import HandlerRow, WorkerRow
+from outbox.operator.health.system import HandlerRow, WorkerRow
 from outbox.text import counted, plain
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from outbox.operator.acts import Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import apply, inbox_states, message_states, requested
 from outbox.operator.databases import PATIENCE, Database, Databases
-from outbox.operator.health import overview, system, workers
+from outbox.operator.health import overview, system
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.inbox import InboxLists
 from outbox.operator.look.lists import Lists
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from outbox.operator.health.overview import Overview
-    from outbox.operator.health.system import System
-    from outbox.operator.health.workers import HandlerRow, WorkerRow
+    from outbox.operator.health.system import HandlerRow, System, WorkerRow
     from outbox.settings import Settings
 
 #: One message, or several.
@@ -67,11 +66,11 @@ class Operator(Lists, InboxLists, MessageViews, BulkJobs):
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order."""
-        return workers.workers(self.databases)
+        return system.workers(self.databases)
 
     def handlers(self) -> list[HandlerRow]:
         """Return what is registered on the living workers."""
-        return workers.handlers(self.databases)
+        return system.handlers(self.databases)
 
     def system(self) -> System:
         """Return versions, revisions, tables and settings."""

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine
 from outbox import Settings
 from outbox.operator.health.examine import Inspected
 from outbox.operator.health.rules import Severity
-from outbox.operator.health.server import PoolerProbe, Pooling, pooling_of, trouble_with_prepared
+from outbox.operator.health.server import shares_processes, trouble_with_prepared
 from tests.doctor.relay import relay
 from tests.doctor.support import codes, examine, inspected, raw, the
 
@@ -29,19 +29,18 @@ def application(url: URL, **connect_args: Any) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("probe", "pooling"),
+    ("first", "second", "shared"),
     [
-        (PoolerProbe(10, (10, 10), (11, 11)), Pooling.DIRECT),
-        (PoolerProbe(99, (10, 10), (11, 11)), Pooling.SESSION),
-        (PoolerProbe(99, (10, 10), (10, 10)), Pooling.TRANSACTION),
-        (PoolerProbe(99, (10, 11), (12, 12)), Pooling.TRANSACTION),
-        (PoolerProbe(99, (10, 10), (11, 12)), Pooling.TRANSACTION),
-        (PoolerProbe(10, (10, 11), (11, 10)), Pooling.TRANSACTION),
+        ((10, 10), (11, 11), False),
+        ((10, 10), (10, 10), True),
+        ((10, 11), (12, 12), True),
+        ((10, 10), (11, 12), True),
+        ((10, 11), (11, 10), True),
     ],
 )
-def test_what_the_processes_tell(probe: PoolerProbe, pooling: Pooling) -> None:
-    """One process for two connections, or two for one, is transaction pooling; a wrong number alone isn't."""
-    assert pooling_of(probe) is pooling
+def test_what_the_processes_tell(first: tuple[int, ...], second: tuple[int, ...], shared: bool) -> None:
+    """One process for two connections, or two for one, is transaction pooling; one for each isn't."""
+    assert shares_processes(first, second) is shared
 
 
 @pytest.mark.parametrize(

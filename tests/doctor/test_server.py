@@ -10,15 +10,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine
 
 from outbox import Message, Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import Server
 from outbox.embedded.external import URL_VARIABLE
-from outbox.operator.health.examine import Inspected, ServerIdentity
-from outbox.operator.health.rules import Severity, Subject, Thresholds
-from outbox.operator.health.server import judge_version
+from outbox.operator.health.examine import Examination, Inspected, ServerIdentity
+from outbox.operator.health.rules import Severity, Thresholds
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
 from tests.kit import wait_until
 
@@ -28,11 +27,11 @@ ours_to_set_up = pytest.mark.skipif(URL_VARIABLE in os.environ, reason="the user
 @pytest.mark.parametrize(
     ("number", "version", "found"), [(120_022, "12.22", True), (130_000, "13.0", False), (180_001, "18.1", False)]
 )
-def test_version(number: int, version: str, found: bool) -> None:
+def test_version(engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int, version: str, found: bool) -> None:
     """Before 13 there is no xid8. (There is no such server here: the rule is tested, not the server.)"""
     server = ServerIdentity(number, version, False, "me", "me", "bank", True, dt.datetime.now(dt.UTC))
-    bank = Subject(name="bank", url=make_url("postgresql+psycopg:///bank"), settings=Settings())
-    assert [finding.code for finding in judge_version(bank, server)] == (["server.version"] if found else [])
+    monkeypatch.setattr(Examination, "server", server)
+    assert codes(examine(engine)) == (["server.version"] if found else [])
 
 
 def test_standby(tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ from outbox.errors import MessageNotFound
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import Overview, TopicLag
-from outbox.operator.health.system import System
-from outbox.operator.health.workers import HandlerRow, WorkerRow
+from outbox.operator.health.system import HandlerRow, System, WorkerRow
 from outbox.reader import option, plain
 from outbox.text import csv_cell
 

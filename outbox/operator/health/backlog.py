@@ -1,32 +1,29 @@
-"""What is wrong with halves, messages and groups: do halves find their verdict, and messages their consumers?
+"""What is wrong with workers, halves, messages and groups: do halves find their verdict, and messages their consumers?
 
-The functions that take rows are shared by the doctor and the overview. Those that take an `Examination` are the
-doctor's alone, which has the time to read more.
+The inspections of a `Subject` are shared by the doctor and the overview. Those of an `Examination` are the doctor's
+alone, which has the time to read more.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from outbox.dispatch.sql import newest_cursor, to_cursor
+from outbox.database.sql import ALIVE
 from outbox.operator.health import sql, stats
-from outbox.operator.health.rules import NotInspected, Severity, at_most
-from outbox.operator.health.stats import LIMIT
-from outbox.operator.health.workers import alive, done, judge_bulk_jobs, judge_workers, merged, reports
+from outbox.operator.health.rules import LIMIT, NotInspected, Severity, at_most
+from outbox.operator.health.system import alive, done, merged
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.database.execute import Row
     from outbox.operator.health.examine import Examination
     from outbox.operator.health.rules import Diagnosis, Subject
-    from outbox.operator.health.workers import WorkerReport
 
-#: So many halves are read where halves are read topic by topic.
-CHECKS_PER_TOPIC = 1_000
 #: So many undecided halves the doctor reads to find the parked ones.
 PARKED_HALVES = 100_000
+# So many halves are read where halves are read topic by topic.
+_CHECKS_PER_TOPIC = 1_000
 # Prune comes round every prune_interval; what is left after so many, and after this time in any case, is left for good.
 _PRUNE_ROUNDS = 10
 _PRUNE_AT_LEAST = 3600.0
@@ -35,19 +32,55 @@ _PRUNE_ROWS = 1_000
 #: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
 IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 
+# What no worker does where none is alive, by the part of the tables.
+_UNDONE = {"producer": "dispatched, checked or pruned", "consumer": "consumed"}
 
-def judge_checks(
-    subject: Subject, rows: Iterable[Row], registered: Collection[str] | None, workers: Sequence[WorkerReport]
-) -> Iterator[Diagnosis]:
-    """Judge the rows of `sql.CHECKS`: is there a checker for each topic, and do the checks come in time?
 
-    ``registered`` are the topics for which the application registers a checker, None where it isn't known: then those
-    of the living workers count, and where no worker is alive, whether any checker was ever asked. A half with a fence
-    needs no checker, only a worker.
+# --- of the doctor and the overview ------------------------------------------------------------------------------
+
+
+def workers(subject: Subject) -> Iterator[Diagnosis]:
+    """Are the workers alive, and do their duties succeed?"""
+    found = subject.workers
+    if not alive(found):
+        if found or subject.served:
+            last = min((worker.seconds for worker in found), default=None)
+            since = "" if last is None else f"; the last one was seen {duration(last)} ago"
+            undone = " and ".join(text for part, text in _UNDONE.items() if part in subject.parts)
+            yield subject.finding("worker.none", {"last_seen": last}, since=since, undone=undone)
+        return
+    for worker in found:
+        name = worker.row.name
+        if not worker.row.alive and worker.seconds < subject.thresholds.worker_lost:
+            yield subject.finding("worker.lost", {"worker": name, "age": worker.seconds})
+        for duty, health in worker.row.duties.items() if worker.row.alive else ():
+            if failures := health.get("failures"):
+                details = {"worker": name, "duty": duty, "failures": failures, "error": health.get("last_error")}
+                yield subject.finding("duty.failing", details)
+    if "producer" in subject.parts and not done(found, "dispatch"):
+        yield subject.finding("duty.missing/dispatch", {"duty": "dispatch"})
+
+
+def bulk_jobs(subject: Subject) -> Iterator[Diagnosis]:
+    """Bulk jobs are carried out by a worker with the role bulk."""
+    ((jobs, age),) = subject.rows(sql.OPEN_BULK_JOBS, limit=LIMIT)
+    if jobs and age > ALIVE and alive(subject.workers) and not done(subject.workers, "bulk"):
+        yield subject.finding("duty.missing/bulk", {"duty": "bulk", "jobs": at_most(jobs, LIMIT), "age": age})
+
+
+def checks(subject: Subject) -> Iterator[Diagnosis]:
+    """Is there a checker for each topic, and is it asked about the halves whose check is due?
+
+    Where the topics with a checker aren't known, those of the living workers count, and where no worker is alive,
+    whether any checker was ever asked. A half with a fence needs no checker, only a worker.
     """
-    rows = list(rows)
-    running = {each.topic for each in merged(workers) if each.kind == "checker"} if alive(workers) else None
-    if rows and running is not None and not done(workers, "check"):
+    found, registered = subject.workers, subject.checkers
+    if subject.served and not alive(found):
+        return  # That is what has to be mended.
+    running = {each.topic for each in merged(found) if each.kind == "checker"} if alive(found) else None
+    grace = subject.thresholds.check * subject.settings.check_interval
+    rows = subject.rows(sql.CHECKS, grace=grace, limit=_CHECKS_PER_TOPIC)
+    if rows and running is not None and not done(found, "check"):
         yield subject.finding("duty.missing/check", {"duty": "check"})
     for topic, unfenced, due, late, unasked, fenced_late, overdue, half_id, some_asked in rows:
         if registered is not None:
@@ -60,17 +93,18 @@ def judge_checks(
             missing = 0 if some_asked else unasked
             why = f"no checker was ever asked about them, due since {duration(overdue)}"
         if missing:
-            details = {"topic": topic, "halves": at_most(missing, CHECKS_PER_TOPIC), "half_id": half_id}
+            details = {"topic": topic, "halves": at_most(missing, _CHECKS_PER_TOPIC), "half_id": half_id}
             certain = registered is not None or running is not None
             yield subject.finding("checker.missing", details | {"overdue": overdue, "certain": certain}, why=why)
         if waiting := fenced_late + (0 if missing else late):
-            halves = at_most(waiting, CHECKS_PER_TOPIC)
+            halves = at_most(waiting, _CHECKS_PER_TOPIC)
             yield subject.finding("check.late", {"topic": topic, "halves": halves, "overdue": overdue})
 
 
-def judge_reconciliations(subject: Subject, rows: Iterable[Row], *, declared: bool) -> Iterator[Diagnosis]:
-    """Judge the rows of `sql.LAST_RUNS`; ``declared``: a living worker has a reconciliation on a schedule."""
-    for topic, group, ended, error, counts, applied, age, settled in rows:
+def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
+    """Did the last reconciliation of each group come to a result, and find no difference?"""
+    declared = any(handler.kind == "reconciliation" for handler in merged(subject.workers))
+    for topic, group, ended, error, counts, applied, age, settled in subject.rows(sql.LAST_RUNS):
         details = {"topic": topic, "group": group, "age": age}
         differences = sum(n for kind, n in json.loads(counts or "{}").items() if kind not in IN_ORDER)
         if ended and error:
@@ -84,14 +118,38 @@ def judge_reconciliations(subject: Subject, rows: Iterable[Row], *, declared: bo
             yield subject.finding("reconciliation.overdue", details | {"age": settled}, since=since)
 
 
-# --- what the doctor inspects ------------------------------------------------------------------------------------
+# --- of the doctor alone -----------------------------------------------------------------------------------------
 
 
-def checks(examination: Examination) -> Iterator[Diagnosis]:
-    """Is a checker asked about the halves whose check is due?"""
-    grace = examination.thresholds.check * examination.settings.check_interval
-    rows = examination.rows(sql.CHECKS, grace=grace, limit=CHECKS_PER_TOPIC)
-    yield from judge_checks(examination, rows, examination.checkers, _workers(examination))
+def judging(code: str, read: Callable[[Examination], Iterable[object]]) -> Callable[[Examination], Iterator[Diagnosis]]:
+    """Return the inspection that judges the numbers which ``read`` returns by one rule."""
+    return lambda examination: examination.judge([code], read(examination))
+
+
+def undispatched(examination: Examination) -> list[stats.TopicStats]:
+    """Return the topics whose ops are to be dispatched."""
+    with examination.reading() as connection:
+        rows = stats.undispatched(connection, examination.settings.schema)
+    return stats.add_topics({}, stats.UNDISPATCHED, rows)
+
+
+def scheduled(examination: Examination) -> list[stats.TopicStats]:
+    """Return the topics that have scheduled messages."""
+    rows = examination.rows(sql.SCHEDULED, grace=examination.thresholds.undispatched, limit=LIMIT)
+    return stats.add_topics({}, stats.SCHEDULED, rows)
+
+
+def failures(examination: Examination) -> list[stats.GroupStats]:
+    """Return the groups with their failed and parked messages."""
+    return stats.failures(examination.rows(sql.FAILURES, grace=examination.thresholds.retry, limit=LIMIT))
+
+
+def parked_halves(examination: Examination) -> Iterator[Diagnosis]:
+    """Halves that have used up their checks wait for an operator."""
+    topics = stats.add_topics({}, stats.UNDECIDED, examination.rows(sql.UNDECIDED, limit=PARKED_HALVES))
+    yield from examination.judge(["half.parked"], topics, PARKED_HALVES)
+    if sum(topic.undecided for topic in topics) >= PARKED_HALVES:
+        raise NotInspected(f"only the oldest {PARKED_HALVES} undecided halves were inspected")
 
 
 def oldest_undecided(examination: Examination) -> Iterator[Diagnosis]:
@@ -117,28 +175,6 @@ def oldest_undecided(examination: Examination) -> Iterator[Diagnosis]:
         return
 
 
-def parked_halves(examination: Examination) -> Iterator[Diagnosis]:
-    """Halves that have used up their checks wait for an operator."""
-    topics = stats.add_topics({}, stats.UNDECIDED, examination.rows(sql.UNDECIDED, limit=PARKED_HALVES))
-    yield from examination.judge(["half.parked"], topics, PARKED_HALVES)
-    if sum(topic.undecided for topic in topics) >= PARKED_HALVES:
-        raise NotInspected(f"only the oldest {PARKED_HALVES} undecided halves were inspected")
-
-
-def undispatched(examination: Examination) -> Iterator[Diagnosis]:
-    """Ops are dispatched as soon as any worker is alive."""
-    (cursors,) = examination.read(newest_cursor(examination.schema))
-    cursor = to_cursor(cursors[0]) if cursors else None
-    (rows,) = examination.read(sql.undispatched(examination.schema, cursor, LIMIT))
-    yield from examination.judge(["op.undispatched"], stats.add_topics({}, stats.UNDISPATCHED, rows), LIMIT)
-
-
-def scheduled(examination: Examination) -> Iterator[Diagnosis]:
-    """Scheduled messages are released when their time has come."""
-    rows = examination.rows(sql.SCHEDULED, grace=examination.thresholds.undispatched, limit=LIMIT)
-    yield from examination.judge(["message.overdue"], stats.add_topics({}, stats.SCHEDULED, rows), LIMIT)
-
-
 def unpruned(examination: Examination) -> Iterator[Diagnosis]:
     """What is settled and older than the retention is deleted by a worker's prune."""
     settings = examination.settings
@@ -147,20 +183,6 @@ def unpruned(examination: Examination) -> Iterator[Diagnosis]:
     if halves:
         details = {"halves": at_most(halves, _PRUNE_ROWS), "oldest": oldest, "retention": settings.retention}
         yield examination.finding("prune.behind", details)
-
-
-def parked_messages(examination: Examination) -> Iterator[Diagnosis]:
-    """Messages that have used up their attempts wait for an operator."""
-    yield from examination.judge(["message.parked"], _groups(examination), LIMIT)
-
-
-def retries(examination: Examination) -> Iterator[Diagnosis]:
-    """A failed message is tried again when its time has come, if a worker of its group is alive."""
-    yield from examination.judge(["retry.overdue"], _groups(examination), LIMIT)
-
-
-def _groups(examination: Examination) -> list[stats.GroupStats]:
-    return stats.failures(examination.rows(sql.FAILURES, grace=examination.thresholds.retry, limit=LIMIT), LIMIT)
 
 
 def unread(examination: Examination) -> Iterator[Diagnosis]:
@@ -172,28 +194,3 @@ def unread(examination: Examination) -> Iterator[Diagnosis]:
             yield examination.finding("group.pruned", details | {"queues": gaps}, forget=forget)
         elif age > examination.thresholds.behind * retention:
             yield examination.finding("group.behind", details | {"retention": retention}, forget=forget)
-
-
-def workers(examination: Examination) -> Iterator[Diagnosis]:
-    """Are the workers alive, and do their duties succeed?
-
-    A database that no worker has ever served is in order: the doctor is asked before the first deployment as well.
-    """
-    if found := _workers(examination):
-        yield from judge_workers(examination, found, examination.parts)
-
-
-def bulk_jobs(examination: Examination) -> Iterator[Diagnosis]:
-    """Bulk jobs are carried out by a worker with the role bulk."""
-    ((jobs, age),) = examination.rows(sql.OPEN_BULK_JOBS, limit=LIMIT)
-    yield from judge_bulk_jobs(examination, _workers(examination), at_most(jobs, LIMIT), age)
-
-
-def reconciliations(examination: Examination) -> Iterator[Diagnosis]:
-    """Did the last reconciliation of each group come to a result, and find no difference?"""
-    declared = any(handler.kind == "reconciliation" for handler in merged(_workers(examination)))
-    yield from judge_reconciliations(examination, examination.rows(sql.LAST_RUNS), declared=declared)
-
-
-def _workers(examination: Examination) -> list[WorkerReport]:
-    return reports(examination.name, examination.rows(sql.WORKERS))

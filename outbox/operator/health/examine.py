@@ -19,7 +19,7 @@ import enum
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,12 +38,11 @@ from outbox.settings import Settings
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Connection, Engine, Table
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.check.checker import Checker
     from outbox.consumer.subscription import Subscription
-    from outbox.operator.health.sql import Query
 
 logger = logging.getLogger("outbox.doctor")
 
@@ -68,23 +67,21 @@ class ServerIdentity:
 class Examination(Subject):
     """One database under examination.
 
-    The connections of ``engine`` are the application's own if ``own_engine``. ``checkers`` and ``subscriptions`` are
-    None where the application isn't known. ``refused``: why the application's settings could not be taken. ``clock``
-    is this host's, in seconds since 1970. ``revisions`` are those of the tables, None while they could not be read;
-    ``parts`` are those whose tables this code can read. ``prepare_threshold`` is psycopg's, None: it never prepares.
+    The connections of ``engine`` are the application's own if ``own_engine``. ``subscriptions`` are None where the
+    application isn't known. ``refused``: why the application's settings could not be taken. ``clock`` is this host's,
+    in seconds since 1970. ``revisions`` are those of the tables, None while they could not be read.
+    ``prepare_threshold`` is psycopg's, None: it never prepares.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database can't be reached.
     """
 
     engine: Engine
-    own_engine: bool = True
-    refused: InvalidSettings | None = None
-    checkers: Mapping[str, Checker] | None = None
-    subscriptions: Collection[Subscription] | None = None
-    clock: Callable[[], float] = time.time
+    own_engine: bool
+    refused: InvalidSettings | None
+    subscriptions: Collection[Subscription] | None
+    clock: Callable[[], float]
     revisions: Mapping[str, str | None] | None = None
-    parts: tuple[str, ...] = ()
     prepare_threshold: int | None = None
 
     def __post_init__(self) -> None:
@@ -126,10 +123,6 @@ class Examination(Subject):
         with self.reading() as connection:
             return execute(connection, *statements)
 
-    def rows(self, query: Query, **values: object) -> list[Row]:
-        """Return the rows of one query in this schema."""
-        return self.read(query(self.schema, **values))[0]
-
     @contextmanager
     def reading(self, connection: Connection | None = None) -> Iterator[Connection]:
         """Begin a transaction that can't write, and in which no statement takes long."""
@@ -138,13 +131,13 @@ class Examination(Subject):
             execute(connection, read_only(self.thresholds.statement), plan_by_index())
             yield connection
 
-    def tables(self) -> Sequence[str]:
-        """Return the names of our tables that are here."""
+    def tables(self) -> dict[str, Table]:
+        """Return our tables that are here by name."""
         from outbox.database.tables import common_tables, consumer_tables, producer_tables  # noqa: PLC0415 - takes time
 
         of_part = {"producer": producer_tables, "consumer": consumer_tables}
         made = [common_tables, *(of_part[part] for part in self.parts)]
-        return [table.name for make in made for table in make().tables.values()]
+        return {table.name: table for make in made for table in make().tables.values()}
 
     def require(self, parts: Collection[str]) -> None:
         """Make sure that the tables of these parts can be read.
@@ -229,11 +222,11 @@ INSPECTIONS = (
     Inspection("checks", backlog.checks, _PRODUCER),
     Inspection("undecided halves", backlog.oldest_undecided, _PRODUCER),
     Inspection("parked halves", backlog.parked_halves, _PRODUCER),
-    Inspection("dispatch", backlog.undispatched, _PRODUCER),
-    Inspection("scheduled messages", backlog.scheduled, _PRODUCER),
+    Inspection("dispatch", backlog.judging("op.undispatched", backlog.undispatched), _PRODUCER),
+    Inspection("scheduled messages", backlog.judging("message.overdue", backlog.scheduled), _PRODUCER),
     Inspection("prune", backlog.unpruned, _PRODUCER),
-    Inspection("parked messages", backlog.parked_messages, _CONSUMER),
-    Inspection("retries", backlog.retries, _CONSUMER),
+    Inspection("parked messages", backlog.judging("message.parked", backlog.failures), _CONSUMER),
+    Inspection("retries", backlog.judging("retry.overdue", backlog.failures), _CONSUMER),
     Inspection("reconciliations", backlog.reconciliations, _CONSUMER),
     Inspection("reading groups", backlog.unread, _PRODUCER + _CONSUMER),
 )
@@ -268,16 +261,15 @@ def examine(
     """
     if settings is None:
         settings, refused = read_settings()
-    engine, own_engine = _engine_of(bind)
-    url = engine.url
+    engine = _engine_of(bind)
     examination = Examination(
-        name=str(url.database),
-        url=url,
+        name=str(engine.url.database),
+        url=engine.url,
         settings=settings,
         app=app,
         thresholds=thresholds or Thresholds(),
         engine=engine,
-        own_engine=own_engine,
+        own_engine=engine is bind,
         refused=refused,
         checkers=checkers,
         subscriptions=subscriptions,
@@ -290,7 +282,7 @@ def examine(
     finally:
         examination.close()
     findings.sort(key=lambda finding: finding.severity is not Severity.PROBLEM)
-    return HealthReport(database_address(url), settings.schema, at, tuple(findings), tuple(results))
+    return HealthReport(database_address(engine.url), settings.schema, at, tuple(findings), tuple(results))
 
 
 def read_settings(schema: str | None = None) -> tuple[Settings, InvalidSettings | None]:
@@ -306,42 +298,38 @@ def read_settings(schema: str | None = None) -> tuple[Settings, InvalidSettings 
         return (Settings(schema=name) if name else Settings()), error
 
 
-def _engine_of(bind: Engine | AsyncEngine | URL | str) -> tuple[Engine, bool]:
-    """Return a sync engine, and whether it is the application's own."""
+def _engine_of(bind: Engine | AsyncEngine | URL | str) -> Engine:
+    """Return the application's own engine, or one for its address."""
     from sqlalchemy import URL, Engine, NullPool, create_engine, make_url  # noqa: PLC0415
 
     if isinstance(bind, Engine):
-        return bind, True
-    url = bind if isinstance(bind, URL) else make_url(bind) if isinstance(bind, str) else bind.url
+        return bind
+    url = make_url(bind) if isinstance(bind, str | URL) else bind.url
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     limit = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT}
-    return create_engine(url, poolclass=NullPool, connect_args=limit), False
+    return create_engine(url, poolclass=NullPool, connect_args=limit)
 
 
 def _inspect(examination: Examination, inspection: Inspection, findings: list[Diagnosis]) -> InspectionResult:
-    found: list[Diagnosis] = []
-    why: str | None = None
+    before, why = len(findings), None
     try:
         examination.require(inspection.parts)
         # Not extend(): what was found before the inspection fails stays found.
         for finding in inspection.run(examination):
-            found.append(finding)  # noqa: PERF402
-    except NotInspected as error:
+            findings.append(finding)  # noqa: PERF402
+    except (NotInspected, OutboxError) as error:
         why = str(error)
     except DBAPIError as error:
         why = _refusal(error, examination)
     except PoolTimeout as error:
         why = f"the engine has no connection to spare: {error}"
-    except OutboxError as error:
-        why = str(error)
     except Exception as error:
         extra = {"event": "doctor.failed", "inspection": inspection.name}
         logger.exception("inspecting %s failed", inspection.name, extra=extra)
         why = f"this inspection failed, which is a defect: {summary_of(error)}"
     examination.reconnect()
-    findings += found
-    outcome = Inspected.FINDING if found else Inspected.OK if why is None else Inspected.SKIPPED
+    outcome = Inspected.FINDING if len(findings) > before else Inspected.OK if why is None else Inspected.SKIPPED
     return InspectionResult(inspection.name, outcome, why)
 
 

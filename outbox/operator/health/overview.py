@@ -7,29 +7,19 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from outbox.database.execute import Row, execute
-from outbox.operator.health import sql
-from outbox.operator.health.backlog import CHECKS_PER_TOPIC, judge_checks, judge_reconciliations
-from outbox.operator.health.rules import GROUP_RULES, TOPIC_RULES, Diagnosis, Severity, Subject, at_most
-from outbox.operator.health.series import Sample, Series, lag, moments, series, within
-from outbox.operator.health.stats import LIMIT, GroupStats, Stats, TopicStats, stats
-from outbox.operator.health.system import UNREACHABLE, why_unreachable
-from outbox.operator.health.workers import (
-    HandlerRow,
-    WorkerReport,
-    WorkerRow,
-    alive,
-    done,
-    judge_bulk_jobs,
-    judge_workers,
-    merged,
-    reports,
-)
+from outbox.database.execute import Row, Statement, execute
+from outbox.operator.health import backlog, sql
+from outbox.operator.health.rules import GROUP_RULES, TOPIC_RULES, Diagnosis, Severity, Subject
+from outbox.operator.health.series import Sample, Series, SourceOf, lag, moments, series, within
+from outbox.operator.health.stats import GroupStats, Stats, TopicStats, stats
+from outbox.operator.health.system import UNREACHABLE, WorkerRow, alive, done, merged, why_unreachable
 from outbox.text import database_address
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from outbox.operator.databases import Database, Databases
 
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
@@ -71,59 +61,34 @@ class Overview:
     unreachable: list[str]
 
 
-@dataclass(slots=True)
-class DatabaseHealth:
-    """What was read in one database.
+@dataclass(kw_only=True)
+class DatabaseHealth(Subject):
+    """What was read in one database over ``connection``.
 
-    ``checks`` are rows of `sql.CHECKS`, ``runs`` of `sql.LAST_RUNS`; ``queues`` by topic. ``samples`` are those of the
-    charts' window, ``recent`` those of the last minutes.
+    ``samples`` are those of the charts' window, ``recent`` those of the last minutes; ``queues`` are by topic.
     """
 
-    database: Database
-    subject: Subject
+    connection: Connection
     stats: Stats
-    workers: list[WorkerReport]
-    handlers: list[HandlerRow]
-    bulk_jobs: Row
     samples: list[Sample | None]
     recent: list[Sample | None]
     queues: dict[str, int] = field(default_factory=dict)
-    checks: list[Row] = field(default_factory=list)
-    runs: list[Row] = field(default_factory=list)
+    findings: list[Diagnosis] = field(default_factory=list)
 
+    def read(self, *statements: Statement) -> list[list[Row]]:
+        """Run statements in the transaction of the connection."""
+        return execute(self.connection, *statements)
 
-class TopicSources:
-    """From which producer's database each group reads its topic, as far as the registered databases show it."""
-
-    def __init__(self, databases: Sequence[DatabaseHealth]) -> None:
-        self._databases = {each.subject.name: each for each in databases}
-        self._producers: dict[str, list[str]] = defaultdict(list)
-        for each in databases:
-            for topic in each.stats.topics:
-                self._producers[topic.topic].append(each.subject.name)
-
-    def of(self, database: str, topic: str, group: str) -> str | None:
-        """Return the name of the producer's database of a topic that is consumed in ``database``; None if unknown."""
-        producers = self._producers.get(topic, [])
-        if database in producers:
-            return database
-        if len(producers) < 2:
-            return producers[0] if producers else None
-        reported = {
-            handler.options.get("source")
-            for handler in self._databases[database].handlers
-            if handler.kind == "consumer" and (handler.topic, handler.group) == (topic, group)
-        }
-        fitting = [name for name in producers if database_address(self._databases[name].subject.url) in reported]
-        return fitting[0] if len(fitting) == 1 else None
-
-    def lag(self, database: str, topic: str, group: str, consumed: int) -> int | None:
-        """Return how many messages of another database's topic a group has not come to."""
-        source = self.of(database, topic, group)
-        if source is None:
-            return None
-        messages = next(each.messages for each in self._databases[source].stats.topics if each.topic == topic)
-        return max(messages - consumed, 0)
+    def judge_all(self) -> Iterator[Diagnosis]:
+        """Judge what was read here."""
+        yield from backlog.workers(self)
+        yield from self.judge(TOPIC_RULES, self.stats.topics)
+        if "producer" in self.parts:
+            yield from backlog.checks(self)
+        yield from backlog.bulk_jobs(self)
+        yield from self.judge(GROUP_RULES, self.stats.groups)
+        if "consumer" in self.parts:
+            yield from backlog.reconciliations(self)
 
 
 def overview(databases: Databases, window: str) -> Overview:
@@ -137,92 +102,107 @@ def overview(databases: Databases, window: str) -> Overview:
     Raises:
         InvalidRequest: there is no such window.
     """
-    reached: list[DatabaseHealth] = []
+    reached: dict[str, DatabaseHealth] = {}
     findings: list[Diagnosis] = []
     # The clock of the first database that answers is that of the charts.
     times: list[dt.datetime] = []
     moments(window, dt.datetime.now(dt.UTC))
-    for database in databases.values():
-        subject = Subject(name=database.name, url=database.engine.url, settings=database.settings)
+    for name, database in databases.items():
         try:
-            reached.append(_read(database, subject, window, times))
+            reached[name] = _read(database, window, times)
         except UNREACHABLE as error:
+            subject = Subject(name=name, url=database.engine.url, settings=database.settings)
             findings.append(subject.finding("database.unreachable", {"error": why_unreachable(error)}))
-    by_name = {each.subject.name: each for each in reached}
-    sources = TopicSources(reached)
-    topics = _topics(reached, sources)
-    tiles, capped = _tiles(reached, topics)
-    for each in reached:
-        findings += _judge(each)
+    source_of = _sources(reached)
+    topics = _topics(reached, source_of)
+    tiles, capped = _tiles(list(reached.values()), topics)
+    for each in reached.values():
+        findings += each.findings
     for topic in topics:
-        findings += _judge_lags(topic, by_name, sources)
+        findings += _judge_lags(topic, reached, source_of)
+    samples = {name: each.samples for name, each in reached.items()}
     return Overview(
-        at=reached[0].stats.at if reached else dt.datetime.now(dt.UTC),
+        at=next((each.stats.at for each in reached.values()), dt.datetime.now(dt.UTC)),
         tiles=tiles,
         capped=capped,
         findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
         topics=topics,
-        series=series(times, {name: each.samples for name, each in by_name.items()}, sources.of) if times else [],
-        workers=[worker.row for each in reached for worker in each.workers],
-        unreachable=[name for name in databases if name not in by_name],
+        series=series(times, samples, source_of) if times else [],
+        workers=[worker.row for each in reached.values() for worker in each.workers],
+        unreachable=[name for name in databases if name not in reached],
     )
 
 
-def _read(database: Database, subject: Subject, window: str, times: list[dt.datetime]) -> DatabaseHealth:
-    schema, thresholds = database.schema, subject.thresholds
+def _read(database: Database, window: str, times: list[dt.datetime]) -> DatabaseHealth:
     with database.engine.connect() as connection:
-        numbers = stats(connection, database.settings, database.parts, seconds=_SECONDS, thresholds=thresholds)
+        numbers = stats(connection, database.settings, database.parts, seconds=_SECONDS)
     if not times:
-        times.extend(moments(window, numbers.at))
+        times += moments(window, numbers.at)
     minute = numbers.at.replace(second=0, microsecond=0)
-    recent_times = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
+    minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
+    of_window = sql.SAMPLES(database.schema, edges=times, within=within(window))
+    of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0)
     with database.reading(_SECONDS) as connection:
-        rows, samples, recent, (bulk_jobs,) = execute(
-            connection,
-            sql.WORKERS(schema),
-            sql.SAMPLES(schema, edges=times, within=within(window)),
-            sql.SAMPLES(schema, edges=recent_times, within=60.0),
-            sql.OPEN_BULK_JOBS(schema, limit=LIMIT),
-        )
-        workers = reports(database.name, rows)
+        sampled = execute(connection, of_window, of_minutes)
+        samples, recent = ([Sample.read(text) for (text,) in rows] for rows in sampled)
         health = DatabaseHealth(
-            database,
-            subject,
-            numbers,
-            workers,
-            merged(workers),
-            bulk_jobs,
-            [Sample.read(text) for (text,) in samples],
-            [Sample.read(text) for (text,) in recent],
+            name=database.name,
+            url=database.engine.url,
+            settings=database.settings,
+            parts=database.parts,
+            served=True,
+            connection=connection,
+            stats=numbers,
+            samples=samples,
+            recent=recent,
         )
         if "producer" in database.parts:
-            grace = thresholds.check * database.settings.check_interval
-            queues, health.checks = execute(
-                connection, sql.TOPICS(schema), sql.CHECKS(schema, grace=grace, limit=CHECKS_PER_TOPIC)
-            )
-            health.queues = dict(queues)
-        if "consumer" in database.parts:
-            (health.runs,) = execute(connection, sql.LAST_RUNS(schema))
+            health.queues = dict(health.rows(sql.TOPICS))
+        health.findings = list(health.judge_all())
     return health
 
 
-def _topics(reached: Sequence[DatabaseHealth], sources: TopicSources) -> list[TopicLag]:
+def _sources(reached: dict[str, DatabaseHealth]) -> SourceOf:
+    """Return from which producer's database each group reads its topic, as far as the databases show it."""
+    producers: dict[str, list[str]] = defaultdict(list)
+    for name, each in reached.items():
+        for topic in each.stats.topics:
+            producers[topic.topic].append(name)
+
+    def source_of(database: str, topic: str, group: str) -> str | None:
+        names = producers[topic]
+        if database in names or len(names) < 2:
+            return database if database in names else next(iter(names), None)
+        reported = {
+            handler.options.get("source")
+            for handler in merged(reached[database].workers)
+            if (handler.kind, handler.topic, handler.group) == ("consumer", topic, group)
+        }
+        fitting = [name for name in names if database_address(reached[name].url) in reported]
+        return fitting[0] if len(fitting) == 1 else None
+
+    return source_of
+
+
+def _topics(reached: dict[str, DatabaseHealth], source_of: SourceOf) -> list[TopicLag]:
     """Return the topics of all databases with their groups, wherever these are; and groups whose topic is nowhere."""
+    messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.stats.topics}
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
-    for each in reached:
+    for name, each in reached.items():
         for group in each.stats.groups:
-            row = GroupLag(**_fields(group), database=each.subject.name)
-            if row.lag is None:
-                row.lag = sources.lag(each.subject.name, group.topic, group.group, group.consumed)
-            groups[sources.of(each.subject.name, group.topic, group.group), group.topic].append(row)
+            row = GroupLag(**dataclasses.asdict(group), database=name)
+            source = source_of(name, group.topic, group.group)
+            if row.lag is None and source is not None:
+                row.lag = max(messages[source, group.topic] - group.consumed, 0)
+            groups[source, group.topic].append(row)
     topics = [
         TopicLag(
-            **_fields(topic),
-            database=each.subject.name,
+            **dataclasses.asdict(topic),
+            database=name,
             queues=each.queues.get(topic.topic, 0),
-            groups=groups.pop((each.subject.name, topic.topic), []),
+            groups=groups.pop((name, topic.topic), []),
         )
-        for each in reached
+        for name, each in reached.items()
         for topic in each.stats.topics
     ]
     # Their producer isn't registered, or can't be told from others.
@@ -230,43 +210,21 @@ def _topics(reached: Sequence[DatabaseHealth], sources: TopicSources) -> list[To
     return sorted(topics, key=lambda topic: (topic.topic, topic.database))
 
 
-def _fields(row: Any) -> dict[str, Any]:
-    return {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
-
-
-# --- what needs an operator --------------------------------------------------------------------------------------
-
-
-def _judge(each: DatabaseHealth) -> Iterator[Diagnosis]:
-    subject = each.subject
-    yield from judge_workers(subject, each.workers, each.database.parts)
-    yield from subject.judge(TOPIC_RULES, each.stats.topics, LIMIT)
-    # Where no worker is alive, that is what has to be mended.
-    if alive(each.workers):
-        yield from judge_checks(subject, each.checks, None, each.workers)
-    jobs, age = each.bulk_jobs
-    yield from judge_bulk_jobs(subject, each.workers, at_most(jobs, LIMIT), age)
-    yield from subject.judge(GROUP_RULES, each.stats.groups, LIMIT)
-    declared = any(handler.kind == "reconciliation" for handler in each.handlers)
-    yield from judge_reconciliations(subject, each.runs, declared=declared)
-
-
-def _judge_lags(topic: TopicLag, databases: dict[str, DatabaseHealth], sources: TopicSources) -> Iterator[Diagnosis]:
+def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: SourceOf) -> Iterator[Diagnosis]:
+    recent = {name: each.recent for name, each in reached.items()}
     for group in topic.groups:
-        each = databases[group.database]
+        each = reached[group.database]
         if not group.lag or not alive(each.workers):
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
         if not done(each.workers, f"consume {group.topic} of {group.group}"):
-            yield each.subject.finding("group.unconsumed", details)
+            yield each.finding("group.unconsumed", details)
             continue
-        thresholds = each.subject.thresholds
-        recent = {name: health.recent for name, health in databases.items()}
-        values = lag(recent, group.database, group.topic, group.group, sources.of)
+        values = lag(recent, group.database, group.topic, group.group, source_of)
         lags = [value for value in values if value is not None]
-        grows = len(lags) >= thresholds.growing and lags == sorted(lags) and lags[0] < lags[-1] <= group.lag
-        if grows and group.lag >= thresholds.lag:
-            yield each.subject.finding("group.lag", details | {"grown": int(lags[-1] - lags[0])})
+        grows = len(lags) >= each.thresholds.growing and lags == sorted(lags) and lags[0] < lags[-1] <= group.lag
+        if grows and group.lag >= each.thresholds.lag:
+            yield each.finding("group.lag", details | {"grown": int(lags[-1] - lags[0])})
 
 
 # --- tiles -------------------------------------------------------------------------------------------------------

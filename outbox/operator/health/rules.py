@@ -7,19 +7,30 @@ the overview judge them by the same rules. A rule is declared here once. The mod
 from __future__ import annotations
 
 import enum
+import itertools
 import shlex
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outbox.errors import pip_install
+from outbox.operator.health.sql import WORKERS
+from outbox.operator.health.system import reports
 from outbox.text import counted, duration
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
+    from outbox.check.checker import Checker
+    from outbox.database.execute import Row, Statement
+    from outbox.operator.health.sql import Query
+    from outbox.operator.health.system import WorkerReport
     from outbox.settings import Settings
+
+#: So many are counted; a number that has come to it means "at least".
+LIMIT = 10_000
 
 
 class Severity(enum.StrEnum):
@@ -409,14 +420,13 @@ class _Sentences(string.Formatter):
         return counted(value, one, several)
 
 
-_SENTENCES = _Sentences()
-
-
 @dataclass(kw_only=True)
 class Subject:
     """A database that is judged: its name, its address, and the settings with which it is used.
 
-    ``app`` is what the application is called in commands.
+    ``app`` is what the application is called in commands. ``checkers`` by topic are None where the application isn't
+    known. ``parts`` are those whose tables can be read. ``served``: workers should be there; the doctor is asked before
+    the first deployment as well.
     """
 
     name: str
@@ -424,49 +434,53 @@ class Subject:
     settings: Settings
     app: str = "MODULE:OBJECT"
     thresholds: Thresholds = field(default_factory=Thresholds)
+    checkers: Mapping[str, Checker] | None = None
+    parts: Collection[str] = ()
+    served: bool = False
 
-    @property
-    def schema(self) -> str:
-        """The schema of the tables."""
-        return self.settings.schema
+    def read(self, *statements: Statement) -> list[list[Row]]:
+        """Return the rows of statements that only read."""
+        raise NotImplementedError
+
+    def rows(self, query: Query, **values: object) -> list[Row]:
+        """Return the rows of one query in this schema."""
+        return self.read(query(self.settings.schema, **values))[0]
+
+    @cached_property
+    def workers(self) -> list[WorkerReport]:
+        """What the workers report."""
+        return reports(self.name, self.rows(WORKERS))
 
     @property
     def options(self) -> str:
         """The options by which a command of ours finds this database; a password in its URL is masked."""
-        url = shlex.quote(self.url.render_as_string(hide_password=True))
-        return f"--url {url}{'' if self.schema == 'outbox' else f' --schema {self.schema}'}"
+        url, schema = shlex.quote(self.url.render_as_string(hide_password=True)), self.settings.schema
+        return f"--url {url}{'' if schema == 'outbox' else f' --schema {schema}'}"
 
     def finding(
         self, code: str, details: Mapping[str, Any], *, severity: Severity | None = None, **words: object
     ) -> Diagnosis:
         """Return a finding by the rule of this code; ``words`` are for its texts only."""
-        rule = RULES[code]
+        rule, formatted = RULES[code], _Sentences().vformat
         values = {"at": self.options, "app": self.app, "database": self.name, **details, **words}
         page, _, names = rule.page.partition("?")
         query = {"database": self.name} if page else {}
         for name, equals, value in (each.partition("=") for each in names.split("&") if each):
             query[name] = value if equals else str(values[name])
-        return Diagnosis(
-            code.partition("/")[0],
-            severity or rule.severity,
-            _SENTENCES.format(rule.sentence, **values),
-            _SENTENCES.format(rule.mend, **values),
-            dict(details),
-            page,
-            query,
-        )
+        sentence, mend = formatted(rule.sentence, (), values), formatted(rule.mend, (), values)
+        return Diagnosis(code.partition("/")[0], severity or rule.severity, sentence, mend, dict(details), page, query)
 
-    def judge(self, codes: Iterable[str], rows: Iterable[object], limit: int) -> Iterator[Diagnosis]:
+    def judge(self, codes: Iterable[str], rows: Iterable[object], limit: int = LIMIT) -> Iterator[Diagnosis]:
         """Judge rows of numbers by their rules; a count that has reached ``limit`` stopped there."""
-        for row in rows:
-            for code in codes:
-                rule = RULES[code]
-                value = getattr(row, rule.value)
-                threshold = getattr(self.thresholds, rule.over) if isinstance(rule.over, str) else rule.over
-                if value is not None and value > threshold:
-                    fields = [each.partition("=") for each in rule.details.split()]
-                    details = {name: at_most(getattr(row, source or name), limit) for name, _, source in fields}
-                    yield self.finding(code, details)
+        for row, code in itertools.product(rows, codes):
+            rule = RULES[code]
+            value = getattr(row, rule.value)
+            threshold = getattr(self.thresholds, rule.over) if isinstance(rule.over, str) else rule.over
+            if value is not None and value > threshold:
+                fields = [each.partition("=") for each in rule.details.split()]
+                yield self.finding(
+                    code, {name: at_most(getattr(row, source or name), limit) for name, _, source in fields}
+                )
 
 
 def at_most(value: Any, limit: int) -> Any:

@@ -7,6 +7,7 @@ the rate isn't known; nor is it where a counter has gone back (a restore).
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,60 +117,52 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
         # The sample of this moment is still to be taken.
         times, samples = times[:-1], {name: each[:-1] for name, each in samples.items()}
     known = {name: each for name, each in samples.items() if any(each)}
-    nothing: Values = [None] * len(times)
-    found: list[Series] = []
+    found: dict[str, tuple[str, Values]] = {}
     for kind in _KINDS:
-        by_database = {name: _values(kind, known, name, source_of) for name in known}
+        by_database = [_values(kind, known, name, source_of) for name in known]
         if kind.total:
-            total = _sum(_in_all(parts) for parts in by_database.values() if parts)
-            found.append(Series(kind.name, kind.unit, times[1:], (total or nothing)[1:]))
+            total = _sum(_in_all(parts) for parts in by_database if parts)
+            found[kind.name] = (kind.unit, total or [None] * len(times))
         if kind.parts:
-            parts = {
-                part: _sum(each[part] for each in by_database.values() if part in each)
-                for part in sorted({part for each in by_database.values() for part in each})
-            }
-            found += [Series(f"{kind.name}/{part}", kind.unit, times[1:], parts[part][1:]) for part in _highest(parts)]
-    return found
+            names = sorted({part for each in by_database for part in each})
+            parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}
+            found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts)}
+    return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
 
 
 def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict[str, Values]:
     """Return the values of each topic, or of each group, of one database."""
-    samples = known[name]
+    samples = [sample for sample in known[name] if sample]
     if not kind.of_groups:
-        topics = {topic for sample in samples if sample for topic in sample.topics}
-        return {topic: _numbers(kind, samples, topic) for topic in topics}
-    pairs = {
-        (topic, group) for sample in samples if sample for topic in sample.groups for group in sample.groups[topic]
-    }
-    return {
-        f"{topic}/{group}": lag(known, name, topic, group, source_of)
-        if kind.name == "lag"
-        else _numbers(kind, samples, topic, group)
-        for topic, group in pairs
-    }
+        topics = {topic for sample in samples for topic in sample.topics}
+        return {topic: _numbers(kind, known[name], topic) for topic in topics}
+    pairs = {(topic, group) for sample in samples for topic in sample.groups for group in sample.groups[topic]}
+    if kind.number == "lag":
+        return {f"{topic}/{group}": lag(known, name, topic, group, source_of) for topic, group in pairs}
+    return {f"{topic}/{group}": _numbers(kind, known[name], topic, group) for topic, group in pairs}
 
 
 def _numbers(kind: _Kind, samples: Sequence[Sample | None], topic: str, group: str | None = None) -> Values:
-    values: Values = []
-    for sample in samples:
-        # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
-        of: Mapping[str, Any] | None = None
-        if sample is not None:
-            of = sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
-        values.append(None if of is None else of.get(kind.number, 0))
+    counts = [_counts(sample, topic, group) for sample in samples]
+    values: Values = [None if each is None else each.get(kind.number, 0) for each in counts]
     return _rates(samples, values) if kind.rate else values
+
+
+def _counts(sample: Sample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
+    if sample is None:
+        return None
+    # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
+    return sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
 
 
 def _rates(samples: Sequence[Sample | None], counts: Values) -> Values:
     rates: Values = [None]
-    for number in range(1, len(counts)):
-        before, after = samples[number - 1], samples[number]
-        earlier, later = counts[number - 1], counts[number]
+    for (before, earlier), (after, later) in itertools.pairwise(zip(samples, counts, strict=True)):
         if before is None or after is None or earlier is None or later is None or later < earlier:
             rates.append(None)
-            continue
-        minutes = (after.at - before.at).total_seconds() / 60
-        rates.append((later - earlier) / minutes if minutes > 0 else None)
+        else:
+            minutes = (after.at - before.at).total_seconds() / 60
+            rates.append((later - earlier) / minutes if minutes > 0 else None)
     return rates
 
 
@@ -178,16 +171,10 @@ def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) 
     source = source_of(name, topic, group)
     heads = known.get(source) if source else None
     values: Values = []
-    for number, sample in enumerate(known[name]):
-        sampled = sample.groups.get(topic, {}).get(group) if sample else None
-        head = heads[number] if heads else None
-        if sampled is None:
-            values.append(None)
-        elif "lag" in sampled:
-            values.append(sampled["lag"])
-        else:
-            messages = head.topics.get(topic, {}).get("messages") if head else None
-            values.append(None if messages is None else max(messages - sampled.get("consumed", 0), 0))
+    for sample, head in zip(known[name], heads or [None] * len(known[name]), strict=True):
+        own, messages = _counts(sample, topic, group), (_counts(head, topic) or {}).get("messages")
+        behind = None if own is None or messages is None else max(messages - own.get("consumed", 0), 0)
+        values.append(own.get("lag", behind) if own else behind)
     return values
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -18,10 +17,9 @@ from outbox.operator.health import sql
 from outbox.operator.health.rules import NotInspected, Severity
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from outbox.operator.health.examine import Examination, ServerIdentity
-    from outbox.operator.health.rules import Diagnosis, Subject
+    from outbox.database.execute import Row
+    from outbox.operator.health.examine import Examination
+    from outbox.operator.health.rules import Diagnosis
 
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.
 OLDEST = 13
@@ -58,14 +56,10 @@ def retention_of_consumers(examination: Examination) -> Iterator[Diagnosis]:
 
 def version(examination: Examination) -> Iterator[Diagnosis]:
     """Is the server too old?"""
-    yield from judge_version(examination, examination.server)
-
-
-def judge_version(subject: Subject, server: ServerIdentity) -> Iterator[Diagnosis]:
-    """Judge the version of a server."""
+    server = examination.server
     if server.version_number < OLDEST * 10_000:
         details = {"version": server.version, "version_number": server.version_number, "oldest": OLDEST}
-        yield subject.finding("server.version", details)
+        yield examination.finding("server.version", details)
 
 
 def writable(examination: Examination) -> Iterator[Diagnosis]:
@@ -92,7 +86,7 @@ def autovacuum(examination: Examination) -> Iterator[Diagnosis]:
     codes = {"autovacuum": "autovacuum.off", "track_counts": "autovacuum.track_counts"}
     yield from _parameters(examination, codes)
     if examination.parts:
-        for table, option in examination.rows(sql.AUTOVACUUM_OFF, tables=examination.tables()):
+        for table, option in examination.rows(sql.AUTOVACUUM_OFF, tables=list(examination.tables())):
             yield examination.finding("autovacuum.table", {"table": table, "option": option})
 
 
@@ -117,37 +111,32 @@ def _parameters(examination: Examination, codes: dict[str, str], wrong: str = "o
 
 def connections(examination: Examination) -> Iterator[Diagnosis]:
     """A rolling deploy needs the connections of a second worker while the first one still has its own."""
-    ((most, reserved, of_role, of_database, used, used_by_role, used_in_database),) = examination.rows(sql.CONNECTIONS)
-    left = {"max_connections": most - reserved - used}
-    if of_role is not None:
-        left["role"] = of_role - used_by_role
-    if of_database is not None:
-        left["database"] = of_database - used_in_database
-    least = min(left, key=lambda name: left[name])
+    ((most, reserved, of_role, of_database, used, used_by_role, used_in),) = examination.rows(sql.CONNECTIONS)
     needed = examination.thresholds.connections
     if needed is None:
         consuming = sum(each.threads for each in examination.subscriptions or ())
         needed = _OF_A_WORKER + examination.settings.checks_in_flight + consuming
-    if left[least] >= needed:
-        return
     role, database = examination.server.role, examination.server.database
-    limited, mend = {
-        "max_connections": (
+    limits = [
+        (
+            most - reserved - used,
+            "max_connections",
             f"max_connections = {most}, {reserved} of them reserved, {used} in use",
-            f"ALTER SYSTEM SET max_connections = {most + needed - left[least]}; and restart the server\n"
+            f"ALTER SYSTEM SET max_connections = {reserved + used + needed}; and restart the server\n"
             "or put a connection pooler in between",
-        ),
-        "role": (
-            f"the role {role} may have {of_role} and has {used_by_role}",
-            f"ALTER ROLE {role} CONNECTION LIMIT {used_by_role + needed};",
-        ),
-        "database": (
-            f"the database {database} may have {of_database} and has {used_in_database}",
-            f"ALTER DATABASE {database} CONNECTION LIMIT {used_in_database + needed};",
-        ),
-    }[least]
-    details = {"left": max(left[least], 0), "needed": needed, "limited_by": least, "used": used}
-    yield examination.finding("connections.few", details | {"max_connections": most}, limited=limited, mend=mend)
+        )
+    ]
+    for kind, name, limit, in_use in (
+        ("role", role, of_role, used_by_role),
+        ("database", database, of_database, used_in),
+    ):
+        if limit is not None:
+            mend = f"ALTER {kind.upper()} {name} CONNECTION LIMIT {in_use + needed};"
+            limits.append((limit - in_use, kind, f"the {kind} {name} may have {limit} and has {in_use}", mend))
+    left, limited_by, limited, mend = min(limits, key=itemgetter(0))
+    if left < needed:
+        details = {"left": max(left, 0), "needed": needed, "limited_by": limited_by, "used": used}
+        yield examination.finding("connections.few", details | {"max_connections": most}, limited=limited, mend=mend)
 
 
 def clock(examination: Examination) -> Iterator[Diagnosis]:
@@ -189,10 +178,9 @@ def prepared_transactions(examination: Examination) -> Iterator[Diagnosis]:
     """What PREPARE TRANSACTION left behind survives restarts, and holds its locks."""
     rows = examination.rows(sql.PREPARED_TRANSACTIONS, age=examination.thresholds.prepared_transaction)
     for gid, age, literal, count in rows:
+        details = {"gid": gid, "age": age, "count": count}
         others = f" ({count - 1} more are prepared for too long)" if count > 1 else ""
-        yield examination.finding(
-            "transaction.prepared", {"gid": gid, "age": age, "count": count}, literal=literal, others=others
-        )
+        yield examination.finding("transaction.prepared", details, literal=literal, others=others)
 
 
 def replication(examination: Examination) -> Iterator[Diagnosis]:
@@ -219,14 +207,13 @@ def migrations(examination: Examination) -> Iterator[Diagnosis]:
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
     from outbox.database.migration import chain  # noqa: PLC0415
 
-    schema = examination.schema
+    schema, server = examination.settings.schema, examination.server
     try:
         with examination.reading() as connection:
             revisions = migration.current(connection, schema)
     except DBAPIError as error:
         if sqlstate(error) != "42501":
             raise
-        server = examination.server
         details = {"role": server.role_name, "schema": schema}
         yield examination.finding("tables.unreadable", details, quoted_role=server.role)
         return
@@ -236,14 +223,11 @@ def migrations(examination: Examination) -> Iterator[Diagnosis]:
         code = "tables.missing" if revisions["common"] is None else "tables.partly"
         yield examination.finding(code, {"revisions": revisions}, schema=schema)
         return
-    for branch, revision in revisions.items():
-        expected = chain.head(branch)
-        if revision not in {None, expected}:
-            yield examination.finding(
-                "tables.older" if chain.known(str(revision)) else "tables.newer",
-                {"part": branch, "database": revision, "expected": expected},
-                options=f" --part {branch}" if branch in chain.PARTS else "",
-            )
+    for part, revision in revisions.items():
+        if revision not in {None, expected := chain.head(part)}:
+            code = "tables.older" if chain.known(str(revision)) else "tables.newer"
+            details = {"part": part, "database": revision, "expected": expected}
+            yield examination.finding(code, details, options=f" --part {part}" if part in chain.PARTS else "")
 
 
 def differences(examination: Examination) -> Iterator[Diagnosis]:
@@ -265,7 +249,7 @@ def differences(examination: Examination) -> Iterator[Diagnosis]:
         "common is at revision ",
     )
     timeout = examination.thresholds.statement
-    lines = migration.check(examination.engine, examination.parts, examination.schema, timeout=timeout)
+    lines = migration.check(examination.engine, examination.parts, examination.settings.schema, timeout=timeout)
     lines = [line for line in lines if not line.startswith(known)]
     if lines:
         more = f", and {len(lines) - 3} more" if len(lines) > 3 else ""
@@ -274,52 +258,28 @@ def differences(examination: Examination) -> Iterator[Diagnosis]:
 
 def indexes(examination: Examination) -> Iterator[Diagnosis]:
     """CREATE or REINDEX … CONCURRENTLY leaves an invalid index behind when it fails: written to, and never read."""
-    from outbox.database.tables import common_tables, consumer_tables, producer_tables  # noqa: PLC0415
-
-    tables = [table for make in (common_tables, producer_tables, consumer_tables) for table in make().tables.values()]
+    tables = examination.tables().values()
     ours = {index.name for table in tables for index in table.indexes} | {table.primary_key.name for table in tables}
     for name, table, quoted in _invalid_indexes(examination):
-        known = name in ours
-        details = {"index": name, "table": table, "known": known}
-        yield examination.finding("index.invalid", details, verb="REINDEX" if known else "DROP", quoted=quoted)
+        details = {"index": name, "table": table, "known": name in ours}
+        verb = "REINDEX" if name in ours else "DROP"
+        yield examination.finding("index.invalid", details, verb=verb, quoted=quoted)
 
 
-def _invalid_indexes(examination: Examination) -> list[tuple[str, str, str]]:
-    rows = examination.rows(sql.INVALID_INDEXES, tables=examination.tables())
-    return [(name, table, quoted) for name, table, quoted in rows]
+def _invalid_indexes(examination: Examination) -> list[Row]:
+    return examination.rows(sql.INVALID_INDEXES, tables=list(examination.tables()))
 
 
 # --- a connection pooler in between ------------------------------------------------------------------------------
 #
 # Nothing that a pooler says of itself is relied upon: what it does to connections shows it. A server process that
 # serves two connections which are open at the same time, or one process after the other for one connection, is what
-# transaction pooling is. PostgreSQL tells each connection at its start which process serves it; a pooler invents that
-# number.
+# transaction pooling is.
 
 
-class Pooling(enum.StrEnum):
-    """What is between this process and the server."""
-
-    DIRECT = "direct"
-    SESSION = "session"
-    TRANSACTION = "transaction"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolerProbe:
-    """Which server processes ran the transactions of two connections, both open; ``announced`` to the first one."""
-
-    announced: int
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-
-
-def pooling_of(probe: PoolerProbe) -> Pooling:
-    """Return what the processes show."""
-    first, second = set(probe.first), set(probe.second)
-    if len(first) > 1 or len(second) > 1 or first & second:
-        return Pooling.TRANSACTION
-    return Pooling.DIRECT if first == {probe.announced} else Pooling.SESSION
+def shares_processes(first: Collection[int], second: Collection[int]) -> bool:
+    """Return whether one process served two connections, both open, or several served one of them."""
+    return len(set(first)) > 1 or len(set(second)) > 1 or not set(first).isdisjoint(second)
 
 
 def trouble_with_prepared(threshold: int | None, *, tracked: bool, can_close: bool) -> str | None:
@@ -341,38 +301,35 @@ def pooler(examination: Examination) -> Iterator[Diagnosis]:
     """Behind a transaction pooler, sessions have no memory."""
     from psycopg import capabilities, pq  # noqa: PLC0415 - importing outbox must not pay for the driver
 
-    other = examination.connect()
-    try:
-        probe = _probe(examination, other)
-    finally:
-        with suppress(Exception):  # it has served
-            other.close()
-    if pooling_of(probe) is not Pooling.TRANSACTION:
+    if not _pools_transactions(examination):
         return
     threshold, own_engine = examination.prepare_threshold, examination.own_engine
     tracked = _tracks(examination)
     trouble = trouble_with_prepared(threshold, tracked=tracked, can_close=capabilities.has_send_close_prepared())
     if trouble is not None:
-        details = {"pooling": Pooling.TRANSACTION, "prepare_threshold": threshold, "tracked": tracked}
+        details = {"pooling": "transaction", "prepare_threshold": threshold, "tracked": tracked, "libpq": pq.version()}
+        severity, unless = Severity.PROBLEM, ""
+        if not own_engine:
+            severity, unless = Severity.NOTE, " (unless your engine says prepare_threshold=None)"
         yield examination.finding(
-            "pooler.prepared_statements",
-            details | {"libpq": pq.version()},
-            severity=Severity.PROBLEM if own_engine else Severity.NOTE,
-            unless="" if own_engine else " (unless your engine says prepare_threshold=None)",
-            trouble=trouble,
+            "pooler.prepared_statements", details, severity=severity, unless=unless, trouble=trouble
         )
     if examination.settings.listen:
-        yield examination.finding("pooler.listen", {"pooling": Pooling.TRANSACTION})
+        yield examination.finding("pooler.listen", {"pooling": "transaction"})
 
 
-def _probe(examination: Examination, other: Connection) -> PoolerProbe:
+def _pools_transactions(examination: Examination) -> bool:
+    connections = (examination.connection, examination.connect())
     pids: tuple[list[int], list[int]] = ([], [])
-    for _ in range(_POOLER_ROUNDS):
-        for connection, served_by in zip((examination.connection, other), pids, strict=True):
+    try:
+        for connection, served_by in list(zip(connections, pids, strict=True)) * _POOLER_ROUNDS:
             with examination.reading(connection):
                 (((pid,),),) = execute(connection, sql.BACKEND_PID())
                 served_by.append(pid)
-    return PoolerProbe(driver_of(examination.connection).pgconn.backend_pid, tuple(pids[0]), tuple(pids[1]))
+    finally:
+        with suppress(Exception):  # it has served
+            connections[1].close()
+    return shares_processes(*pids)
 
 
 def _tracks(examination: Examination) -> bool:

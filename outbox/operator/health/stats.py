@@ -1,6 +1,6 @@
 """The numbers of one database, by topic and by group: what `outbox stats`, the overview and the metrics show.
 
-They are cheap to read. A count stops at ``LIMIT``; it is then named in ``capped`` and means "at least".
+They are cheap to read. A count that stopped at ``LIMIT`` is named in ``capped``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from outbox.database.execute import Row, execute
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import newest_cursor, to_cursor
 from outbox.operator.health import sql
-from outbox.operator.health.rules import Thresholds
+from outbox.operator.health.rules import LIMIT, Thresholds
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
-
-LIMIT = 10_000
-_SECONDS = 10.0
 
 #: The columns of `sql.UNDECIDED`, `sql.undispatched` and `sql.SCHEDULED` after the topic, as fields of `TopicStats`.
 UNDECIDED = ("undecided", "parked", "orphans", "unasked", "oldest_undecided", "oldest_parked", "parked_id")
@@ -104,7 +101,7 @@ def stats(
     settings: Settings,
     parts: Collection[str],
     *,
-    seconds: float = _SECONDS,
+    seconds: float = 10.0,
     thresholds: Thresholds | None = None,
 ) -> Stats:
     """Return the numbers of the parts (``producer``, ``consumer``) whose tables the database has.
@@ -112,16 +109,34 @@ def stats(
     ``connection`` must not be in a transaction; this runs one that only reads, in which no statement takes longer than
     ``seconds``. ``thresholds`` say what is overdue.
     """
-    limits = thresholds or Thresholds()
+    schema, limits = settings.schema, thresholds or Thresholds()
     topics: dict[str, TopicStats] = {}
-    heads: dict[str, dict[int, int]] = {}
     groups: list[GroupStats] = []
+    heads: list[Row] = []
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
-            topics, heads = _topics(connection, settings.schema, limits)
+            undecided, scheduled, heads = execute(
+                connection,
+                sql.UNDECIDED(schema, limit=LIMIT),
+                sql.SCHEDULED(schema, grace=limits.undispatched, limit=LIMIT),
+                sql.HEADS(schema),
+            )
+            counts = {UNDECIDED: undecided, SCHEDULED: scheduled, UNDISPATCHED: undispatched(connection, schema)}
+            for topic, _, position in heads:
+                topics.setdefault(topic, TopicStats(topic)).messages += position
+            for columns, rows in counts.items():
+                add_topics(topics, columns, rows)
+            # The limit is one for all topics: where it is reached, none of the counts is known to be all.
+            capped = [columns[0] for columns, rows in counts.items() if sum(row[1] for row in rows) >= LIMIT]
+            for each in topics.values():
+                each.capped = list(capped)
         if "consumer" in parts:
-            groups = _groups(connection, settings.schema, limits, heads)
+            offsets, failed = execute(
+                connection, sql.OFFSETS(schema), sql.FAILURES(schema, grace=limits.retry, limit=LIMIT)
+            )
+            groups = failures(failed)
+            _add_lags(groups, offsets, heads)
     return Stats(at, [topics[name] for name in sorted(topics)], groups)
 
 
@@ -137,6 +152,17 @@ def as_sample(stats: Stats) -> dict[str, Any]:
     return {"at": stats.at.isoformat(), "topics": topics, "groups": groups}
 
 
+def _known(row: object, names: Collection[str]) -> dict[str, Any]:
+    # A lag of zero is kept: it is something else than a lag that isn't known.
+    return {name: value for name in names if (value := getattr(row, name)) or (name == "lag" and value is not None)}
+
+
+def undispatched(connection: Connection, schema: str) -> list[Row]:
+    """Return the rows of `sql.undispatched`, with the newest cursor."""
+    (cursors,) = execute(connection, newest_cursor(schema))
+    return execute(connection, sql.undispatched(schema, to_cursor(cursors[0]) if cursors else None, LIMIT))[0]
+
+
 def add_topics(topics: dict[str, TopicStats], columns: Collection[str], rows: Iterable[Row]) -> list[TopicStats]:
     """Set these fields of topics by rows that begin with the topic; return all topics."""
     for topic, *values in rows:
@@ -146,58 +172,23 @@ def add_topics(topics: dict[str, TopicStats], columns: Collection[str], rows: It
     return list(topics.values())
 
 
-def failures(rows: Iterable[Row], limit: int) -> list[GroupStats]:
-    """Return the rows of `sql.FAILURES`; a count that stopped at ``limit`` is in ``capped``."""
+def failures(rows: Iterable[Row]) -> list[GroupStats]:
+    """Return the rows of `sql.FAILURES`."""
     groups = [GroupStats(group, topic, **dict(zip(_FAILURES, values, strict=True))) for group, topic, *values in rows]
     for each in groups:
-        each.capped = [name for name in ("failed", "parked") if getattr(each, name) >= limit]
+        each.capped = [name for name in ("failed", "parked") if getattr(each, name) >= LIMIT]
     return groups
 
 
-def _known(row: object, names: Collection[str]) -> dict[str, Any]:
-    # A lag of zero is kept: it is something else than a lag that isn't known.
-    return {name: value for name in names if (value := getattr(row, name)) or (name == "lag" and value is not None)}
-
-
-def _topics(
-    connection: Connection, schema: str, limits: Thresholds
-) -> tuple[dict[str, TopicStats], dict[str, dict[int, int]]]:
-    cursors, undecided, scheduled, positions = execute(
-        connection,
-        newest_cursor(schema),
-        sql.UNDECIDED(schema, limit=LIMIT),
-        sql.SCHEDULED(schema, grace=limits.undispatched, limit=LIMIT),
-        sql.HEADS(schema),
-    )
-    cursor = to_cursor(cursors[0]) if cursors else None
-    (undispatched,) = execute(connection, sql.undispatched(schema, cursor, LIMIT))
-
-    heads: dict[str, dict[int, int]] = defaultdict(dict)
-    topics: dict[str, TopicStats] = {}
-    for topic, queue, position in positions:
-        heads[topic][queue] = position
-        topics.setdefault(topic, TopicStats(topic)).messages += position
-    counts = ((UNDECIDED, undecided), (SCHEDULED, scheduled), (UNDISPATCHED, undispatched))
-    for columns, rows in counts:
-        add_topics(topics, columns, rows)
-    # The limit is one for all topics: where it is reached, none of the counts is known to be all.
-    capped = [columns[0] for columns, rows in counts if sum(row[1] for row in rows) >= LIMIT]
-    for each in topics.values():
-        each.capped = list(capped)
-    return topics, heads
-
-
-def _groups(
-    connection: Connection, schema: str, limits: Thresholds, heads: dict[str, dict[int, int]]
-) -> list[GroupStats]:
-    offsets, rows = execute(connection, sql.OFFSETS(schema), sql.FAILURES(schema, grace=limits.retry, limit=LIMIT))
+def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row]) -> None:
     reached: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    ends: dict[str, dict[int, int]] = defaultdict(dict)
     for group, topic, queue, position in offsets:
         reached[group, topic][queue] = position
-    groups = failures(rows, LIMIT)
+    for topic, queue, position in heads:
+        ends[topic][queue] = position
     for each in groups:
         positions = reached[each.group, each.topic]
         each.consumed = sum(positions.values())
-        if each.topic in heads:
-            each.lag = sum(max(head - positions.get(queue, 0), 0) for queue, head in heads[each.topic].items())
-    return groups
+        if each.topic in ends:
+            each.lag = sum(max(end - positions.get(queue, 0), 0) for queue, end in ends[each.topic].items())
