@@ -65,12 +65,10 @@ class ServerIdentity:
 
 @dataclass(kw_only=True)
 class Examination(Subject):
-    """One database under examination.
+    """One database under examination; see `examine`.
 
-    The connections of ``engine`` are the application's own if ``own_engine``. ``subscriptions`` are None where the
-    application isn't known. ``refused``: why the application's settings could not be taken. ``clock`` is this host's,
-    in seconds since 1970. ``revisions`` are those of the tables, None while they could not be read.
-    ``prepare_threshold`` is psycopg's, None: it never prepares.
+    The connections of ``engine`` are the application's own if ``own_engine``. ``revisions`` are those of the tables,
+    None while they could not be read. ``prepare_threshold`` is psycopg's, None: it never prepares.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database can't be reached.

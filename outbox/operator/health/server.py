@@ -71,20 +71,14 @@ def writable(examination: Examination) -> Iterator[Diagnosis]:
 
 
 def durability(examination: Examination) -> Iterator[Diagnosis]:
-    """A committed message must survive a crash, or two databases disagree after it.
-
-    Without fsync a crash of the machine loses or tears what was committed. With asynchronous commit the server forgets
-    the last transactions in a crash, whose messages other databases may have consumed. Without full pages a crash can
-    tear pages, unless the file system writes them whole (ZFS does): hence a note.
-    """
+    """A committed message must survive a crash, or two databases disagree after it."""
     names = ("fsync", "synchronous_commit", "full_page_writes")
     yield from _parameters(examination, {name: f"durability.{name}" for name in names})
 
 
 def autovacuum(examination: Examination) -> Iterator[Diagnosis]:
     """Without it dead rows and old statistics make every pass slower, and the server stops in the end."""
-    codes = {"autovacuum": "autovacuum.off", "track_counts": "autovacuum.track_counts"}
-    yield from _parameters(examination, codes)
+    yield from _parameters(examination, {"autovacuum": "autovacuum.off", "track_counts": "autovacuum.track_counts"})
     if examination.parts:
         for table, option in examination.rows(sql.AUTOVACUUM_OFF, tables=list(examination.tables())):
             yield examination.finding("autovacuum.table", {"table": table, "option": option})
@@ -126,10 +120,8 @@ def connections(examination: Examination) -> Iterator[Diagnosis]:
             "or put a connection pooler in between",
         )
     ]
-    for kind, name, limit, in_use in (
-        ("role", role, of_role, used_by_role),
-        ("database", database, of_database, used_in),
-    ):
+    others = (("role", role, of_role, used_by_role), ("database", database, of_database, used_in))
+    for kind, name, limit, in_use in others:
         if limit is not None:
             mend = f"ALTER {kind.upper()} {name} CONNECTION LIMIT {in_use + needed};"
             limits.append((limit - in_use, kind, f"the {kind} {name} may have {limit} and has {in_use}", mend))

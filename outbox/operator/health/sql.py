@@ -6,6 +6,7 @@ costs no more than the work that they describe.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from outbox.check.sql import KNOWN_TOPICS
@@ -105,20 +106,21 @@ SELECT t.name, q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topi
  ORDER BY 1, 2
 """)
 
-_OP = "SELECT half_id, resolution, decided_at FROM {s}.op_message"
-
 # The ops that the newest cursor has not covered yet; outbox/dispatch/once.py says what its columns mean.
 _SINCE_SNAPSHOT = (
-    f"{_OP} WHERE xid >= %(next_xid)s::xid8 AND sequence > %(base)s",
-    f"{_OP} WHERE xid = ANY (%(in_flight)s::xid8[]) AND sequence > %(base)s",
+    "xid >= %(next_xid)s::xid8 AND sequence > %(base_sequence)s",
+    "xid = ANY (%(in_flight)s::xid8[]) AND sequence > %(base_sequence)s",
 )
 _REST_OF_CUT = (
-    f"{_OP} WHERE sequence > %(after)s AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))",
-    f"{_OP} WHERE xid >= pg_snapshot_xmax(%(target)s::pg_snapshot) AND sequence > %(base)s",
-    f"{_OP} WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot))) AND sequence > %(base)s",
+    "sequence > %(after_sequence)s AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))",
+    "xid >= pg_snapshot_xmax(%(target)s::pg_snapshot) AND sequence > %(base_sequence)s",
+    "xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot))) AND sequence > %(base_sequence)s",
 )
-_REST_OF_REBASE = (f"{_OP} WHERE sequence > %(after)s AND sequence <= %(until)s ORDER BY sequence", *_SINCE_SNAPSHOT)
-_NEWEST = (f"{_OP} ORDER BY sequence DESC",)
+_REST_OF_REBASE = (
+    "sequence > %(after_sequence)s AND sequence <= %(until_sequence)s ORDER BY sequence",
+    *_SINCE_SNAPSHOT,
+)
+_NEWEST = ("true ORDER BY sequence DESC",)
 
 _UNDISPATCHED = """
 SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_at))::float8
@@ -130,6 +132,25 @@ SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_a
   JOIN {s}.half_message h ON h.id = o.half_id
  GROUP BY h.topic ORDER BY h.topic
 """
+
+
+def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
+    """Count committed ops that are no message yet, ``limit`` at most. Rows: ``(topic, ops, age of the oldest in s)``.
+
+    After a restore into another cluster, before the first dispatch, only the newest ``limit`` ops are read.
+    """
+    sources: tuple[str, ...]
+    if cursor is None or cursor.restored:
+        sources = _NEWEST
+    elif cursor.until_sequence is None:
+        sources = _SINCE_SNAPSHOT
+    else:
+        sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
+    ops = "(SELECT half_id, resolution, decided_at FROM {s}.op_message WHERE "
+    candidates = " UNION ALL ".join(f"{ops}{source} LIMIT %(limit)s)" for source in sources)
+    values = {"limit": limit} | (dataclasses.asdict(cursor) if cursor else {})
+    return Statement(in_schema(_UNDISPATCHED.replace("{candidates}", candidates), schema), values)
+
 
 #: What prune could have deleted ``age`` seconds after its decision, of the oldest ``limit`` decided halves.
 #: Rows: ``(halves, seconds since the decision of the first)``.
@@ -169,18 +190,15 @@ SELECT p.consumer_group, p.topic, p.queue,
 FAILURES = Query(
     GROUP_QUEUES
     + """
-SELECT g.consumer_group, g.topic,
-       (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed' LIMIT %(limit)s) f),
-       (SELECT extract(epoch FROM clock_timestamp() - min(next_attempt_at))::float8
-          FROM {s}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
-           AND next_attempt_at <= statement_timestamp()),
-       (SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
-           AND next_attempt_at < statement_timestamp() - make_interval(secs => %(grace)s) LIMIT %(limit)s) f),
-       n.parked, p.age, p.message_id
+SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
+ CROSS JOIN LATERAL (
+       SELECT count(*),
+              extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,
+              count(*) FILTER (WHERE due < statement_timestamp() - make_interval(secs => %(grace)s))
+         FROM (SELECT next_attempt_at FROM {s}.consumer_message m
+                WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
+                ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f
  CROSS JOIN LATERAL (
        SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL
@@ -382,32 +400,6 @@ STANDBYS = Query("""
 SELECT application_name, age(backend_xmin) FROM pg_stat_replication
  WHERE backend_xmin IS NOT NULL ORDER BY age(backend_xmin) DESC LIMIT 1
 """)
-
-
-def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
-    """Count committed ops that are no message yet, ``limit`` at most. Rows: ``(topic, ops, age of the oldest in s)``.
-
-    After a restore into another cluster, before the first dispatch, only the newest ``limit`` ops are read.
-    """
-    sources: tuple[str, ...]
-    if cursor is None or cursor.restored:
-        sources = _NEWEST
-    elif cursor.until_sequence is None:
-        sources = _SINCE_SNAPSHOT
-    else:
-        sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
-    candidates = " UNION ALL ".join(f"({source} LIMIT %(limit)s)" for source in sources)
-    values: dict[str, object] = {"limit": limit}
-    if cursor is not None:
-        values |= {
-            "next_xid": cursor.next_xid,
-            "in_flight": cursor.in_flight,
-            "target": cursor.target,
-            "after": cursor.after_sequence,
-            "until": cursor.until_sequence,
-            "base": cursor.base_sequence,
-        }
-    return Statement(in_schema(_UNDISPATCHED.replace("{candidates}", candidates), schema), values)
 
 
 def deallocate(name: str) -> Statement:
