@@ -40,7 +40,7 @@ T = TypeVar("T")
 Seconds = Annotated[float, "seconds"]
 
 _UNITS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII)
+DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII)
 _PLAIN = frozenset({bool, int, float, str})
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -215,7 +215,7 @@ class Reader:
             return value
         kind = _SCALARS[hint]
         if isinstance(value, str) and (self.form == "text" or (self.form == "data" and kind.written)):
-            units = kind.expected is _A_DURATION and _DURATION.fullmatch(value)
+            units = kind.expected is _A_DURATION and DURATION.fullmatch(value)
             numeric = hint in {int, float} or kind.expected is _A_DURATION
             _sure(value, not numeric or units or (self.form == "text" and _NUMERIC.fullmatch(value)))
             value = kind.parse(value)
@@ -357,8 +357,9 @@ def _sure(value: Any, sure: object) -> Any:
     return value
 
 
-def _seconds(text: str) -> float:
-    if not _DURATION.fullmatch(text):
+def seconds_of(text: str) -> float:
+    """Return the seconds that a number is, or a `DURATION` such as ``1h30m``."""
+    if not DURATION.fullmatch(text):
         return float(text)
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([wdhms])", text))
 
@@ -384,8 +385,8 @@ _SCALARS: Mapping[Any, _Scalar] = {
     bool: _Scalar("true or false", lambda text: _FLAGS.get(text.lower()), _is(bool), written=False),
     int: _Scalar("a whole number", int, _is(int), written=False),
     float: _Scalar("a finite number", float, _is_finite, written=False),
-    Seconds: _Scalar(_A_DURATION, _seconds, lambda value: _is_finite(value) and value >= 0),
-    dt.timedelta: _Scalar(_A_DURATION, lambda text: dt.timedelta(seconds=_seconds(text)), _is(dt.timedelta)),
+    Seconds: _Scalar(_A_DURATION, seconds_of, lambda value: _is_finite(value) and value >= 0),
+    dt.timedelta: _Scalar(_A_DURATION, lambda text: dt.timedelta(seconds=seconds_of(text)), _is(dt.timedelta)),
     dt.datetime: _Scalar(
         _A_TIME, dt.datetime.fromisoformat, lambda value: isinstance(value, dt.datetime) and value.tzinfo
     ),

@@ -73,20 +73,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(database.app, name="db")
-app.command("run")(processes.run)
+app.command()(processes.run)
 app.command("stats")(health.show_stats)
-app.command("doctor")(health.doctor)
-app.add_typer(nouns.messages_app, name="messages")
-app.add_typer(nouns.half_app, name="half")
-app.add_typer(nouns.inbox_app, name="inbox")
-app.add_typer(nouns.dead_app, name="dead")
-app.add_typer(nouns.bulk_app, name="bulk")
-app.add_typer(nouns.audit_app, name="audit")
+app.command()(health.doctor)
+for noun in (nouns.messages_app, nouns.half_app, nouns.inbox_app, nouns.dead_app, nouns.bulk_app, nouns.audit_app):
+    app.add_typer(noun)
 app.add_typer(processes.app, name="console")
 app.command("workers")(health.show_workers)
 app.command("handlers")(health.show_handlers)
 app.add_typer(reconcile.app, name="reconcile")
-app.command("demo")(processes.demo)
+app.command()(processes.demo)
 
 
 @app.callback()

@@ -13,39 +13,27 @@ from outbox.errors import ErrorKind, pip_install
 
 
 class Code(enum.IntEnum):
-    """What the process leaves with."""
+    """What the process leaves with; ``meaning`` is for the help text."""
 
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    CONFLICT = 4
-    PARTIAL = 5
-    PROBLEMS = 6
-    UNAVAILABLE = 69
-    NO_RESULT = 70
-    CONFIG = 78
-    INTERRUPTED = 130
+    DONE = 0, "done"
+    FAILED = 1, "failed; of `reconcile`: differences are left"
+    USAGE = 2, "wrong usage, or refused"
+    NOT_FOUND = 3, "not found"
+    CONFLICT = 4, "conflict: the state doesn't allow it, or another actor was first"
+    PARTIAL = 5, "done in part: some of what was named failed, or is missing"
+    PROBLEMS = 6, "a check found problems"
+    UNAVAILABLE = 69, "the database is unavailable"
+    NO_RESULT = 70, "`reconcile` came to no result"
+    CONFIG = 78, "bad configuration: URL, settings, --app, or a database that isn't migrated"
+    INTERRUPTED = 130, "interrupted"
 
-    @property
-    def meaning(self) -> str:
-        """What the code says, for the help text."""
-        return _MEANINGS[self]
+    meaning: str
 
-
-_MEANINGS = {
-    Code.DONE: "done",
-    Code.FAILED: "failed; of `reconcile`: differences are left",
-    Code.USAGE: "wrong usage, or refused",
-    Code.NOT_FOUND: "not found",
-    Code.CONFLICT: "conflict: the state doesn't allow it, or another actor was first",
-    Code.PARTIAL: "done in part: some of what was named failed, or is missing",
-    Code.PROBLEMS: "a check found problems",
-    Code.UNAVAILABLE: "the database is unavailable",
-    Code.NO_RESULT: "`reconcile` came to no result",
-    Code.CONFIG: "bad configuration: URL, settings, --app, or a database that isn't migrated",
-    Code.INTERRUPTED: "interrupted",
-}
+    def __new__(cls, number: int, meaning: str) -> Code:
+        """Return the code of a number, with its meaning."""
+        code = int.__new__(cls, number)
+        code._value_, code.meaning = number, meaning
+        return code
 
 
 class Failure(Exception):
@@ -93,6 +81,14 @@ def as_failure(error: Exception) -> Failure | None:
         sentence = _DATABASE_SAYS.get(kind, "the database refused: {}")
         return Failure(sentence.format(one_line(str(error.orig))), _CODES[kind])
     return Failure(one_line(str(error)), _CODES[kind])
+
+
+def if_away(error: Exception) -> Failure:
+    """Return the failure of a database that is away for now; any other error is raised again."""
+    failure = as_failure(error)
+    if failure is None or failure.code is not Code.UNAVAILABLE:
+        raise error
+    return failure
 
 
 def one_line(text: str) -> str:

@@ -1,28 +1,35 @@
-"""Groups of commands on one kind of thing, and the commands that are made from them: lists and exports."""
+"""Groups of commands on one kind of thing, and the commands that are made from them: lists, exports and acts.
+
+An act on one message is done at once, on many as a bulk job. Its command shows what it is about to do, asks, does it,
+and says what came of it; a bulk job under way is carried out here beside the workers, or watched.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import typer
+from sqlalchemy.exc import DBAPIError
 
+from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at
-from outbox.cli.exits import Code, Failure
-from outbox.cli.options import PageOptions, UpToOption, as_id, gathered, options_of, read_filter, targets_of, words_of
-from outbox.cli.output import (
-    ExportForm,
-    ExportFormOption,
-    ListForm,
-    RowShape,
-    at_least,
-    print_json,
-    print_rows,
-    print_stream,
-    say,
-)
-from outbox.operator.model import MAX_PAGE, Page, PageRequest, Target
+from outbox.cli.exits import Code, Failure, if_away
+from outbox.cli.options import ActOptions, PageOptions, UpToOption, as_id, gathered, read_filter
+from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, RowShape, at_least, print_json, say
+from outbox.operator.acts import ACTS, Act
+from outbox.operator.model import MAX_IDS, MAX_PAGE, BulkItem, BulkJob, Page, PageRequest, Preview, Selector, Target
+from outbox.reader import option, shape_of
+from outbox.text import counted
 
 if TYPE_CHECKING:
     from outbox.operator.operator import Operator
@@ -31,6 +38,16 @@ Row = TypeVar("Row")
 
 #: How many rows a list searches through that the filter leaves out, before it says where to go on.
 SEARCHED = 100_000
+_SHOWN = 20
+_PAUSE = 0.5
+_EXAMPLE_ID = "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID…", help="Messages (in inboxes: GROUP/ID); - reads them from stdin, one a line."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +58,8 @@ class CommandGroup(Generic[Row]):
     them. ``part`` is that of the databases in which they are, None for both. ``fixed`` are values of the filter without
     an option, ``defaults`` those of options that aren't given, ``hidden`` further fields without an option.
 
-    Where acts can be done: ``noun`` is what they are done to, ``states`` keeps those that can't begin in any of these
-    states out of the group, and ``target_of`` makes a target of a row.
+    Where acts can be done: ``noun`` is what they are done to, and ``states`` keeps those that can't begin in any of
+    these states out of the group.
     """
 
     name: str
@@ -55,24 +72,19 @@ class CommandGroup(Generic[Row]):
     defaults: Mapping[str, Any] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
     noun: Literal["message", "half", "inbox"] | None = None
-    target_of: Callable[[Row], Target] = lambda row: Target(row.id)  # type: ignore[attr-defined]
     states: frozenset[str] | None = None
 
-    def options(self, *hidden: str) -> type:
-        """Return the dataclass of the filter's options."""
-        return options_of(self.kind, frozenset({"database", *self.hidden, *self.fixed, *hidden}))
+    def options(self, *hidden: str) -> options.OptionGroup:
+        """Return the options of the filter."""
+        return options.options_of(self.kind, "database", *self.hidden, *self.fixed, *hidden)
 
     def filter_of(self, values: Mapping[str, Any], database: str | None) -> Any:
         """Return the filter of values that were read."""
         return self.kind(**{"database": database, **self.defaults, **self.fixed, **values})
 
-    def page(self, operator: Operator, criteria: Any, request: PageRequest) -> Page[Row]:
-        """Return a page of a filter."""
-        return getattr(operator, self.method)(criteria, request)  # type: ignore[no-any-return]
-
-    def rows(self, operator: Operator, criteria: Any, limit: int | None = None) -> Iterator[Row]:
-        """Return all rows of a filter, page by page, the first ``limit`` of them if given."""
-        return every(lambda page: self.page(operator, criteria, page), limit)
+    def pages(self, operator: Operator, criteria: Any) -> Callable[[PageRequest], Page[Row]]:
+        """Return what fetches a page of a filter."""
+        return partial(getattr(operator, self.method), criteria)
 
     def targets(self, words: Sequence[str], group: str | None) -> tuple[Target, ...]:
         """Return the messages that words of the command line name, each once; those of stdin in place of ``-``.
@@ -80,11 +92,19 @@ class CommandGroup(Generic[Row]):
         Raises:
             Failure: a word is no id, or has no group where one is needed.
         """
-        found = words_of(words)
-        if self.noun == "inbox":
-            return tuple(targets_of(found, group))
-        # A group before an id (GROUP/ID), as lists of inboxes have it, doesn't matter here.
-        return tuple(dict.fromkeys(Target(as_id(text.rpartition("/")[2])) for text in found))
+        found: dict[Target, None] = {}
+        for word in words:
+            for text in filter(None, map(str.strip, sys.stdin)) if word == "-" else [word]:
+                own, _, id_ = text.rpartition("/")
+                # A group before an id (GROUP/ID), as lists of inboxes have it, doesn't matter to a message or a half.
+                name = (own or group) if self.noun == "inbox" else None
+                if self.noun == "inbox" and not name:
+                    raise Failure(f"{text!r} has no group: write GROUP/{text}, or give --group", Code.USAGE)
+                found[Target(as_id(id_), name)] = None
+        return tuple(found)
+
+
+# --- lists and exports -----------------------------------------------------------------------------------------------
 
 
 def every(fetch: Callable[[PageRequest], Page[Row]], limit: int | None = None) -> Iterator[Row]:
@@ -99,6 +119,21 @@ def every(fetch: Callable[[PageRequest], Page[Row]], limit: int | None = None) -
             return
 
 
+def page_of(fetch: Callable[[PageRequest], Page[Row]], limit: int, token: str | None) -> Page[Row]:
+    """Return so many rows as one page, from as many pages as it takes, or until it has searched through `SEARCHED`."""
+    items: list[Row] = []
+    total, searched = None, 0
+    while True:
+        page = fetch(PageRequest(min(MAX_PAGE, limit - len(items)), token))
+        items += page.items
+        total = total or page.total
+        searched += page.searched or 0
+        token = page.next_page_token
+        complete = token is None or len(items) >= limit
+        if complete or searched >= SEARCHED:
+            return Page(items, token, total, complete, None if complete else searched)
+
+
 def add_list(app: typer.Typer, group: CommandGroup[Any], help_: str, name: str = "list") -> None:
     """Add the command that lists a page, in each form."""
 
@@ -110,31 +145,52 @@ def add_list(app: typer.Typer, group: CommandGroup[Any], help_: str, name: str =
                 raise Failure(
                     f"only the {other}'s tables are in {there}; name the {group.part}'s database", Code.CONFIG
                 )
-            read = read_filter(group.kind, choice, lambda: now_at(operator), page.after)
-            criteria = group.filter_of(read.values, databases.only)
-            found = read.onward(page_of(lambda each: group.page(operator, criteria, each), page.limit, read.token))
+            found = _listed(operator, group, choice, page, databases.only)
             if page.output is ListForm.JSON:
                 print_json(found)
                 return
-            print_rows(found.items, group.shape, page.output, databases=len(operator.databases) > 1)
+            output.print_rows(found.items, group.shape, page.output, databases=len(operator.databases) > 1)
             if found.next_page_token:
-                say(f"{_shown(found, group.plural)}: --after {found.next_page_token}")
+                known = f"{len(found.items)} of {at_least(found.total)}; " if found.total else ""
+                further = f"searched {found.searched or 0} {group.plural}; to search further"
+                say(f"{f'{known}there may be more' if found.complete else further}: --after {found.next_page_token}")
 
     app.command(name, help=help_)(gathered(show_list, choice=group.options()))
+
+
+def _listed(
+    operator: Operator, group: CommandGroup[Row], choice: Any, page: PageOptions, database: str | None
+) -> Page[Row]:
+    """Return the page of a list.
+
+    A page's token is one of the very same filter, and ``15m`` ago is another time at each call. So where durations
+    count from a now, the token that the next call is given brings it along.
+    """
+    after = page.after
+    values, now = read_filter(group.kind, choice, lambda: _now_of(after) if after else now_at(operator))
+    token = after.partition(".")[0] if after and now else after
+    found = page_of(group.pages(operator, group.filter_of(values, database)), page.limit, token)
+    if found.next_page_token is None or now is None:
+        return found
+    return dataclasses.replace(found, next_page_token=f"{found.next_page_token}.{(now - _EPOCH) // _MICROSECOND}")
+
+
+def _now_of(after: str) -> dt.datetime:
+    try:
+        return _EPOCH + int(after.partition(".")[2]) * _MICROSECOND
+    except (ValueError, OverflowError):
+        raise Failure(f"--after {after!r} isn't a token of this list", Code.USAGE) from None
 
 
 def add_export(app: typer.Typer, group: CommandGroup[Any], help_: str) -> None:
     """Add the command that exports all there is, as it comes."""
 
     def export(
-        choice: Any,
-        databases: DatabasesOptions,
-        limit: UpToOption = None,
-        output: ExportFormOption = ExportForm.NDJSON,
+        choice: Any, databases: DatabasesOptions, limit: UpToOption = None, form: ExportFormOption = ExportForm.NDJSON
     ) -> None:
         with databases.opened() as operator:
-            rows = map(group.shape.document, all_rows(operator, databases, group, choice, limit))
-            say(f"{print_stream(rows, group.shape.names, output)} {group.plural}")
+            rows = map(dataclasses.asdict, all_rows(operator, databases, group, choice, limit))
+            say(f"{output.print_stream(rows, group.shape.names, form)} {group.plural}")
 
     app.command("export", help=help_)(gathered(export, choice=group.options()))
 
@@ -143,27 +199,312 @@ def all_rows(
     operator: Operator, databases: DatabasesOptions, group: CommandGroup[Any], choice: Any, limit: int | None
 ) -> Iterator[Any]:
     """Return all rows that the options of a filter pick, the first ``limit`` of them if given."""
-    read = read_filter(group.kind, choice, lambda: now_at(operator))
-    return group.rows(operator, group.filter_of(read.values, databases.only), limit)
+    values, _ = read_filter(group.kind, choice, lambda: now_at(operator))
+    return every(group.pages(operator, group.filter_of(values, databases.only)), limit)
 
 
-def page_of(fetch: Callable[[PageRequest], Page[Any]], limit: int, token: str | None) -> Page[Any]:
-    """Return so many rows as one page, from as many pages as it takes, or until it has searched through `SEARCHED`."""
-    items: list[Any] = []
-    total, searched = None, 0
-    while True:
-        page = fetch(PageRequest(min(MAX_PAGE, limit - len(items)), token))
-        items += page.items
-        total = total or page.total
-        searched += page.searched or 0
-        token = page.next_page_token
-        if token is None or len(items) >= limit or searched >= SEARCHED:
-            complete = token is None or len(items) >= limit
-            return Page(items, token, total, complete, None if complete else searched)
+# --- acts ------------------------------------------------------------------------------------------------------------
 
 
-def _shown(page: Page[Any], plural: str) -> str:
-    if not page.complete:
-        return f"searched {page.searched or 0} {plural}; to search further"
-    known = f"{len(page.items)} of {at_least(page.total)}; " if page.total else ""
-    return f"{known}there may be more"
+def add_acts(app: typer.Typer, group: CommandGroup[Any], **instead: Callable[..., None]) -> None:
+    """Add a command for each act on the group's noun; ``instead`` are commands by act."""
+    for act in ACTS.values():
+        if act.noun == group.noun and (group.states is None or act.from_states & group.states):
+            command = instead.get(act.name) or act_command(group, act)
+            app.command(act.name, help=_help(group, act))(command)
+
+
+def act_command(group: CommandGroup[Any], act: Act) -> Callable[..., None]:
+    """Return the command of an act."""
+    flags_kind = dataclasses.make_dataclass(
+        f"{act.name.capitalize()}Flags",
+        [
+            (each.name, each.type | None, option(False if each.type is bool else None, each.help))
+            for each in act.options
+        ],
+    )
+
+    def command(
+        ids: WordsArgument = None, *, choice: Any, flags: Any, acting: ActOptions, databases: DatabasesOptions
+    ) -> None:
+        run_act(group, act, ids or [], choice, options.read_options(flags_kind, flags), acting, databases)
+
+    return gathered(command, choice=group.options("discarded"), flags=options.options_of(flags_kind))
+
+
+def run_act(
+    group: CommandGroup[Any],
+    act: Act,
+    words: Sequence[str],
+    choice: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    acting: ActOptions,
+    databases: DatabasesOptions,
+) -> None:
+    """Do an act to the messages that are named, or that the options pick.
+
+    Raises:
+        Failure: refused, or not all of it was done.
+    """
+    targets = group.targets(words, choice.get("group"))
+    with databases.opened() as operator:
+        values, _ = read_filter(group.kind, choice, lambda: now_at(operator))
+        # The group of an inbox may also be that of the ids.
+        narrowed = bool(values.keys() - ({"group"} if targets else set()))
+        if targets and (narrowed or acting.everything or acting.limit):
+            raise Failure("give ids, or options that pick messages, not both", Code.USAGE)
+        if not words and not narrowed and not acting.everything:
+            raise Failure("name the messages: give ids, options that pick messages, or --all", Code.USAGE)
+        if words:
+            selector = Selector(targets=targets)
+        else:
+            criteria = group.filter_of(_beginning(group, act) | values, databases.only)
+            selector = _selector(operator, group, criteria, acting.limit)
+        _carry_out(operator, databases, act, selector, flags, acting)
+
+
+def _beginning(group: CommandGroup[Any], act: Act) -> dict[str, Any]:
+    """Return what a filter says of the states in which the act can begin, unless the options say which."""
+    kind: Any = group.kind
+    (status,) = (shape for shape in shape_of(kind) if shape.name == "status")
+    if not status.many:
+        return {}
+    # Discarded is a parked message with a mark.
+    statuses = {"parked" if state == "discarded" else state for state in act.from_states}
+    marked = {"discarded": act.from_states == {"discarded"}} if group.noun == "inbox" else {}
+    return {"status": tuple(sorted(statuses & set(status.choices)))} | marked
+
+
+def _selector(operator: Operator, group: CommandGroup[Any], criteria: Any, limit: int | None) -> Selector:
+    """Return all that a filter picks, or the first few of these by name.
+
+    Raises:
+        Failure: more than can be named, where only the list can tell which ones the filter picks.
+    """
+    if limit is None and getattr(criteria, "body", None) is None:
+        return Selector(**{group.method: criteria})
+    rows = list(every(group.pages(operator, criteria), limit or MAX_IDS + 1))
+    if len(rows) > MAX_IDS:
+        raise Failure(f"more than {MAX_IDS} messages have it in the body; narrow it down, or give --limit", Code.USAGE)
+    return Selector(targets=group.targets([str(group.shape.id_of(row)) for row in rows], None))
+
+
+def _help(group: CommandGroup[Any], act: Act) -> str:
+    example = f"mail/{_EXAMPLE_ID}" if group.noun == "inbox" else _EXAMPLE_ID
+    many = "--status parked" if group.noun == "half" else "--topic orders"
+    return (
+        f"{act.summary}.\n\n{act.details}\n\nSeveral messages at once, and those that options pick, need a --reason, "
+        "are shown first and done as a bulk job.\n\n\b\nExamples:\n"
+        f'  outbox {group.name} {act.name} {example} --reason "{act.why}"\n'
+        f'  outbox {group.name} {act.name} {many} --reason "{act.why}" --dry-run\n'
+        f"  outbox {group.name} list {many} -o id | outbox {group.name} {act.name} - --yes"
+        f' --reason "{act.why}"'
+    )
+
+
+def _carry_out(
+    operator: Operator,
+    databases: DatabasesOptions,
+    act: Act,
+    selector: Selector,
+    flags: Mapping[str, Any],
+    acting: ActOptions,
+) -> None:
+    """Show what is to be done, ask, do it, and say what came of it.
+
+    Raises:
+        Failure: refused, or not all of it was done.
+    """
+    by, why, targets = options.cli_actor(acting.actor), acting.reason.strip(), selector.targets or ()
+    common: dict[str, Any] = {"database": databases.only, "options": flags}
+    # One message is acted on at once, unless only a worker can do it, or is to do it.
+    single = targets[0] if len(targets) == 1 and not act.as_job and not acting.no_wait else None
+    refusal = f"nothing was done ({act.name})"
+    if not acting.dry_run:
+        if not why and (single is None or act.needs_reason):
+            raise Failure(f"give --reason: the audit must tell why ({act.name})", Code.USAGE)
+        options.need_terminal(refusal, yes=acting.yes)
+    if selector.targets == ():
+        say("nothing fits: nothing to do")
+        return
+    if acting.dry_run or not acting.yes or single is None:
+        preview = operator.preview(act.name, selector, **common)
+        if acting.dry_run:
+            output.print_as(acting.output, preview, _preview_table(preview))
+            return
+        if single is None and not preview.eligible:
+            _explain(preview)
+            return
+        _say_preview(preview)
+        options.confirm(f"{preview.described[:1].upper()}{preview.described[1:]}?", refusal, yes=acting.yes)
+    if single is not None:
+        outcome = operator.act(act.name, single, by=by, why=why, **common)
+        say(outcome)
+        if acting.output is Output.JSON:
+            print_json({"action": act.name, **dataclasses.asdict(single), "outcome": outcome})
+        return
+    job = operator.start(act.name, selector, by=by, why=why, token=preview.token, rate=acting.rate, **common)
+    see_through(operator, databases, job, acting.output, wait=not acting.no_wait, here=not act.as_job)
+
+
+def _preview_table(preview: Preview) -> Any:
+    rows = [
+        ("would", preview.described),
+        ("in database", preview.database),
+        ("matched", at_least(preview.matched)),
+        ("eligible", preview.eligible),
+        *((f"not: {why}", count) for why, count in preview.ineligible.items()),
+        *(("such as" if not number else "", target.audited) for number, target in enumerate(preview.sample)),
+    ]
+    return output.table(("dry run", ""), rows)
+
+
+def _say_preview(preview: Preview) -> None:
+    say(f"{preview.described}, in database {preview.database}")
+    for why, count in preview.ineligible.items():
+        say(f"  not {count}: {why}")
+    if preview.eligible > 1:
+        say(f"  such as {', '.join(target.audited for target in preview.sample[:3])}")
+
+
+def _explain(preview: Preview) -> None:
+    if not preview.matched.value:
+        say("nothing fits: nothing to do")
+        return
+    reasons = "; ".join(f"{count}: {why}" for why, count in preview.ineligible.items())
+    raise Failure(
+        f"{preview.action}: nothing can be done to {counted(preview.matched.value, 'message')}: {reasons}",
+        Code.CONFLICT,
+    )
+
+
+# --- a bulk job under way --------------------------------------------------------------------------------------------
+
+
+def see_through(
+    operator: Operator, databases: DatabasesOptions, job: BulkJob, form: Output, *, wait: bool = True, here: bool
+) -> None:
+    """Wait for a bulk job, carrying it out ``here`` too, and say what came of it.
+
+    Raises:
+        Failure: not all of it was done.
+        typer.Exit: interrupted; the bulk job goes on in workers.
+    """
+    watch = databases.again(f"bulk watch {job.id}")
+    if not wait:
+        say(f"bulk job {job.id} is ordered; to watch it: {watch}")
+        if form is Output.JSON:
+            print_json(job)
+        else:
+            output.print_line(str(job.id))
+        return
+    try:
+        if not here:
+            _warn(operator, job)
+        done = _follow(operator, job, here=here)
+    except KeyboardInterrupt:
+        say(f"interrupted; bulk job {job.id} goes on where workers run; to watch it: {watch}")
+        raise typer.Exit(Code.INTERRUPTED) from None
+    if form is Output.JSON:
+        print_json(done)
+    for line in _left(operator, done):
+        say(line)
+    sentence = f"bulk job {done.id} ({done.action}): {summary(done)}"
+    if done.done < done.total:
+        raise Failure(sentence, Code.PARTIAL if done.done else Code.FAILED if done.failed else Code.CONFLICT)
+    say(sentence)
+
+
+def summary(job: BulkJob) -> str:
+    """Return how far a bulk job has come, in words."""
+    counts = [
+        f"{count} {word}"
+        for word in ("done", "skipped", "failed", "cancelled", "pending")
+        if (count := getattr(job, word)) or word == "done"
+    ]
+    if job.started_at and job.finished_at:
+        counts.append(f"in {output.age((job.finished_at - job.started_at).total_seconds())}")
+    return ", ".join(counts)
+
+
+def item_word(item: BulkItem) -> str:
+    """Return the message of an item as it is written on the command line."""
+    return Target(item.message_id, item.group).audited
+
+
+def _follow(operator: Operator, job: BulkJob, *, here: bool) -> BulkJob:
+    """Return the bulk job when it has ended; a database that goes away is waited for.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, between two steps.
+    """
+    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415
+
+    database = operator.databases[job.database]
+    with _noting_interrupts() as interrupted, output.Bars() as bars:
+        bars.stage(job.described, job.total)
+        while job.finished_at is None:
+            if interrupted():
+                raise KeyboardInterrupt
+            moved = 0
+            try:
+                if here:
+                    with database.engine.connect() as connection:
+                        moved = bulk_once(connection, database.settings, bulk_job_id=job.id).taken
+                job = operator.bulk_job(job.id)
+            except DBAPIError as error:
+                bars.say(f"{if_away(error)}; trying again")
+                moved = 0
+            bars.done(job.total - job.pending)
+            if not moved and job.finished_at is None and not interrupted():
+                time.sleep(_PAUSE)
+    return job
+
+
+@contextmanager
+def _noting_interrupts() -> Iterator[Callable[[], bool]]:
+    """Note the first Ctrl-C instead of raising it; yield what tells whether there was one.
+
+    In the middle of a statement, the driver answers Ctrl-C with a broken connection, whose error then hides the Ctrl-C.
+    A second one ends the process at once.
+    """
+    found: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def note(number: int, _: object) -> None:
+        found.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(found)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _warn(operator: Operator, job: BulkJob) -> None:
+    """Say so if no worker runs that could carry a bulk job out."""
+    name = job.database
+    if not any(row.alive and row.database == name and "bulk" in row.roles for row in operator.workers()):
+        say(f"no worker with the role bulk runs in database {name}; start one: outbox run --app MODULE:OBJECT")
+        return
+    if not (kind := ACTS[job.action].handler):
+        return
+    able = {row.topic for row in operator.handlers() if row.kind == kind and row.database == name}
+    items = operator.bulk_items(job.id, PageRequest(MAX_PAGE), state="pending").items
+    for topic in sorted({item.topic for item in items if item.topic} - able):
+        say(f"no worker that runs has a {kind} for topic {topic!r}; it waits for one (@outbox.{kind})")
+
+
+def _left(operator: Operator, job: BulkJob) -> list[str]:
+    """Return a line for each message that wasn't done, or for the only one; not for all if there are many."""
+    states = (None,) if job.total == 1 else ("skipped", "failed")
+    fetches = [partial(operator.bulk_items, job.id, state=state) for state in states]
+    items = [item for fetch in fetches for item in every(fetch, _SHOWN + 1)]
+    lines = [f"{item.state}: {item_word(item)}: {item.outcome or 'no reason given'}" for item in items[:_SHOWN]]
+    if len(items) > _SHOWN:
+        lines.append(f"… for all of them: outbox bulk show {job.id} -o csv")
+    return lines

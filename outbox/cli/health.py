@@ -7,8 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -17,8 +16,8 @@ from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, engine_of, find_url, opened
-from outbox.cli.exits import Code, Failure, as_failure
+from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, engine_of, opened
+from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import AppOption, gathered
 from outbox.cli.output import (
     ListForm,
@@ -29,22 +28,20 @@ from outbox.cli.output import (
     age,
     cell,
     console,
+    print_as,
     print_json,
     print_rows,
-    print_table,
+    rows_table,
     say,
-    table,
 )
-from outbox.cli.processes import load
+from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings
 from outbox.operator.health.system import HandlerRow, WorkerRow
 from outbox.text import counted, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from sqlalchemy import URL
 
-    from outbox.app import Outbox
     from outbox.operator.health.examine import HealthReport
     from outbox.operator.health.stats import Stats
 
@@ -80,16 +77,7 @@ def doctor(database: DatabaseOptions, app: AppOption = None, output: OutputOptio
     """
     report = _examine(database, app)
     if output is Output.JSON:
-        print_json(
-            {
-                "database": report.database,
-                "schema": report.schema,
-                "at": report.at,
-                "healthy": report.healthy,
-                "findings": [dataclasses.asdict(finding) for finding in report.findings],
-                "inspections": [dataclasses.asdict(each) for each in report.inspections],
-            }
-        )
+        print_json({**dataclasses.asdict(report), "healthy": report.healthy})
     else:
         _print_report(report)
     if not report.healthy:
@@ -102,32 +90,25 @@ def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
     refused: InvalidSettings | None = None
     if app:
         try:
-            # What it prints when it is imported is no part of the report.
-            with redirect_stdout(sys.stderr):
-                outbox = load(app)
+            outbox = load_quietly(app)
         except Failure as failure:
             # Settings that contradict each other are what the doctor is there for, where it knows a database.
             if not isinstance(failure.__cause__, InvalidSettings) or not (database.url or os.environ.get(URL_VARIABLE)):
                 raise
             refused = failure.__cause__
         else:
-            return _examine_app(app, outbox, find_url(database.url) if database.url else None, database.schema)
+            settings, engine, groups = outbox.settings, outbox.engine, outbox.subscriptions.values()
+            if database.schema:
+                settings = dataclasses.replace(settings, schema=database.schema)
+            bind = database.address if database.url else engine
+            try:
+                return examine(bind, settings, outbox.checkers, subscriptions=groups, app=app)
+            finally:
+                if isinstance(engine, Engine):
+                    engine.dispose()
     engine_of(database.address)  # says what to install where there is no driver
     settings, of_environment = read_settings(database.schema)
     return examine(database.address, settings, refused=refused or of_environment)
-
-
-def _examine_app(app: str, outbox: Outbox, url: URL | None, schema: str | None) -> HealthReport:
-    from outbox.operator.health.examine import examine  # noqa: PLC0415
-
-    settings = dataclasses.replace(outbox.settings, schema=schema) if schema else outbox.settings
-    try:
-        return examine(
-            url or outbox.engine, settings, outbox.checkers, subscriptions=outbox.subscriptions.values(), app=app
-        )
-    finally:
-        if isinstance(outbox.engine, Engine):
-            outbox.engine.dispose()
 
 
 def _print_report(report: HealthReport) -> None:
@@ -185,8 +166,12 @@ def show_stats(
       failed        will be retried; due: how long the oldest one waits although its time has come
       parked        waiting for an operator
     """
+
+    def print_stats(stats: Stats) -> None:
+        print_as(output, stats, *_stats_tables(stats))
+
     if watch is None:
-        _print_stats(_stats(database), output)
+        print_stats(_stats(database))
     elif output is Output.TABLE and sys.stdout.isatty():
         say(f"{database}, every {watch:g} s; Ctrl-C ends it")
         with Live(console=console(), auto_refresh=False) as live:
@@ -194,7 +179,7 @@ def show_stats(
                 live.update(Group(*_stats_tables(stats)), refresh=True)
     else:
         for stats in _watched(database, watch):
-            _print_stats(stats, output)
+            print_stats(stats)
 
 
 def _stats(database: DatabaseOptions) -> Stats:
@@ -212,19 +197,9 @@ def _watched(database: DatabaseOptions, seconds: float) -> Iterator[Stats]:
         try:
             stats = _stats(database)
         except DBAPIError as error:
-            failure = as_failure(error)
-            if failure is None or failure.code is not Code.UNAVAILABLE:
-                raise
-            say(f"{failure}; trying again")
+            say(f"{if_away(error)}; trying again")
         else:
             yield stats
-
-
-def _print_stats(stats: Stats, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(dataclasses.asdict(stats))
-    else:
-        print_table(*_stats_tables(stats))
 
 
 def _stats_tables(stats: Stats) -> list[Table]:
@@ -236,22 +211,14 @@ def _stats_tables(stats: Stats) -> list[Table]:
         name: lambda row, name=name: age(getattr(row, name))
         for name in ("oldest_undecided", "oldest_undispatched", "oldest_due")
     }
-    topics: RowShape[Any] = RowShape(
-        object,
+    topics = (
         "topic undecided> parked>=parked_halves orphans> unasked> oldest>=oldest_undecided undispatched> "
-        "oldest>=oldest_undispatched scheduled> next_due messages>",
-        str,
-        {**counts, **ages, "parked_halves": lambda row: row.parked},
+        "oldest>=oldest_undispatched scheduled> next_due messages>"
     )
-    groups: RowShape[Any] = RowShape(
-        object,
-        "group topic consumed> lag> failed> due>=oldest_due parked>",
-        str,
-        {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag},
-    )
+    shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     return [
-        table(topics.headings(), map(topics.cells, stats.topics), f"Topics at {cell(stats.at)}"),
-        table(groups.headings(), map(groups.cells, stats.groups), "Groups"),
+        rows_table(topics, stats.topics, f"Topics at {cell(stats.at)}", **shown, parked_halves=lambda row: row.parked),
+        rows_table("group topic consumed> lag> failed> due>=oldest_due parked>", stats.groups, "Groups", **shown),
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,75 +17,25 @@ from uuid import UUID
 
 import typer
 
-from outbox.cli.acting import WordsArgument, add_acts, item_word, run_act, see_through, summary
+from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
-from outbox.cli.groups import CommandGroup, add_export, add_list, all_rows, page_of
-from outbox.cli.options import (
-    ActorOption,
-    ActorOptions,
-    AppOption,
-    BodyOption,
-    ManyOptions,
-    PageOptions,
-    UpToOption,
-    as_id,
-    cli_actor,
-    confirm,
-    gathered,
-    need_terminal,
-)
-from outbox.cli.output import (
-    ExportForm,
-    ExportFormOption,
-    ListForm,
-    Output,
-    OutputOption,
-    RowShape,
-    age,
-    at_least,
-    cell,
-    facts_table,
-    first_line,
-    print_json,
-    print_rows,
-    print_stream,
-    print_table,
-    readable,
-    say,
-    table,
-)
-from outbox.cli.processes import load
-from outbox.errors import MessageNotFound
+from outbox.cli.groups import CommandGroup, WordsArgument, add_acts, add_list, item_word
+from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, gathered
+from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
+from outbox.errors import InvalidMessage, MessageNotFound
+from outbox.message import content
 from outbox.message.model import Resolution, Status
+from outbox.operator import model
 from outbox.operator.acts import ACTS
-from outbox.operator.model import (
-    Actor,
-    AuditFilter,
-    AuditRow,
-    BulkItem,
-    BulkJob,
-    BulkJobFilter,
-    DeadGroup,
-    HalfFilter,
-    HalfRow,
-    InboxFilter,
-    InboxRow,
-    MessageFilter,
-    MessageRow,
-    ScheduledFilter,
-    ScheduledRow,
-    Target,
-)
 
 if TYPE_CHECKING:
     from outbox.message.model import Answer
-    from outbox.operator.model import MessageView
     from outbox.operator.operator import Operator
 
 
-def _group(help_: str) -> typer.Typer:
-    return typer.Typer(help=help_, no_args_is_help=True, rich_markup_mode=None)
+def _group(name: str, help_: str) -> typer.Typer:
+    return typer.Typer(name=name, help=help_, no_args_is_help=True, rich_markup_mode=None)
 
 
 # --- one message -----------------------------------------------------------------------------------------------------
@@ -98,8 +49,8 @@ def show_message(
         str | None,
         typer.Option(metavar="URL", help="The consumer's database, where it is another one, and not a --database."),
     ] = None,
-    body: BodyOption = False,
-    output: OutputOption = Output.TABLE,
+    body: options.BodyOption = False,
+    form: OutputOption = Output.TABLE,
 ) -> None:
     """Show all that is known of one message: half, checks, decision, queue, inboxes, and what operators did.
 
@@ -122,66 +73,64 @@ def show_message(
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
         view = operator.message(message_id)
         if body and view.half is not None:
-            shown = readable(*operator.body(message_id))
-    if output is Output.JSON:
-        document = dataclasses.asdict(view)
-        print_json(document | {"body": shown} if body else {k: v for k, v in document.items() if k != "body"})
-    else:
-        print_table(*_tables_of(view, shown))
+            shown = _readable(*operator.body(message_id))
+    document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
+    output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
 
 
-def _tables_of(view: MessageView, body: Any) -> Iterator[Any]:
+def _readable(content_type: str, raw: bytes) -> Any:
+    """Return a body decoded by its content type; where it has no text form, its length and digest."""
+    digest = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    try:
+        decoded = content.decode(raw, content_type)
+    except InvalidMessage as error:
+        return {**digest, "error": str(error)}
+    return digest if isinstance(decoded, bytes) else decoded
+
+
+def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
     """Yield the message, its checks, what happened to it in order of time, and its state in each group."""
-    facts = {
-        "id": view.id,
-        "next": view.next,
-        **{name: value for name, value in (view.half or {}).items() if name != "id"},
-    }
+    half = {name: value for name, value in (view.half or {}).items() if name != "id"}
+    facts = {"id": view.id, "next": view.next, **half}
     if check := view.check:
         facts |= {"fenced": check["fenced"], "checks": check["check_times"], "parked_at": check["parked_at"]}
         facts |= {"reason": check["reason"]} if check["parked_at"] else {"next_check_at": check["next_check_at"]}
-    yield facts_table("message", facts | {"body": cell(body)})
+    yield output.facts_table("message", facts | {"body": output.cell(body)})
     if view.history:
-        checks = [
-            (
-                entry["asked_at"],
-                entry["asked"],
-                entry["answer"] or f"({entry['state'].replace('_', ' ')})",
-                "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
-                first_line(entry["error"]),
-                entry["worker"],
-            )
-            for entry in view.history
-        ]
-        yield table(("when", "asked", "answer", "seconds>", "error", "worker"), checks, "Checks")
-    events = [(event.at, event.title, first_line(event.detail), event.actor, event.database) for event in view.timeline]
-    yield table(("when", "what", "detail", "by", "database"), events, "What happened")
+        yield output.rows_table(
+            "when=asked_at asked answer seconds> error worker",
+            view.history,
+            "Checks",
+            answer=lambda entry: entry["answer"] or f"({entry['state'].replace('_', ' ')})",
+            seconds=lambda entry: "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
+            error=lambda entry: output.first_line(entry["error"]),
+        )
+    events = "when=at what=title detail by=actor database"
+    yield output.rows_table(
+        events, view.timeline, "What happened", detail=lambda event: output.first_line(event.detail)
+    )
     if view.inbox:
-        rows = [
-            (
-                row.group,
-                row.status,
-                row.attempts,
-                row.next_attempt_at,
-                "" if row.position is None else f"queue {row.queue}, position {row.position}",
-                first_line(row.last_error),
-            )
-            for row in view.inbox
-        ]
-        yield table(("group", "status", "attempts>", "next attempt", "position", "last error"), rows, "Inboxes")
+        yield output.rows_table(
+            "group status attempts> next_attempt=next_attempt_at position last_error",
+            view.inbox,
+            "Inboxes",
+            position=lambda row: "" if row.position is None else f"queue {row.queue}, position {row.position}",
+            last_error=lambda row: output.first_line(row.last_error),
+        )
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
 
 messages_app = _group(
+    "messages",
     "Find messages, show one with all that happened to it; resend, recall or compensate.\n\n"
-    "What is done is recorded in the audit, with the operator's name and reason."
+    "What is done is recorded in the audit, with the operator's name and reason.",
 )
 _MESSAGES = CommandGroup(
     "messages",
     "messages",
-    MessageFilter,
-    RowShape(MessageRow, "id topic key tag status born_at deliver_at decided_by", lambda row: row.id),
+    model.MessageFilter,
+    RowShape(model.MessageRow, "id topic key tag status born_at deliver_at decided_by", lambda row: row.id),
     "messages",
     "producer",
     noun="message",
@@ -220,7 +169,7 @@ _BODY = ("content_type", "size", "headers", "body", "body_base64", "masked", "tr
 def export_messages(
     databases: DatabasesOptions,
     choice: Any,
-    limit: UpToOption = None,
+    limit: options.UpToOption = None,
     body: Annotated[
         bool, typer.Option("--body", help="With headers and bodies; what may be secret in them is masked.")
     ] = False,
@@ -228,7 +177,7 @@ def export_messages(
         bool, typer.Option("--reveal", help="With --body: nothing is masked. Each message is recorded in the audit.")
     ] = False,
     actor: ActorOption = None,
-    output: ExportFormOption = ExportForm.NDJSON,
+    form: ExportFormOption = ExportForm.NDJSON,
 ) -> None:
     """Export messages, the newest first.
 
@@ -241,13 +190,13 @@ def export_messages(
         raise Failure("--reveal goes with --body", Code.USAGE)
     by = cli_actor(actor) if reveal else None
     with databases.opened() as operator:
-        found = all_rows(operator, databases, _MESSAGES, choice, limit)
+        found = groups.all_rows(operator, databases, _MESSAGES, choice, limit)
         rows = (dataclasses.asdict(row) | (_contents(operator, row.id, by) if body else {}) for row in found)
         names = [*_MESSAGES.shape.names, *(_BODY if body else ())]
-        say(f"{print_stream(rows, names, output)} messages")
+        say(f"{output.print_stream(rows, names, form)} messages")
 
 
-def _contents(operator: Operator, message_id: UUID, by: Actor | None) -> dict[str, Any]:
+def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> dict[str, Any]:
     try:
         view = operator.message(message_id, reveal=by)
     except MessageNotFound:
@@ -273,8 +222,8 @@ add_list(
     CommandGroup(
         "messages",
         "scheduled messages",
-        ScheduledFilter,
-        RowShape(ScheduledRow, "id topic key deliver_at recalled_at recalled_by", lambda row: row.id),
+        model.ScheduledFilter,
+        RowShape(model.ScheduledRow, "id topic key deliver_at recalled_at recalled_by", lambda row: row.id),
         "scheduled",
         "producer",
     ),
@@ -291,29 +240,30 @@ add_list(
 # --- halves ----------------------------------------------------------------------------------------------------------
 
 half_app = _group(
+    "half",
     "Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
-    "What is done to one is recorded in the audit, with the operator's name and reason."
+    "What is done to one is recorded in the audit, with the operator's name and reason.",
 )
 
 
-def _next_check(row: HalfRow) -> str:
+def _next_check(row: model.HalfRow) -> str:
     """Return when a half is checked next, counted from the now that its age counts to."""
     if row.parked_at or row.born_at is None or row.age is None:
-        return "" if row.parked_at else cell(row.next_check_at)
+        return "" if row.parked_at else output.cell(row.next_check_at)
     seconds = (row.next_check_at - row.born_at).total_seconds() - row.age
-    return f"in {age(seconds)}" if seconds > 0 else "due"
+    return f"in {output.age(seconds)}" if seconds > 0 else "due"
 
 
 _HALVES = CommandGroup(
     "half",
     "half messages",
-    HalfFilter,
+    model.HalfFilter,
     RowShape(
-        HalfRow,
+        model.HalfRow,
         "id topic key status age> fenced checks> last_answer last_error next_check parked_at reason",
         lambda row: row.id,
         {
-            "age": lambda row: age(row.age),
+            "age": lambda row: output.age(row.age),
             "last_answer": lambda row: "(being asked)" if row.being_asked else row.last_answer,
             "next_check": _next_check,
         },
@@ -349,9 +299,8 @@ def check_half(
     ids: WordsArgument = None,
     *,
     choice: Any,
-    many: ManyOptions,
-    acting: ActorOptions,
-    app: AppOption = None,
+    acting: ActOptions,
+    app: options.AppOption = None,
     databases: DatabasesOptions,
 ) -> None:
     """Have halves checked by the next pass of a worker; with --app one, here and now by the application's checker.
@@ -360,7 +309,7 @@ def check_half(
         Failure: refused; or options that don't go with --app, which has a database of its own.
     """
     if app is None:
-        run_act(_HALVES, ACTS["check"], ids or [], databases, choice, {}, many, acting)
+        groups.run_act(_HALVES, ACTS["check"], ids or [], choice, {}, acting, databases)
         return
     if databases.url or databases.schema or databases.database:
         raise Failure("--app has a database and a schema of its own: leave out --url and --schema", Code.USAGE)
@@ -379,10 +328,10 @@ def check_half(
         say(f"half message {half_id} was {done} by the {by}; it took {answer.seconds:.3f} s")
     if acting.output is Output.JSON:
         fields = dataclasses.asdict(answer)
-        print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
+        output.print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
 
 
-def _check_by_app(app: str, half_id: UUID, by: Actor, why: str) -> Answer:
+def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
     from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
@@ -391,7 +340,7 @@ def _check_by_app(app: str, half_id: UUID, by: Actor, why: str) -> Answer:
 
     # What the application prints must not get among our data.
     with redirect_stdout(sys.stderr):
-        outbox = load(app)
+        outbox = processes.load(app)
         # Not the engine itself: it may be an async one.
         database = Database(outbox.engine)
         asker = Asker(Runners(database, threading.Event()), 1)
@@ -409,22 +358,24 @@ add_acts(half_app, _HALVES, check=gathered(check_half, choice=_HALVES.options())
 # --- inboxes and dead letters ----------------------------------------------------------------------------------------
 
 inbox_app = _group(
+    "inbox",
     "See what groups have handled, failed at or parked; have it tried again, or park it.\n\n"
-    "A message in an inbox is written GROUP/ID."
+    "A message in an inbox is written GROUP/ID.",
 )
 dead_app = _group(
+    "dead",
     "See dead letters by their kind of error; retry, discard or restore them.\n\n"
-    "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID."
+    "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID.",
 )
 
 
-def _inbox(name: str, **more: Any) -> CommandGroup[InboxRow]:
+def _inbox(name: str, **more: Any) -> CommandGroup[model.InboxRow]:
     return CommandGroup(
         name,
         "rows",
-        InboxFilter,
+        model.InboxFilter,
         RowShape(
-            InboxRow,
+            model.InboxRow,
             "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind last_error "
             "changed=changed_at",
             lambda row: f"{row.group}/{row.message_id}",
@@ -433,7 +384,6 @@ def _inbox(name: str, **more: Any) -> CommandGroup[InboxRow]:
         "inbox",
         "consumer",
         noun="inbox",
-        target_of=lambda row: Target(row.message_id, row.group),
         **more,
     )
 
@@ -472,9 +422,7 @@ def show_dead_groups(
     group: Annotated[str | None, typer.Option(metavar="NAME", help="Only this group.")] = None,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
-    output: Annotated[
-        ListForm, typer.Option("--output", "-o", help="The form of the data on stdout.")
-    ] = ListForm.TABLE,
+    form: output.ListFormOption = ListForm.TABLE,
 ) -> None:
     """Show dead letters by group, topic and kind of error, the most first.
 
@@ -486,11 +434,11 @@ def show_dead_groups(
     """
     with databases.opened() as operator:
         found = operator.dead_groups(database=databases.only, group=group, topic=topic, limit=limit)
-        print_rows(found, _DEAD_GROUPS, output, databases=len(operator.databases) > 1)
+        output.print_rows(found, _DEAD_GROUPS, form, databases=len(operator.databases) > 1)
 
 
 _DEAD_GROUPS = RowShape(
-    DeadGroup,
+    model.DeadGroup,
     "fingerprint group topic error=error_kind count> first=first_at last=last_at last_error",
     lambda row: row.fingerprint,
     {"count": lambda row: at_least(row.count), "last_error": lambda row: row.sample.last_error},
@@ -514,8 +462,9 @@ add_acts(dead_app, _DEAD)
 # --- bulk jobs -------------------------------------------------------------------------------------------------------
 
 bulk_app = _group(
+    "bulk",
     "See bulk jobs: one act on many messages, and each compensation.\n\n"
-    "Workers carry them out, at the rate that was ordered; each message has an outcome of its own."
+    "Workers carry them out, at the rate that was ordered; each message has an outcome of its own.",
 )
 BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the bulk job.")]
 
@@ -523,16 +472,16 @@ BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the
 _BULK = CommandGroup(
     "bulk",
     "bulk jobs",
-    BulkJobFilter,
+    model.BulkJobFilter,
     RowShape(
-        BulkJob,
+        model.BulkJob,
         "id act=action state done> of>=total skipped> failed> by=requested_by reason ordered=created_at what=described",
         lambda row: row.id,
     ),
     "bulk_jobs",
 )
 _ITEMS = RowShape(
-    BulkItem, "number> message state attempts> changed=changed_at outcome", item_word, {"message": item_word}
+    model.BulkItem, "number> message state attempts> changed=changed_at outcome", item_word, {"message": item_word}
 )
 
 add_list(
@@ -577,13 +526,13 @@ def show_bulk_job(
     job_id = as_id(id_, "bulk job")
     with databases.opened() as operator:
         job = operator.bulk_job(job_id)
-        found = page_of(lambda each: operator.bulk_items(job_id, each, state=state), page.limit, page.after)
+        found = groups.page_of(lambda each: operator.bulk_items(job_id, each, state=state), page.limit, page.after)
     if page.output is ListForm.JSON:
-        print_json({"bulk_job": job, "items": found})
+        output.print_json({"bulk_job": job, "items": found})
         return
     if page.output is ListForm.TABLE:
-        print_table(facts_table("bulk job", dataclasses.asdict(job)))
-    print_rows(found.items, _ITEMS, page.output)
+        output.print_table(output.facts_table("bulk job", dataclasses.asdict(job)))
+    output.print_rows(found.items, _ITEMS, page.output)
     if found.next_page_token:
         say(f"there may be more: --after {found.next_page_token}")
 
@@ -593,7 +542,7 @@ def show_bulk_job(
 def watch_bulk_job(
     id_: BulkIdArgument,
     databases: DatabasesOptions,
-    output: OutputOption = Output.TABLE,
+    form: OutputOption = Output.TABLE,
     run: Annotated[
         bool, typer.Option("--run", help="Carry it out from here, too; not a compensation, which needs a worker.")
     ] = False,
@@ -613,7 +562,7 @@ def watch_bulk_job(
             raise Failure(
                 f"bulk job {job_id} is to {job.action}, which only a worker can do; leave out --run", Code.USAGE
             )
-        see_through(operator, databases, job, output, here=run)
+        groups.see_through(operator, databases, job, form, here=run)
 
 
 @bulk_app.command("cancel")
@@ -628,27 +577,27 @@ def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: Ac
     job_id, actor = as_id(id_, "bulk job"), cli_actor(acting.actor)
     refusal = f"bulk job {job_id} was not cancelled"
     if not acting.dry_run:
-        need_terminal(refusal, yes=acting.yes)
+        options.need_terminal(refusal, yes=acting.yes)
     with databases.opened() as operator:
         job = operator.bulk_job(job_id)
-        say(f"bulk job {job_id} ({job.action}: {job.described}): {summary(job)}")
+        say(f"bulk job {job_id} ({job.action}: {job.described}): {groups.summary(job)}")
         if not acting.dry_run:
-            confirm(f"Cancel the {job.pending} that are pending?", refusal, yes=acting.yes)
+            options.confirm(f"Cancel the {job.pending} that are pending?", refusal, yes=acting.yes)
             job = operator.cancel(job_id, by=actor, why=acting.reason.strip())
-            say(f"cancelled: {summary(job)}")
+            say(f"cancelled: {groups.summary(job)}")
     if acting.output is Output.JSON:
-        print_json(job)
+        output.print_json(job)
 
 
 # --- the audit -------------------------------------------------------------------------------------------------------
 
-audit_app = _group("See what operators did, why, and with what result.")
+audit_app = _group("audit", "See what operators did, why, and with what result.")
 _AUDIT = CommandGroup(
     "audit",
     "acts",
-    AuditFilter,
+    model.AuditFilter,
     RowShape(
-        AuditRow,
+        model.AuditRow,
         "when=acted_at by=actor did=action to=target why=reason result from",
         lambda row: row.id,
         {"from": lambda row: _origin(row.origin or {})},
@@ -672,7 +621,7 @@ add_list(
       outbox audit list --target 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 -o json
     """,
 )
-add_export(
+groups.add_export(
     audit_app,
     _AUDIT,
     """Export all that operators did, the newest first.

@@ -10,23 +10,23 @@ import functools
 import getpass
 import inspect
 import os
-import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from collections.abc import Callable, Container, Mapping
+from dataclasses import MISSING, dataclass, is_dataclass
+from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
-from outbox.operator.model import Actor, Page, Target
-from outbox.reader import FieldShape, Reader, Seconds, option, shape_of
+from outbox.operator.model import Actor
+from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
 from outbox.text import duration
 
-T = TypeVar("T")
+#: The parameters of options, by the field of a dataclass.
+OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 BodyOption = Annotated[bool, typer.Option("--body", help="Show the body as well.")]
@@ -36,60 +36,42 @@ ACTOR_HELP = "Who acts; in the audit. Default: your user@host."
 ActorOption = Annotated[str | None, typer.Option("--actor", metavar="NAME", help=ACTOR_HELP)]
 AppOption = Annotated[
     str | None,
-    typer.Option(
-        "--app",
-        envvar="OUTBOX_APP",
-        metavar="MODULE:OBJECT",
-        help="Your Outbox, such as shop.messages:outbox.",
-    ),
+    typer.Option(envvar="OUTBOX_APP", metavar="MODULE:OBJECT", help="Your Outbox, such as shop.messages:outbox."),
 ]
 
 _METAVARS = {UUID: "ID", dt.datetime: "TIME", Seconds: "DURATION", int: "N", tuple[str, str]: "NAME=TEXT"}
 _TIMES = {"since": "Not older.", "until": "Older."}
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 # --- dataclasses as options ------------------------------------------------------------------------------------------
 
 
-def gathered(command: Callable[..., None], **groups: type) -> Callable[..., None]:
+def gathered(command: Callable[..., None], **groups: OptionGroup) -> Callable[..., None]:
     """Return a command for Typer whose parameters that are dataclasses have one option for each field.
 
-    ``groups`` are the dataclasses of `options_of` for parameters that take what was typed, to read it later.
+    Parameters of ``groups`` take the texts that were typed, by field, to read them later (`read_options`).
     """
     hints = get_type_hints(command, include_extras=True)
-    parameters = inspect.signature(command).parameters
-    kinds = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
-    classes = {name: options_of(kind) for name, kind in kinds.items()} | groups
-    options: list[inspect.Parameter] = []
-    for name, parameter in parameters.items():
-        if name in classes:
-            options += _options(classes[name])
+    kinds: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups |= {name: options_of(kind) for name, kind in kinds.items()}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += groups[name].values()
         else:
-            options.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        typed = {
-            name: kind(**{f.name: values.pop(f.metadata["parameter"]) for f in fields(kind)})
-            for name, kind in classes.items()
-        }
-        read = {name: kind(**read_options(kind, typed[name])) for name, kind in kinds.items()}
-        command(**values, **typed | read)
+        for name, options in groups.items():
+            typed = {field: values.pop(parameter.name) for field, parameter in options.items()}
+            texts = {field: value for field, value in typed.items() if value not in (None, False, [])}
+            values[name] = kinds[name](**read_options(kinds[name], texts)) if name in kinds else texts
+        command(**values)
 
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _options(kind: Any) -> list[inspect.Parameter]:
-    hints, keyword = get_type_hints(kind, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(f.metadata["parameter"], keyword, default=f.default, annotation=hints[f.name])
-        for f in fields(kind)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +95,7 @@ class ActorOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ManyOptions:
+class ActOptions(ActorOptions):
     """How many messages, how fast, and whether to wait for them."""
 
     everything: bool = option(False, "All there are, where no other option narrows it down.", aliases=("all",))
@@ -125,26 +107,27 @@ class ManyOptions:
 # --- the fields of a dataclass as options ----------------------------------------------------------------------------
 
 
-def options_of(kind: type, hidden: frozenset[str] = frozenset(), *, prefixed: frozenset[str] = frozenset()) -> type:
-    """Return a dataclass with an option for each field of another one but those ``hidden``; see `read_options`.
+def options_of(kind: type, *hidden: str, prefixed: Container[str] = ()) -> OptionGroup:
+    """Return the options of a dataclass, by field, without those ``hidden``.
 
     Those of ``prefixed`` fields begin with the name of the dataclass: ``--spark-ui``.
     """
-    options = []
+    prefix, options = kind.__name__.lower(), {}
     for shape in shape_of(kind):
-        if shape.name in hidden:
-            continue
-        name = _option(shape) if shape.name not in prefixed else f"--{kind.__name__.lower()}-{shape.name}"
-        annotation, default = _option_of(shape, name)
-        # A filter's ``body`` isn't the ``body`` of a command.
-        more = {"parameter": f"{kind.__name__.lower()}_{shape.name}", "negates": shape.default is True}
-        options.append((shape.name, annotation, field(default=default, metadata=more)))
-    return make_dataclass(f"{kind.__name__}Options", options, frozen=True)
+        if shape.name not in hidden:
+            name = f"--{prefix}-{shape.name}" if shape.name in prefixed else _option(shape)
+            annotation, default = _option_of(shape, name)
+            # A filter's ``body`` isn't the ``body`` of a command.
+            options[shape.name] = inspect.Parameter(
+                f"{prefix}_{shape.name}", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+    return options
 
 
 def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
     """Return the annotation and the default of the option of a field; of most types it is a text, read later."""
-    text = shape.option.help
+    text, is_mapping = shape.option.help, get_origin(shape.hint) is Mapping
+    many = shape.many or is_mapping
     if shape.item is bool:
         if shape.default is True:
             name, text = f"--no-{shape.name}", f"Don't {text[:1].lower()}{text[1:]}"
@@ -152,15 +135,14 @@ def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
     names = (name, "-o") if shape.name == "output" else (name,)
     if shape.item is dt.datetime:
         text = f"{text or _TIMES.get(shape.name, '')} As 90s, 15m, 2h, 3d, or 2026-01-31T12:00:00+00:00."
-    if shape.choices and not _is_mapping(shape):
+    if shape.choices and not is_mapping:
         text += f" One of: {', '.join(shape.choices)}."
-    if _is_many(shape) and "given again" not in text:
+    if many and "given again" not in text:
         text += " May be given again."
-    if shape.default not in (None, MISSING, (), "") and not _is_mapping(shape):
-        default = duration(shape.default) if shape.item is Seconds else shape.default
-        text += f" Default: {default}."
+    if shape.default not in (None, MISSING, (), "") and not is_mapping:
+        text += f" Default: {duration(shape.default) if shape.item is Seconds else shape.default}."
     made = typer.Option(*names, help=text, metavar=shape.option.metavar or _METAVARS.get(shape.item, "TEXT"))
-    return Annotated[list[str] | None if _is_many(shape) else str | None, made], None
+    return Annotated[list[str] | None if many else str | None, made], None
 
 
 def _option(shape: FieldShape) -> str:
@@ -169,92 +151,56 @@ def _option(shape: FieldShape) -> str:
     return f"--{name.removesuffix('s') if shape.many and not name.endswith('ss') and name != 'status' else name}"
 
 
-def _is_mapping(shape: FieldShape) -> bool:
-    return get_origin(shape.hint) is Mapping
-
-
-def _is_many(shape: FieldShape) -> bool:
-    return shape.many or _is_mapping(shape)
-
-
-def read_options(kind: type, options: Any, read: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the values of a dataclass's fields that its options give; those in ``read`` are read already.
+def read_options(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a dataclass's fields that its options give; what isn't a text is a value already.
 
     Raises:
         Failure: an option can't be read; names it, its value and the mend.
     """
-    names = {shape.name: _option(shape) for shape in shape_of(kind)}
-    return _READER.values(kind, options_given(options) | dict(read or {}), called=lambda name: names.get(name, name))
+    shapes = {shape.name: shape for shape in shape_of(kind)}
+    # The option of a field that is true by default says that it is false: --no-record.
+    values = {name: not text if shapes[name].default is True else text for name, text in texts.items()}
+    return _READER.values(kind, values, called=lambda name: _option(shapes[name]) if name in shapes else name)
 
 
-def read_times(kind: type, options: Any, now: Callable[[], dt.datetime]) -> dict[str, Any]:
-    """Return the values of `read_options`, with the times that durations lead to from now back."""
-    read = read_filter(kind, options, now)
-    return dict(read.values)
-
-
-@dataclass(frozen=True, slots=True)
-class FilterRead:
-    """The values of a filter, and the token of the page.
-
-    A page's token is one of the very same filter, and ``15m`` ago is another time at each call. So the token that the
-    next call is given brings the times along that durations have led to: those of the fields ``moving``.
-    """
-
-    values: Mapping[str, Any]
-    token: str | None = None
-    moving: tuple[str, ...] = ()
-
-    def onward(self, page: Page[T]) -> Page[T]:
-        """Return the page with a token that brings the times along."""
-        if page.next_page_token is None or not self.moving:
-            return page
-        moments = [str((self.values[name] - _EPOCH) // _MICROSECOND) for name in self.moving]
-        return replace(page, next_page_token=".".join([page.next_page_token, *moments]))
-
-
-def read_filter(kind: type, options: Any, now: Callable[[], dt.datetime], after: str | None = None) -> FilterRead:
-    """Return the values of a filter's fields of its options, as they were at the first page of the list.
+def read_filter(
+    kind: type, texts: Mapping[str, Any], now: Callable[[], dt.datetime]
+) -> tuple[dict[str, Any], dt.datetime | None]:
+    """Return the values of a filter's options, and the now from which durations among them count back, if any do.
 
     Raises:
         Failure: an option can't be read; names it, its value and the mend.
     """
-    texts, ages = options_given(options), dict[str, float]()
-    times: dict[str, dt.datetime | None] = {}
-    for shape in shape_of(kind):
-        if shape.item is dt.datetime and shape.name in texts:
-            times[shape.name], seconds = as_time(texts[shape.name], _option(shape))
-            if seconds is not None:
-                ages[shape.name] = seconds
-    values = read_options(kind, options, times)
-    moving = tuple(ages)
-    if not moving:
-        return FilterRead(values, after)
-    if after is None:
-        moment = now()
-        return FilterRead(values | {name: moment - dt.timedelta(seconds=ages[name]) for name in moving}, None, moving)
-    token, *moments = after.split(".")
+    times = {
+        shape.name: _as_time(texts[shape.name], _option(shape))
+        for shape in shape_of(kind)
+        if shape.item is dt.datetime and shape.name in texts
+    }
+    moment = now() if any(isinstance(time, dt.timedelta) for time in times.values()) else None
+    ends = {name: moment - time if moment and isinstance(time, dt.timedelta) else time for name, time in times.items()}
+    return read_options(kind, {**texts, **ends}), moment
+
+
+def _as_time(text: str, name: str) -> dt.datetime | dt.timedelta:
+    """Return the time that a text is, or how long before now.
+
+    Raises:
+        Failure: the text is neither, or a time without its zone.
+    """
     try:
-        times = {name: _EPOCH + int(text) * _MICROSECOND for name, text in zip(moving, moments, strict=True)}
+        if DURATION.fullmatch(text):
+            return dt.timedelta(seconds=seconds_of(text))
+        moment = dt.datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise Failure(f"--after {after!r} isn't a token of this list", Code.USAGE) from None
-    return FilterRead(values | times, token, moving)
+        raise Failure(
+            f"{name} {text!r} must be a duration (90s, 15m, 2h, 3d) or a time (2026-01-31T12:00:00+00:00)", Code.USAGE
+        ) from None
+    if moment.tzinfo is None:
+        raise Failure(f"{name} {text!r} has no time zone; write {text}+00:00 for UTC", Code.USAGE)
+    return moment
 
 
-def options_given(options: Any) -> dict[str, Any]:
-    """Return the options that were given, by field; ``--no-record`` is the field ``record`` that is false."""
-    found = {f: value for f in fields(options) if (value := getattr(options, f.name)) not in (f.default, [])}
-    return {f.name: not value if f.metadata.get("negates") else value for f, value in found.items()}
-
-
-def _usage(message: str, _: str) -> Exception:
-    return Failure(message, Code.USAGE)
-
-
-_READER = Reader(form="text", error=_usage)
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
+_READER = Reader(form="text", error=lambda message, _: Failure(message, Code.USAGE))
 
 
 def as_id(text: str, name: str = "ID") -> UUID:
@@ -267,58 +213,6 @@ def as_id(text: str, name: str = "ID") -> UUID:
         return UUID(text)
     except ValueError:
         raise Failure(f"{name} {text!r} is not a message id (a UUID)", Code.USAGE) from None
-
-
-def as_seconds(text: str) -> float | None:
-    """Return how many seconds ``90s``, ``15m``, ``1h30m`` or ``3d`` are; None if the text is none of these."""
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhdw])+", text, re.ASCII):
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhdw])", text, re.ASCII))
-
-
-def as_time(text: str, name: str) -> tuple[dt.datetime | None, float | None]:
-    """Return the time that a text is, or the seconds before now, as `as_seconds` reads them.
-
-    Raises:
-        Failure: the text is neither, or a time without its zone.
-    """
-    if (seconds := as_seconds(text)) is not None:
-        return None, seconds
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise Failure(
-            f"{name} {text!r} must be a duration (90s, 15m, 2h, 3d) or a time (2026-01-31T12:00:00+00:00)", Code.USAGE
-        ) from None
-    if moment.tzinfo is None:
-        raise Failure(f"{name} {text!r} has no time zone; write {text}+00:00 for UTC", Code.USAGE)
-    return moment, None
-
-
-def words_of(words: Sequence[str]) -> list[str]:
-    """Return the words of the command line, each once; the lines of stdin in place of ``-``."""
-    found: list[str] = []
-    for text in words:
-        found += [line.strip() for line in sys.stdin if line.strip()] if text == "-" else [text]
-    return list(dict.fromkeys(found))
-
-
-def targets_of(words: Sequence[str], group: str | None) -> Iterator[Target]:
-    """Yield the messages in inboxes that words (GROUP/ID) name; ``group`` is that of the ids without one.
-
-    Raises:
-        Failure: a word is no id, or has no group.
-    """
-    for text in words:
-        own, _, id_ = text.rpartition("/")
-        if not (name := own or group):
-            raise Failure(f"{text!r} has no group: write GROUP/{text}, or give --group", Code.USAGE)
-        yield Target(as_id(id_), name)
-
-
-def word_of(target: Target) -> str:
-    """Return a message as it is written on the command line."""
-    return str(target.message_id) if target.group is None else f"{target.group}/{target.message_id}"
 
 
 # --- the operator at the terminal ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,8 +28,6 @@ from outbox.message import content
 from outbox.text import csv_cell, duration, plain
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from outbox.operator.model import Total
 
 T = TypeVar("T")
@@ -82,6 +80,14 @@ def print_line(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
     print(json.dumps(value, ensure_ascii=False, default=as_json), flush=True)  # noqa: T201
+
+
+def print_as(form: Output, document: Any, *tables: Table) -> None:
+    """Print a document as JSON, or the tables that show it."""
+    if form is Output.JSON:
+        print_json(document)
+    else:
+        print_table(*tables)
 
 
 def as_json(value: Any) -> Any:
@@ -162,12 +168,31 @@ def readable(content_type: str, raw: bytes) -> Any:
     return digest if isinstance(decoded, bytes) else decoded
 
 
-@dataclass(frozen=True, slots=True)
-class RowShape(Generic[T]):
-    """How rows of a dataclass are shown: all fields for programs, these columns for people.
+def rows_table(
+    columns: str, rows: Iterable[Any], title: str | None = None, /, **computed: Callable[[Any], Any]
+) -> Table:
+    """Return rows as a table.
 
     ``columns`` are names of fields (``heading=field`` under another heading; ``>`` aligns to the right), or of those in
-    ``computed``, which are functions of the row. ``id_of`` is what ``-o id`` prints.
+    ``computed``, which are functions of the row.
+    """
+    parts = [column.rpartition("=") for column in columns.split()]
+    names = [name.rstrip(">") for _, _, name in parts]
+    cells = (
+        [
+            computed[name](row) if name in computed else row[name] if isinstance(row, dict) else getattr(row, name)
+            for name in names
+        ]
+        for row in rows
+    )
+    return table([(heading or name).replace("_", " ") for heading, _, name in parts], cells, title)
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape(Generic[T]):
+    """How rows of a dataclass are shown: all fields for programs, columns for people, as `rows_table` has them.
+
+    ``id_of`` is what ``-o id`` prints.
     """
 
     kind: type[T]
@@ -180,33 +205,18 @@ class RowShape(Generic[T]):
         """The fields of each row."""
         return [field.name for field in dataclasses.fields(self.kind)]  # type: ignore[arg-type]
 
-    def document(self, row: T) -> dict[str, Any]:
-        """Return a row as what JSON can hold."""
-        return dataclasses.asdict(row)  # type: ignore[call-overload,no-any-return]
-
-    def headings(self) -> list[str]:
-        """Return the headings of the table."""
-        return [column.partition("=")[0].replace("_", " ") for column in self.columns.split()]
-
-    def cells(self, row: T) -> list[Any]:
-        """Return the cells of the table's row."""
-        names = (column.rpartition("=")[2].rstrip(">") for column in self.columns.split())
-        return [self.computed[name](row) if name in self.computed else getattr(row, name) for name in names]
-
 
 def print_rows(rows: Sequence[T], shape: RowShape[T], form: ListForm, *, databases: bool = False) -> None:
     """Print rows as a table (with their databases, if there are several), as JSON, CSV, or their ids."""
     if form is ListForm.JSON:
-        print_json({"items": [shape.document(row) for row in rows]})
+        print_json({"items": rows})
     elif form is ListForm.TABLE:
-        headings = [*shape.headings(), "database"] if databases else shape.headings()
-        cells = [[*shape.cells(row), getattr(row, "database", "")] if databases else shape.cells(row) for row in rows]
-        print_table(table(headings, cells))
+        print_table(rows_table(shape.columns + " database" * databases, rows, **shape.computed))
     elif form is ListForm.ID:
         for row in rows:
             print_line(str(shape.id_of(row)))
     else:
-        print_stream(map(shape.document, rows), shape.names, ExportForm(form.value))
+        print_stream(map(as_json, rows), shape.names, ExportForm(form.value))
 
 
 def print_stream(rows: Iterable[Mapping[str, Any]], names: Sequence[str], form: ExportForm) -> int:
@@ -227,48 +237,33 @@ def _csv(value: Any) -> str:
     return csv_cell(plain(value) if isinstance(value, str) and sys.stdout.isatty() else value)
 
 
-class Bars:
+class Bars(Progress):
     """Progress on stderr: sentences always, bars on a terminal, which are gone in the end."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        self._progress = Progress(
+        stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=self._console,
+            console=stderr,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not stderr.is_terminal,
         )
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-        self._progress.stop()
 
     def stage(self, title: str, total: int | None) -> None:
         """Show a stage in place of the one before."""
-        self._end()
-        self._task = self._progress.add_task(plain(title), total=total)
+        for task in self.task_ids:
+            self.remove_task(task)
+        self.add_task(plain(title), total=total)
 
     def done(self, steps: int) -> None:
         """Show how much of the stage is done."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=steps)
+        for task in self.task_ids:
+            self.update(task, completed=steps)
 
     def say(self, sentence: str) -> None:
         """Show a sentence above the bar."""
-        self._console.print(plain(sentence))
-
-    def _end(self) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
+        self.console.print(plain(sentence))

@@ -114,6 +114,12 @@ def load(path: str) -> Outbox:
     return found
 
 
+def load_quietly(path: str) -> Outbox:
+    """Import an Outbox; what the application prints then must not get among our data."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return load(path)
+
+
 def _cannot_import(path: str, module_name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "\0"):
         return f"--app {path!r}: there is no module {error.name!r} in {Path.cwd()} or in PYTHONPATH"

@@ -11,43 +11,21 @@ import importlib
 import importlib.util
 import json
 import os
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_settings, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
-from outbox.cli.options import (
-    LimitOption,
-    YesOption,
-    as_id,
-    ask,
-    gathered,
-    need_terminal,
-    options_of,
-    read_options,
-    read_times,
-)
-from outbox.cli.output import (
-    FORM_HELP,
-    Bars,
-    Output,
-    OutputOption,
-    age,
-    console,
-    facts_table,
-    print_json,
-    print_table,
-    say,
-    table,
-)
-from outbox.cli.processes import load
+from outbox.cli.options import LimitOption, gathered, options_of, read_options
+from outbox.cli.output import Output, OutputOption, print_as, rows_table, say
+from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
 from outbox.reader import option
 from outbox.reconcile import record
@@ -57,7 +35,6 @@ from outbox.reconcile.job import POSSIBLE, Access, EngineName, Job, Pair, Repair
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
-    from outbox.app import Outbox
     from outbox.reconcile.archive.files import Manifest
     from outbox.reconcile.rows import JobResult
 
@@ -98,20 +75,27 @@ class SourceOptions:
             Failure: a URL can't be used.
             InvalidSettings: the file can't be read, or something in it can't be right.
         """
-        values = read_file(self.config) if self.config else {}
+        values = dict(read_file(self.config)) if self.config else {}
         for side, url, variable in (
             ("producer", self.producer, PRODUCER_VARIABLE),
             ("consumer", self.consumer, CONSUMER_VARIABLE),
         ):
             if url or os.environ.get(variable):
-                values = {**values, side: self.access(find_url(url, f"--{side}", variable))}
-            if url:
-                note_password(values[side].url, f"--{side}", variable)
+                values[side] = self.access(_find_url(url, f"--{side}", variable))
         return values
 
     def access(self, url: URL) -> Access:
         """Return the access to a database."""
         return Access(url.render_as_string(hide_password=False), find_settings(self.schema))
+
+
+def _find_url(url: str | None, name: str, variable: str, *others: str) -> URL:
+    """Return the URL of an option, else that of the environment; say so if the option has a password."""
+    found = find_url(url, name, variable, *others)
+    text = found.render_as_string(hide_password=False)
+    if url and hidden(text, text) != text:
+        say(f"note: while this runs, ps shows the password in {name} to everybody here; set {variable} instead")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +112,12 @@ class PairOptions:
         Raises:
             Failure: a pair that is none, or a filter without a pair.
         """
-        names = [_pair(text) for text in self.pair]
+        names: list[tuple[str, str]] = []
+        for text in self.pair:
+            topic, _, group = text.partition(":")
+            if not topic or not group:
+                raise Failure(f"--pair {text!r} must be TOPIC:GROUP", Code.USAGE)
+            names.append((topic, group))
         if self.topic and self.group:
             names.append((self.topic, self.group))
         elif self.topic or self.group:
@@ -145,21 +134,14 @@ class PairOptions:
         return tuple(Pair(topic, group, **filters) for topic, group in names) or None
 
 
-def _pair(text: str) -> tuple[str, str]:
-    topic, _, group = text.partition(":")
-    if not topic or not group:
-        raise Failure(f"--pair {text!r} must be TOPIC:GROUP", Code.USAGE)
-    return topic, group
+_FILTERS = options_of(Pair, "topic", "group")
+_WINDOW = options_of(Window, "last")
+_SPARK = options_of(Spark, "conf", prefixed={"ui"})
+_JOB = options_of(Job, "producer", "consumer", "pairs", "window", "measures", "spark")
 
 
-_FILTERS = options_of(Pair, frozenset({"topic", "group"}))
-_WINDOW = options_of(Window, frozenset({"last"}))
-_SPARK = options_of(Spark, frozenset({"conf"}), prefixed=frozenset({"ui"}))
-_JOB = options_of(Job, frozenset({"producer", "consumer", "pairs", "window", "measures", "spark"}))
-
-
-def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, options: Values) -> Job:
-    """Return the job; ``options`` go over what is known from the file and the application.
+def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
+    """Return the job; ``more`` goes over what is known from the file and the application.
 
     Raises:
         Failure: an option can't be used.
@@ -167,7 +149,7 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, o
         SourceError: the producer's database can't be asked for the time.
     """
     values = source.values()
-    outbox = _loaded(source.app) if source.app else None
+    outbox = load_quietly(source.app) if source.app else None
     known = list(values.get("pairs", ()))
     if outbox is not None and "pairs" not in values:
         known = [Pair.of(topic, group) for topic, group in outbox.subscriptions]
@@ -180,25 +162,11 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, o
         values = {**values, "producer": source.access(url)}
     values = {"consumer": values["producer"], **values}
     if source.schema:
-        values = {**values, **{side: _in_schema(values[side], source.schema) for side in ("producer", "consumer")}}
-    times = read_times(Window, window, lambda: clock_of(values["producer"]))
-    return job_of(merged(merged(values, options), {"window": times}))
-
-
-def _loaded(app: str) -> Outbox:
-    # Whatever it prints when it is imported is no part of the report.
-    with redirect_stdout(sys.stderr):
-        return load(app)
-
-
-def _in_schema(access: Access, schema: str) -> Access:
-    return replace(access, settings=replace(access.settings, schema=schema))
-
-
-def note_password(url: str, option: str, variable: str) -> None:
-    """Say so if an option has a password, which isn't hidden there."""
-    if hidden(url, url) != url:
-        say(f"note: while this runs, ps shows the password in {option} to everybody here; set {variable} instead")
+        for side in ("producer", "consumer"):
+            access = values[side]
+            values[side] = replace(access, settings=replace(access.settings, schema=source.schema))
+    times, _ = options.read_filter(Window, window, lambda: clock_of(values["producer"]))
+    return job_of(merged(merged(values, more), {"window": times}))
 
 
 # --- outbox reconcile ------------------------------------------------------------------------------------------------
@@ -233,7 +201,7 @@ class ReportOptions:
     html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
     prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
     limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
-    output: Output = option(Output.TABLE, FORM_HELP)
+    output: Output = option(Output.TABLE, output.FORM_HELP)
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time.
@@ -257,11 +225,11 @@ class ReportOptions:
         if self.output is Output.JSON:
             from outbox.reconcile.report import as_json  # noqa: PLC0415
 
-            print_json(as_json(result, self.limit))
+            output.print_json(as_json(result, self.limit))
         else:
             from outbox.reconcile.report.text import print_report  # noqa: PLC0415
 
-            print_report(result, console(), SHOWN if self.limit is None else self.limit)
+            print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
         if self.html:
             from outbox.reconcile.report.html import write_html  # noqa: PLC0415
 
@@ -302,11 +270,11 @@ def reconcile(
     pairs: PairOptions,
     filters: Any,
     window: Any,
-    options: Any,
+    job: Any,
     spark: Any,
     report: ReportOptions,
     fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> None:
     """Run the job of the options."""
     if context.invoked_subcommand is not None:
@@ -315,21 +283,21 @@ def reconcile(
     secrets: list[str] = []
     with _no_result(secrets), needing("outbox reconcile", "reconcile"):
         report.check()
-        values = {**read_options(Job, options), "spark": read_options(Spark, spark)}
+        values = {**read_options(Job, job), "spark": read_options(Spark, spark)}
         if fresh and "keep_for" in values:
             raise Failure("--fresh and --keep-for exclude each other", Code.USAGE)
         if fresh:
             values["keep_for"] = 0.0
         if values["spark"]:
             values.setdefault("engine", EngineName.SPARK)
-        job = _job(source, pairs, filters, window, values)
-        secrets += [job.producer.url, job.consumer.url]
-        if job.engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
+        work = _job(source, pairs, filters, window, values)
+        secrets += [work.producer.url, work.consumer.url]
+        if work.engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
-        if job.apply:
-            need_terminal("not repairing", yes=yes)
-        with report.reporting_failure(job):
-            result = _run(job, yes=yes)
+        if work.apply:
+            options.need_terminal("not repairing", yes=yes)
+        with report.reporting_failure(work):
+            result = _run(work, yes=yes)
         report.report(result)
     from outbox.reconcile.report import verdict  # noqa: PLC0415
 
@@ -338,16 +306,16 @@ def reconcile(
     raise typer.Exit(Code.FAILED if reached.left or reached.measures else Code.DONE)
 
 
-app.callback(help=_HELP)(gathered(reconcile, filters=_FILTERS, window=_WINDOW, options=_JOB, spark=_SPARK))
+app.callback(help=_HELP)(gathered(reconcile, filters=_FILTERS, window=_WINDOW, job=_JOB, spark=_SPARK))
 
 
 def _run(job: Job, *, yes: bool) -> JobResult:
     from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra
 
-    with Bars() as bars:
+    with output.Bars() as bars:
         result = compare(job, bars)
     if job.apply and _sure(job, result, yes=yes):
-        with Bars() as bars:
+        with output.Bars() as bars:
             mend(job, result, bars)
     return result
 
@@ -364,7 +332,7 @@ def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
         return True
     for pair, kind, number, repair in repairs:
         say(f"{number:>9,} {kind.label} of {pair}: {repair.value}")
-    return ask(f"Repair {sum(repair[2] for repair in repairs):,} differences?")
+    return options.ask(f"Repair {sum(repair[2] for repair in repairs):,} differences?")
 
 
 def _refuse_options(context: typer.Context) -> None:
@@ -398,6 +366,8 @@ def _no_result(secrets: Sequence[str]) -> Iterator[None]:
 
 # --- earlier runs ----------------------------------------------------------------------------------------------------
 
+_RECORDED = (CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
@@ -414,15 +384,11 @@ class RecordOptions:
     @contextmanager
     def opened(self) -> Iterator[tuple[Connection, str]]:
         """Open the database in which runs are recorded; yield it with the schema."""
-        url = find_url(self.consumer, "--consumer", CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
-        if self.consumer:
-            note_password(url.render_as_string(hide_password=False), "--consumer", CONSUMER_VARIABLE)
-        settings = find_settings(self.schema)
+        url, settings = _find_url(self.consumer, "--consumer", *_RECORDED), find_settings(self.schema)
         with opened(url, settings) as (connection, parts):
             if "consumer" not in parts:
-                where = described(url, settings.schema)
-                mend = "name the consumer's database"
-                raise Failure(f"only the producer's tables are in {where}; {mend}", Code.CONFIG)
+                found = f"only the producer's tables are in {described(url, settings.schema)}"
+                raise Failure(f"{found}; name the consumer's database", Code.CONFIG)
             yield connection, settings.schema
 
 
@@ -433,7 +399,7 @@ def show_runs(
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     limit: LimitOption = 50,
-    output: OutputOption = Output.TABLE,
+    form: OutputOption = Output.TABLE,
 ) -> None:
     """List recorded runs, the newest first; each compared a pair of topic and group.
 
@@ -445,15 +411,9 @@ def show_runs(
     """
     with where.opened() as (connection, schema):
         rows = record.runs(connection, schema, topic, group, limit)
-    if output is Output.JSON:
-        print_json({"runs": rows})
-        return
-    columns = ("run", "topic", "group", "since", "until", "started", "took>", "repairs", "schedule", "result")
-    names = ("id", "topic", "group", "window_start", "window_end", "started_at")
-    cells = [
-        (*(row[name] for name in names), _took(row), row["applied"], row["schedule"], _result(row)) for row in rows
-    ]
-    print_table(table(columns, cells))
+    columns = "run=id topic group since=window_start until=window_end started=started_at took>"
+    shown = rows_table(f"{columns} repairs=applied schedule result", rows, took=_took, result=_result)
+    print_as(form, {"runs": rows}, shown)
 
 
 @app.command("show")
@@ -463,7 +423,7 @@ def show_run(
     where: RecordOptions,
     limit: LimitOption = 50,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Go on after this finding.")] = 0,
-    output: OutputOption = Output.TABLE,
+    form: OutputOption = Output.TABLE,
 ) -> None:
     """Show one run, and its findings: what differed, and what was done about it.
 
@@ -471,35 +431,24 @@ def show_run(
     Example:
       outbox reconcile show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --limit 500
     """
-    run_id = as_id(run, "RUN")
+    run_id = options.as_id(run, "RUN")
     with where.opened() as (connection, schema):
         found = record.run(connection, schema, run_id)
         if found is None:
             raise Failure(f"no run {run_id} is recorded here; see `outbox reconcile runs`", Code.NOT_FOUND)
         findings = record.findings(connection, schema, run_id, after, limit)
     following = findings[-1]["id"] if len(findings) == limit else None
-    if output is Output.JSON:
-        print_json({"run": found, "findings": findings, "next": following})
-        return
-    names = [
-        "topic",
-        "group",
-        "window_start",
-        "window_end",
-        "started_at",
-        "finished_at",
-        "applied",
-        "schedule",
-        "job_id",
-    ]
-    facts = {"id": found["id"], "result": _result(found), **{name: found[name] for name in names}}
-    facts |= found["counts"] or {}
-    facts["plan"] = "; ".join((found["plan"] or {}).get("why", ()))
-    columns = ("number>", "message", "kind", "action", "result", "acted at", "detail")
-    fields = ("id", "message_id", "kind", "action", "result", "acted_at")
-    rows = [(*(row[name] for name in fields), _detail(row)) for row in findings]
-    print_table(facts_table("run", facts), table(columns, rows, "Findings"))
-    if following is not None:
+    read = {"counts", "plan", "error", "differences"}
+    facts = {"result": _result(found)} | {name: value for name, value in found.items() if name not in read}
+    facts |= (found["counts"] or {}) | {"plan": "; ".join((found["plan"] or {}).get("why", ()))}
+    columns = "number>=id message=message_id kind action result acted_at detail"
+    print_as(
+        form,
+        {"run": found, "findings": findings, "next": following},
+        output.facts_table("run", facts),
+        rows_table(columns, findings, "Findings", detail=_detail),
+    )
+    if following is not None and form is Output.TABLE:
         say(f"there may be more: --after {following}")
 
 
@@ -512,14 +461,12 @@ def _result(row: dict[str, Any]) -> str:
 
 
 def _took(row: dict[str, Any]) -> str:
-    return age((row["finished_at"] - row["started_at"]).total_seconds()) if row["finished_at"] else ""
+    return output.age((row["finished_at"] - row["started_at"]).total_seconds()) if row["finished_at"] else ""
 
 
 def _detail(row: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in (row["detail"] or {}).items()
-    )
+    details = (row["detail"] or {}).items()
+    return ", ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in details)
 
 
 # --- archives --------------------------------------------------------------------------------------------------------
@@ -531,7 +478,7 @@ def archive(
     pairs: PairOptions,
     filters: Any,
     window: Any,
-    output: OutputOption = Output.TABLE,
+    form: OutputOption = Output.TABLE,
 ) -> None:
     """Archive the rows of a window's messages on both sides, as Parquet files.
 
@@ -547,15 +494,15 @@ def archive(
 
         job = _job(source, pairs, filters, window, {})
         taken: list[Manifest] = []
-        with Bars() as bars:
+        with output.Bars() as bars:
             for each in job.pairs:
                 taken += take_archive(job.producer, job.consumer, each, job.window, to, bars)
     rows = [_archived(manifest) for manifest in taken]
-    if output is Output.JSON:
-        print_json({"archives": rows})
-        return
-    columns = ("folder", "side", "topic", "group", "parts>", "rows>", "unsettled>", "taken at")
-    print_table(table(columns, [tuple(row.values()) for row in rows]))
+    print_as(
+        form,
+        {"archives": rows},
+        rows_table("folder side topic group parts> rows> unsettled> taken_at", rows),
+    )
 
 
 def _archived(manifest: Manifest) -> dict[str, Any]:
