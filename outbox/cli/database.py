@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_ur
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, confirm, gathered
-from outbox.cli.output import Output, OutputOption, print_json, print_table, say, table
+from outbox.cli.output import Output, OutputOption, print_as, say, table
 from outbox.errors import pip_install
 from outbox.reader import option
 from outbox.settings import Settings
@@ -57,22 +57,25 @@ class DatabaseOptions:
         """The URL of the option or the environment; see `find_url`."""
         return find_url(self.url)
 
+    @property
+    def engine(self) -> Engine:
+        """An engine on it; see `engine_of`."""
+        return engine_of(self.address)
+
     def __str__(self) -> str:
         return described(self.address, self.settings.schema)
 
 
 @dataclass(frozen=True, slots=True)
-class AllDatabasesOptions:
+class AllDatabasesOptions(DatabaseOptions):
     """Which databases."""
 
-    url: str | None = option(None, _URL_HELP, metavar="URL")
     database: tuple[str, ...] = option(
         (),
         "One more database, under a name; may be given again. Default: those of OUTBOX_CONSOLE_DATABASES, NAME=URL "
         "separated by blanks or lines. A password belongs there, or into ~/.pgpass.",
         metavar="NAME=URL",
     )
-    schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
 
     @property
     def urls(self) -> dict[str, URL]:
@@ -81,27 +84,28 @@ class AllDatabasesOptions:
 
     @contextmanager
     def opened(self, **more: URL | None) -> Iterator[Operator]:
-        """Give the operator layer over all of them, and over ``more`` by name.
+        """Give the operator layer over all of them, and over ``more`` by name; their connections are closed in the end.
 
         Raises:
             Failure: there is none, one that can't be used, or is unavailable.
             SchemaMissing, SchemaOutdated: one isn't migrated.
         """
+        from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
+
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
-        with operator_over(urls, find_settings(self.schema)) as operator:
-            yield operator
+        with ExitStack() as stack:
+            engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
+            for engine in engines.values():
+                stack.callback(engine.dispose)
+            yield Operator.open(engines, self.settings)
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""
-        words = ["outbox", command]
-        if self.url is not None:
-            words += ["--url", shlex.quote(_without_password(self.url))]
-        for text in self.database:
-            name, _, url = text.partition("=")
-            words += ["--database", shlex.quote(f"{name}={_without_password(url)}")]
-        if self.schema is not None:
-            words += ["--schema", shlex.quote(self.schema)]
-        return " ".join(words)
+        names = [text.partition("=") for text in self.database]
+        typed = [("--database", f"{name}={_without_password(url)}") for name, _, url in names]
+        typed += [("--url", _without_password(self.url))] if self.url is not None else []
+        typed += [("--schema", self.schema)] if self.schema is not None else []
+        return " ".join(["outbox", command, *(f"{name} {shlex.quote(text)}" for name, text in typed)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +116,8 @@ class DatabasesOptions(AllDatabasesOptions):
 
 
 def _without_password(url: str) -> str:
-    address = make_url(url)
-    query = {name: value for name, value in address.query.items() if "password" not in name}
-    return address.set(password=None, query=query).render_as_string(hide_password=False)
+    address = make_url(url).set(password=None).difference_update_query(["password", "sslpassword"])
+    return address.render_as_string(hide_password=False)
 
 
 def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
@@ -152,6 +155,7 @@ def find_databases(url: str | None, named: Sequence[str] | None = None) -> dict[
     """
     source = "--database" if named else DATABASES_VARIABLE
     databases: dict[str, URL] = {}
+    names: dict[object, str] = {}
     for text in named or _named_in_environment():
         name, its_url = _split(text, source)
         address = find_url(its_url, f"{source} {name}")
@@ -160,18 +164,18 @@ def find_databases(url: str | None, named: Sequence[str] | None = None) -> dict[
             raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL", Code.USAGE)
         if name in databases:
             raise Failure(f"{source}: two databases have the name {name!r}", Code.USAGE)
-        databases[name] = address
-        if (other := _same(databases[name], databases, name)) is not None:
+        if (other := names.setdefault(_identity(address), name)) != name:
             raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out", Code.USAGE)
+        databases[name] = address
     if databases and not url and not os.environ.get(URL_VARIABLE):
         return databases
     own = find_url(url)
-    if _same(own, databases) is None:
-        name = own.database or "database"
-        if name in databases:
-            raise Failure(f"{source}: the name {name!r} is that of the database of --url", Code.USAGE)
-        databases = {name: own, **databases}
-    return databases
+    if _identity(own) in names:
+        return databases
+    name = own.database or "database"
+    if name in databases:
+        raise Failure(f"{source}: the name {name!r} is that of the database of --url", Code.USAGE)
+    return {name: own, **databases}
 
 
 def _named_in_environment() -> list[str]:
@@ -196,11 +200,9 @@ def _split(text: str, source: str) -> tuple[str, str]:
     return name, url
 
 
-def _same(url: URL, databases: Mapping[str, URL], but: str = "") -> str | None:
-    def address(url: URL) -> tuple[object, ...]:
-        return url.host, url.port or 5432, url.database, tuple(sorted(url.query.items()))
-
-    return next((name for name, other in databases.items() if name != but and address(other) == address(url)), None)
+def _identity(url: URL) -> object:
+    """Return what URLs of one database have in common."""
+    return url.host, url.port or 5432, url.database, tuple(sorted(url.query.items()))
 
 
 def find_settings(schema: str | None) -> Settings:
@@ -209,37 +211,18 @@ def find_settings(schema: str | None) -> Settings:
 
 
 @contextmanager
-def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, tuple[str, ...]]]:
+def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, frozenset[str]]]:
     """Open a connection to a migrated database; yield it with the parts (``producer``, ``consumer``) found there.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database is unavailable.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.operator.databases import open_database  # noqa: PLC0415
 
-    with engine_of(url).connect() as connection:
-        revisions = migration.current(connection, settings.schema)
-        parts = tuple(part for part in migration.PARTS if revisions[part])
-        migration.require(connection, parts or migration.PARTS, settings.schema)
-        yield connection, parts
-
-
-@contextmanager
-def operator_over(urls: Mapping[str, URL], settings: Settings) -> Iterator[Operator]:
-    """Give the operator layer over these databases, whose connections are closed in the end.
-
-    Raises:
-        sqlalchemy.exc.DBAPIError: one is unavailable.
-        SchemaMissing, SchemaOutdated: one isn't migrated.
-    """
-    from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
-
-    with ExitStack() as stack:
-        engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
-        for engine in engines.values():
-            stack.callback(engine.dispose)
-        yield Operator.open(engines, settings)
+    database = open_database(str(url.database), engine_of(url), settings)
+    with database.engine.connect() as connection:
+        yield connection, database.parts
 
 
 def engine_of(url: URL, *, keep: bool = False) -> Engine:
@@ -249,10 +232,9 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
         Failure: the driver isn't there.
     """
     limit = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT}
+    pool = {"pool_size": 2, "pool_pre_ping": True} if keep else {"poolclass": NullPool}
     try:
-        return create_engine(
-            url, connect_args=limit, **({"pool_size": 2, "pool_pre_ping": True} if keep else {"poolclass": NullPool})
-        )
+        return create_engine(url, connect_args=limit, **pool)
     except ImportError as error:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
 
@@ -330,8 +312,7 @@ def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: Lo
     """
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
-    engine, parts = engine_of(database.address), tuple(each.value for each in part) if part else None
-    done = migration.upgrade(engine, parts, database.settings.schema, lock_timeout=lock_timeout)
+    done = migration.upgrade(database.engine, part or None, database.settings.schema, lock_timeout=lock_timeout)
     say(f"{_listed('installed', done)} in {database}")
 
 
@@ -348,10 +329,10 @@ def downgrade(
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    parts = tuple(each.value for each in part or Part)
+    parts = part or list(Part)
     what = f"the {' and '.join(parts)} tables in {database}"
     confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
-    done = migration.downgrade(engine_of(database.address), parts, database.settings.schema, lock_timeout=lock_timeout)
+    done = migration.downgrade(database.engine, parts, database.settings.schema, lock_timeout=lock_timeout)
     say(f"{_listed('removed', done)} in {database}")
 
 
@@ -362,14 +343,10 @@ def current(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> N
     from outbox.database import migration  # noqa: PLC0415
     from outbox.database.migration import chain  # noqa: PLC0415
 
-    revisions = migration.current(engine_of(database.address), database.settings.schema)
-    if output is Output.JSON:
-        print_json(
-            {branch: {"database": revision, "code": chain.head(branch)} for branch, revision in revisions.items()}
-        )
-        return
-    rows = [(branch, revision or "not installed", chain.head(branch)) for branch, revision in revisions.items()]
-    print_table(table(("part", "database", "code"), rows))
+    revisions = migration.current(database.engine, database.settings.schema)
+    document = {branch: {"database": found, "code": chain.head(branch)} for branch, found in revisions.items()}
+    rows = [(branch, found or "not installed", chain.head(branch)) for branch, found in revisions.items()]
+    print_as(output, document, table(("part", "database", "code"), rows))
 
 
 @app.command()
@@ -383,12 +360,9 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    parts = tuple(each.value for each in part) if part else None
-    differences = migration.check(engine_of(database.address), parts, database.settings.schema)
-    if output is Output.JSON:
-        print_json({"differences": differences})
-    elif differences:
-        print_table(table(("difference",), [(difference,) for difference in differences]))
+    differences = migration.check(database.engine, part or None, database.settings.schema)
+    rows = [table(("difference",), [(difference,) for difference in differences])] if differences else []
+    print_as(output, {"differences": differences}, *rows)
     if differences:
         raise Failure(f"{counted(len(differences), 'difference')} in {database}", Code.PROBLEMS)
     say(f"no differences in {database}")
@@ -398,10 +372,7 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
 @gathered
 def show_sql(
     schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,
-    part: Annotated[
-        list[Part] | None,
-        typer.Option("--part", metavar="producer|consumer", help="Only this part; may be given twice. Default: both."),
-    ] = None,
+    part: PartOption = None,
 ) -> None:
     """Print the SQL that installs the tables.
 
@@ -413,7 +384,7 @@ def show_sql(
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    sys.stdout.write(migration.sql(tuple(each.value for each in part or Part), find_settings(schema).schema))
+    sys.stdout.write(migration.sql(part or list(Part), find_settings(schema).schema))
 
 
 def _listed(done: str, revisions: list[str]) -> str:

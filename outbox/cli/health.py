@@ -16,7 +16,7 @@ from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, engine_of, opened
+from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, opened
 from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import AppOption, gathered
 from outbox.cli.output import (
@@ -106,7 +106,7 @@ def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
             finally:
                 if isinstance(engine, Engine):
                     engine.dispose()
-    engine_of(database.address)  # says what to install where there is no driver
+    _ = database.engine  # says what to install where there is no driver
     settings, of_environment = read_settings(database.schema)
     return examine(database.address, settings, refused=refused or of_environment)
 

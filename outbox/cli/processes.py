@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from traceback import extract_tb
@@ -31,7 +31,6 @@ from outbox.reconcile.job import EngineName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import NoReturn
 
     from sqlalchemy import URL
 
@@ -78,7 +77,9 @@ def run(
       outbox run --app shop.messages:outbox
       outbox run --app shop.messages:outbox --roles dispatch,release,prune
     """
-    _log(log_level)
+    # Unless the application sets up its own logging when it is imported.
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=form)
     outbox = load(app)
     from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
 
@@ -126,13 +127,6 @@ def _cannot_import(path: str, module_name: str, error: Exception) -> str:
     message = f"--app {path!r} can't be imported: {type(error).__name__}: {one_line(str(error))}"
     frames = extract_tb(error.__traceback__)
     return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message
-
-
-def _log(level: LogLevel) -> None:
-    """Log to stderr, unless the application sets up its own logging when it is imported."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +181,12 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
       outbox demo --two-phase --crash
       outbox demo --tcc --crash --orders orders.csv
     """
-    module, chosen = _load_demo(), {f.name: getattr(choices, f.name) for f in fields(choices)}
+    module, balance = _load_demo(), choices.opening_balance
     try:
-        if choices.opening_balance is not None:
-            chosen["opening_balance"] = Decimal(choices.opening_balance)
-        options = module.DemoOptions(**chosen, json=output is Output.JSON)
+        amount = None if balance is None else Decimal(balance)
+        options = module.DemoOptions(**{**asdict(choices), "opening_balance": amount}, json=output is Output.JSON)
     except InvalidOperation:
-        raise Failure(f"--opening-balance {choices.opening_balance!r} is not an amount", Code.USAGE) from None
+        raise Failure(f"--opening-balance {balance!r} is not an amount", Code.USAGE) from None
     except ValueError as error:
         raise Failure(str(error), Code.USAGE) from None
     raise typer.Exit(module.run(options))
@@ -201,14 +194,13 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
 
 def _load_demo() -> Any:
     """Import the example: from inside the installed package, or from beside it in a checkout."""
-    package = Path(outbox.__file__).resolve().parent
-    inside = (package / "examples" / "bank_transfer").is_dir()
-    if not inside:
+    package, name = Path(outbox.__file__).resolve().parent, "examples.bank_transfer.demo"
+    if (package / "examples" / "bank_transfer").is_dir():
+        name = f"outbox.{name}"
+    else:
         sys.path.insert(0, str(package.parent))
     with needing("outbox demo", "demo"):
-        return importlib.import_module(
-            "outbox.examples.bank_transfer.demo" if inside else "examples.bank_transfer.demo"
-        )
+        return importlib.import_module(name)
 
 
 # --- outbox console --------------------------------------------------------------------------------------------------
@@ -231,15 +223,26 @@ RoleOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the console is served; what isn't given is read from the environment."""
+    """Fields of `ConsoleConfig`; what isn't given is read from the environment."""
 
     host: str | None = option(None, "Where to listen. Default: 127.0.0.1, for this machine only.", metavar="ADDRESS")
     port: int | None = option(None, "Default: 8900; 0 takes a free one.", least=0, most=65535)
-    read_only: bool = option(False, "Only show; nothing can be changed.")
-    environment: str | None = option(None, "Shown as a badge, such as staging; prod is red.", metavar="NAME")
-    allow_host: tuple[str, ...] = option((), "A name under which it is reached, beside localhost.", metavar="HOST")
-    trusted_proxy: tuple[str, ...] = option((), "A proxy whose X-Forwarded-* is believed.", metavar="ADDRESS")
-    root_path: str | None = option(None, "The prefix that a proxy takes off, such as /outbox.", metavar="PATH")
+    read_only: bool | None = option(None, "Only show; nothing can be changed.")
+    env: str | None = option(
+        None, "Shown as a badge, such as staging; prod is red.", metavar="NAME", aliases=("environment",)
+    )
+    allowed_hosts: tuple[str, ...] | None = option(
+        None, "A name under which it is reached, beside localhost.", metavar="HOST", aliases=("allow_host",)
+    )
+    trusted_proxies: tuple[str, ...] | None = option(
+        None, "A proxy whose X-Forwarded-* is believed.", metavar="ADDRESS", aliases=("trusted_proxy",)
+    )
+    root_path: str | None = option(
+        None,
+        "The prefix that a proxy takes off, such as /outbox.",
+        metavar="PATH",
+        parse=lambda text: text.rstrip("/"),
+    )
 
 
 @app.callback()
@@ -278,18 +281,12 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     settings, urls = find_settings(databases.schema), databases.urls
     config = ConsoleConfig.from_env(
         databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
-        host=server.host,
-        port=server.port,
-        read_only=server.read_only or None,
-        env=server.environment,
-        allowed_hosts=server.allow_host or None,
-        trusted_proxies=server.trusted_proxy or None,
-        root_path=server.root_path and server.root_path.rstrip("/"),
+        **asdict(server),
     )
     standalone.authorizer_of(config)
     for line in _databases(urls, settings):
         say(line)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
         standalone.serve(config, settings=settings, announce=say)
@@ -380,7 +377,3 @@ def _password() -> str:
     if not password:
         raise Failure("the password is empty", Code.USAGE)
     return password
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
