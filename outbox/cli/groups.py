@@ -24,8 +24,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at
 from outbox.cli.exits import Code, Failure, if_away
-from outbox.cli.options import ActOptions, PageOptions, UpToOption, as_id, gathered, read_filter
-from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, RowShape, at_least, print_json, say
+from outbox.cli.options import ActOptions, PageOptions, as_id, gathered, read_filter
+from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, say
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.model import MAX_IDS, MAX_PAGE, BulkItem, BulkJob, Page, PageRequest, Preview, Selector, Target
 from outbox.reader import option, shape_of
@@ -54,9 +54,10 @@ WordsArgument = Annotated[
 class CommandGroup(Generic[Row]):
     """A group of commands on one kind of thing: how it is listed, and how messages are picked for an act.
 
-    ``name`` is that of the group, ``plural`` what its rows are called; the operator's ``method`` returns a page of
-    them. ``part`` is that of the databases in which they are, None for both. ``fixed`` are values of the filter without
-    an option, ``defaults`` those of options that aren't given, ``hidden`` further fields without an option.
+    ``name`` and ``help`` are those of the group, ``listing`` is the help of its list, ``plural`` what its rows are
+    called; the operator's ``method`` returns a page of them. ``part`` is that of the databases in which they are, None
+    for both. ``fixed`` are values of the filter without an option, ``defaults`` those of options that aren't given,
+    ``hidden`` further fields without an option.
 
     Where acts can be done: ``noun`` is what they are done to, and ``states`` keeps those that can't begin in any of
     these states out of the group.
@@ -64,6 +65,8 @@ class CommandGroup(Generic[Row]):
 
     name: str
     plural: str
+    help: str
+    listing: str
     kind: type[Any]
     shape: RowShape[Row]
     method: str
@@ -134,7 +137,17 @@ def page_of(fetch: Callable[[PageRequest], Page[Row]], limit: int, token: str | 
             return Page(items, token, total, complete, None if complete else searched)
 
 
-def add_list(app: typer.Typer, group: CommandGroup[Any], help_: str, name: str = "list") -> None:
+def commands_of(group: CommandGroup[Any], **instead: Callable[..., None]) -> typer.Typer:
+    """Return a group with its list, and a command for each act on its noun; ``instead`` are commands by act."""
+    app = typer.Typer(name=group.name, help=group.help, no_args_is_help=True, rich_markup_mode=None)
+    add_list(app, group)
+    for act in ACTS.values():
+        if act.noun == group.noun and (group.states is None or act.from_states & group.states):
+            app.command(act.name, help=_help(group, act))(instead.get(act.name) or act_command(group, act))
+    return app
+
+
+def add_list(app: typer.Typer, group: CommandGroup[Any], name: str = "list") -> None:
     """Add the command that lists a page, in each form."""
 
     def show_list(choice: Any, page: PageOptions, databases: DatabasesOptions) -> None:
@@ -155,7 +168,7 @@ def add_list(app: typer.Typer, group: CommandGroup[Any], help_: str, name: str =
                 further = f"searched {found.searched or 0} {group.plural}; to search further"
                 say(f"{f'{known}there may be more' if found.complete else further}: --after {found.next_page_token}")
 
-    app.command(name, help=help_)(gathered(show_list, choice=group.options()))
+    app.command(name, help=group.listing)(gathered(show_list, choice=group.options()))
 
 
 def _listed(
@@ -182,19 +195,6 @@ def _now_of(after: str) -> dt.datetime:
         raise Failure(f"--after {after!r} isn't a token of this list", Code.USAGE) from None
 
 
-def add_export(app: typer.Typer, group: CommandGroup[Any], help_: str) -> None:
-    """Add the command that exports all there is, as it comes."""
-
-    def export(
-        choice: Any, databases: DatabasesOptions, limit: UpToOption = None, form: ExportFormOption = ExportForm.NDJSON
-    ) -> None:
-        with databases.opened() as operator:
-            rows = map(dataclasses.asdict, all_rows(operator, databases, group, choice, limit))
-            say(f"{output.print_stream(rows, group.shape.names, form)} {group.plural}")
-
-    app.command("export", help=help_)(gathered(export, choice=group.options()))
-
-
 def all_rows(
     operator: Operator, databases: DatabasesOptions, group: CommandGroup[Any], choice: Any, limit: int | None
 ) -> Iterator[Any]:
@@ -204,14 +204,6 @@ def all_rows(
 
 
 # --- acts ------------------------------------------------------------------------------------------------------------
-
-
-def add_acts(app: typer.Typer, group: CommandGroup[Any], **instead: Callable[..., None]) -> None:
-    """Add a command for each act on the group's noun; ``instead`` are commands by act."""
-    for act in ACTS.values():
-        if act.noun == group.noun and (group.states is None or act.from_states & group.states):
-            command = instead.get(act.name) or act_command(group, act)
-            app.command(act.name, help=_help(group, act))(command)
 
 
 def act_command(group: CommandGroup[Any], act: Act) -> Callable[..., None]:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -225,16 +226,10 @@ def _stats_tables(stats: Stats) -> list[Table]:
 # --- workers and handlers --------------------------------------------------------------------------------------------
 
 _WORKERS = RowShape(
-    WorkerRow,
-    "id name version alive started_at seen_at roles",
-    lambda row: row.id,
-    {"roles": lambda row: ", ".join(row.roles)},
+    WorkerRow, "id name version alive started_at seen_at roles", {"roles": lambda row: ", ".join(row.roles)}
 )
 _HANDLERS = RowShape(
-    HandlerRow,
-    "kind topic group name workers",
-    lambda row: row.name,
-    {"workers": lambda row: ", ".join(row.workers)},
+    HandlerRow, "kind topic group name workers", {"workers": lambda row: ", ".join(row.workers)}, attrgetter("name")
 )
 
 

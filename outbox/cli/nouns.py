@@ -1,6 +1,6 @@
 """The command groups of what an operator sees: messages, halves, inboxes, dead letters, bulk jobs, the audit.
 
-Each has a list, some an export, and the acts that can be done to what it lists (`outbox.cli.acting`).
+Each has a list, some an export, and the acts that can be done to what it lists (`outbox.cli.groups`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, redirect_stdout
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
@@ -20,7 +21,7 @@ import typer
 from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
-from outbox.cli.groups import CommandGroup, WordsArgument, add_acts, add_list, item_word
+from outbox.cli.groups import CommandGroup, WordsArgument, all_rows, commands_of, item_word
 from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, gathered
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
 from outbox.errors import InvalidMessage, MessageNotFound
@@ -32,10 +33,6 @@ from outbox.operator.acts import ACTS
 if TYPE_CHECKING:
     from outbox.message.model import Answer
     from outbox.operator.operator import Operator
-
-
-def _group(name: str, help_: str) -> typer.Typer:
-    return typer.Typer(name=name, help=help_, no_args_is_help=True, rich_markup_mode=None)
 
 
 # --- one message -----------------------------------------------------------------------------------------------------
@@ -121,24 +118,11 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
 
 # --- messages --------------------------------------------------------------------------------------------------------
 
-messages_app = _group(
-    "messages",
-    "Find messages, show one with all that happened to it; resend, recall or compensate.\n\n"
-    "What is done is recorded in the audit, with the operator's name and reason.",
-)
 _MESSAGES = CommandGroup(
     "messages",
     "messages",
-    model.MessageFilter,
-    RowShape(model.MessageRow, "id topic key tag status born_at deliver_at decided_by", lambda row: row.id),
-    "messages",
-    "producer",
-    noun="message",
-)
-
-add_list(
-    messages_app,
-    _MESSAGES,
+    "Find messages, show one with all that happened to it; resend, recall or compensate.\n\n"
+    "What is done is recorded in the audit, with the operator's name and reason.",
     """List messages, the newest first.
 
     They are those of the producers' databases. A search goes through many messages at a time and says where to go on;
@@ -158,9 +142,31 @@ add_list(
       outbox messages list --where order.id=42
       outbox messages list --status undecided -o json
     """,
+    model.MessageFilter,
+    RowShape(model.MessageRow, "id topic key tag status born_at deliver_at decided_by"),
+    "messages",
+    "producer",
+    noun="message",
 )
+_SCHEDULED = CommandGroup(
+    "messages",
+    "scheduled messages",
+    "",
+    """List scheduled messages, the next due first; with --recalled those that were recalled, the newest first.
+
+    \b
+    Example:
+      outbox messages scheduled --topic reminders
+    """,
+    model.ScheduledFilter,
+    RowShape(model.ScheduledRow, "id topic key deliver_at recalled_at recalled_by"),
+    "scheduled",
+    "producer",
+)
+
+messages_app = commands_of(_MESSAGES)
 messages_app.command("show")(show_message)
-add_acts(messages_app, _MESSAGES)
+groups.add_list(messages_app, _SCHEDULED, "scheduled")
 
 #: What an export with bodies has besides; ``body_base64`` only for bytes that are no text, and are revealed.
 _BODY = ("content_type", "size", "headers", "body", "body_base64", "masked", "truncated")
@@ -190,7 +196,7 @@ def export_messages(
         raise Failure("--reveal goes with --body", Code.USAGE)
     by = cli_actor(actor) if reveal else None
     with databases.opened() as operator:
-        found = groups.all_rows(operator, databases, _MESSAGES, choice, limit)
+        found = all_rows(operator, databases, _MESSAGES, choice, limit)
         rows = (dataclasses.asdict(row) | (_contents(operator, row.id, by) if body else {}) for row in found)
         names = [*_MESSAGES.shape.names, *(_BODY if body else ())]
         say(f"{output.print_stream(rows, names, form)} messages")
@@ -200,50 +206,25 @@ def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> d
     try:
         view = operator.message(message_id, reveal=by)
     except MessageNotFound:
-        # Pruned since it was listed.
+        view = None  # pruned since it was listed
+    if view is None or (body := view.body) is None:
         return dict.fromkeys(_BODY)
-    if view.body is None:
-        return dict.fromkeys(_BODY)
-    raw = operator.body(message_id)[1] if by and (view.body.text is None or view.body.truncated) else None
+    raw = operator.body(message_id)[1] if by and (body.text is None or body.truncated) else None
     return {
-        "content_type": view.body.content_type,
-        "size": view.body.size,
+        "content_type": body.content_type,
+        "size": body.size,
         "headers": view.half and view.half["headers"],
-        "body": None if raw is not None else view.body.text,
+        "body": body.text if raw is None else None,
         "body_base64": None if raw is None else base64.b64encode(raw).decode(),
-        "masked": list(view.body.masked),
-        "truncated": view.body.truncated and raw is None,
+        "masked": list(body.masked),
+        "truncated": body.truncated and raw is None,
     }
 
 
 messages_app.command("export")(gathered(export_messages, choice=_MESSAGES.options()))
-add_list(
-    messages_app,
-    CommandGroup(
-        "messages",
-        "scheduled messages",
-        model.ScheduledFilter,
-        RowShape(model.ScheduledRow, "id topic key deliver_at recalled_at recalled_by", lambda row: row.id),
-        "scheduled",
-        "producer",
-    ),
-    """List scheduled messages, the next due first; with --recalled those that were recalled, the newest first.
-
-    \b
-    Example:
-      outbox messages scheduled --topic reminders
-    """,
-    "scheduled",
-)
 
 
 # --- halves ----------------------------------------------------------------------------------------------------------
-
-half_app = _group(
-    "half",
-    "Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
-    "What is done to one is recorded in the audit, with the operator's name and reason.",
-)
 
 
 def _next_check(row: model.HalfRow) -> str:
@@ -257,25 +238,8 @@ def _next_check(row: model.HalfRow) -> str:
 _HALVES = CommandGroup(
     "half",
     "half messages",
-    model.HalfFilter,
-    RowShape(
-        model.HalfRow,
-        "id topic key status age> fenced checks> last_answer last_error next_check parked_at reason",
-        lambda row: row.id,
-        {
-            "age": lambda row: output.age(row.age),
-            "last_answer": lambda row: "(being asked)" if row.being_asked else row.last_answer,
-            "next_check": _next_check,
-        },
-    ),
-    "halves",
-    "producer",
-    noun="half",
-)
-
-add_list(
-    half_app,
-    _HALVES,
+    "Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
+    "What is done to one is recorded in the audit, with the operator's name and reason.",
     """List undecided half messages, the oldest first.
 
     A search goes through many of them at a time and says where to go on.
@@ -291,8 +255,20 @@ add_list(
       outbox half list --status parked
       outbox half list --topic payments --older-than 1h -o json
     """,
+    model.HalfFilter,
+    RowShape(
+        model.HalfRow,
+        "id topic key status age> fenced checks> last_answer last_error next_check parked_at reason",
+        {
+            "age": lambda row: output.age(row.age),
+            "last_answer": lambda row: "(being asked)" if row.being_asked else row.last_answer,
+            "next_check": _next_check,
+        },
+    ),
+    "halves",
+    "producer",
+    noun="half",
 )
-half_app.command("show")(show_message)
 
 
 def check_half(
@@ -303,11 +279,7 @@ def check_half(
     app: options.AppOption = None,
     databases: DatabasesOptions,
 ) -> None:
-    """Have halves checked by the next pass of a worker; with --app one, here and now by the application's checker.
-
-    Raises:
-        Failure: refused; or options that don't go with --app, which has a database of its own.
-    """
+    """Have halves checked by the next pass of a worker; with --app one, here and now by the application's checker."""
     if app is None:
         groups.run_act(_HALVES, ACTS["check"], ids or [], choice, {}, acting, databases)
         return
@@ -352,54 +324,32 @@ def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
             asker.end()
 
 
-add_acts(half_app, _HALVES, check=gathered(check_half, choice=_HALVES.options()))
+half_app = commands_of(_HALVES, check=gathered(check_half, choice=_HALVES.options()))
+half_app.command("show")(show_message)
 
 
 # --- inboxes and dead letters ----------------------------------------------------------------------------------------
 
-inbox_app = _group(
-    "inbox",
-    "See what groups have handled, failed at or parked; have it tried again, or park it.\n\n"
-    "A message in an inbox is written GROUP/ID.",
-)
-dead_app = _group(
-    "dead",
-    "See dead letters by their kind of error; retry, discard or restore them.\n\n"
-    "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID.",
-)
 
-
-def _inbox(name: str, **more: Any) -> CommandGroup[model.InboxRow]:
+def _inbox(name: str, help_: str, listing: str, **more: Any) -> CommandGroup[model.InboxRow]:
+    shape = RowShape(
+        model.InboxRow,
+        "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind last_error "
+        "changed=changed_at",
+        {"status": lambda row: "discarded" if row.discarded_at else row.status},
+        lambda row: f"{row.group}/{row.message_id}",
+    )
     return CommandGroup(
-        name,
-        "rows",
-        model.InboxFilter,
-        RowShape(
-            model.InboxRow,
-            "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind last_error "
-            "changed=changed_at",
-            lambda row: f"{row.group}/{row.message_id}",
-            {"status": lambda row: "discarded" if row.discarded_at else row.status},
-        ),
-        "inbox",
-        "consumer",
-        noun="inbox",
-        **more,
+        name, "rows", help_, listing, model.InboxFilter, shape, "inbox", "consumer", noun="inbox", **more
     )
 
 
-_INBOX = _inbox("inbox", hidden=frozenset({"discarded"}), states=frozenset({*Status, "unconsumed"} - {Status.PARKED}))
-_DEAD = _inbox(
-    "dead",
-    fixed={"status": ("parked",)},
-    defaults={"discarded": False},
-    states=frozenset({"parked", "discarded"}),
-)
-
-add_list(
-    inbox_app,
-    _INBOX,
-    """List messages in inboxes, the newest id first.
+inbox_app = commands_of(
+    _inbox(
+        "inbox",
+        "See what groups have handled, failed at or parked; have it tried again, or park it.\n\n"
+        "A message in an inbox is written GROUP/ID.",
+        """List messages in inboxes, the newest id first.
 
     \b
     Statuses:
@@ -412,10 +362,30 @@ add_list(
       outbox inbox list --group mail --status failed
       outbox inbox list --status failed --error timeout -o id | outbox inbox retry - --reason "it is back" --yes
     """,
+        hidden=frozenset({"discarded"}),
+        states=frozenset({*Status, "unconsumed"} - {Status.PARKED}),
+    )
 )
-add_acts(inbox_app, _INBOX)
+dead_app = commands_of(
+    _inbox(
+        "dead",
+        "See dead letters by their kind of error; retry, discard or restore them.\n\n"
+        "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID.",
+        """List dead letters, the newest id first; with --discarded those that were discarded, instead.
+
+    \b
+    Examples:
+      outbox dead list --group mail --topic orders
+      outbox dead list --discarded --since 3d -o csv > discarded.csv
+    """,
+        fixed={"status": ("parked",)},
+        defaults={"discarded": False},
+        states=frozenset({"parked", "discarded"}),
+    )
+)
 
 
+@dead_app.command("groups")
 @gathered
 def show_dead_groups(
     databases: DatabasesOptions,
@@ -440,53 +410,23 @@ def show_dead_groups(
 _DEAD_GROUPS = RowShape(
     model.DeadGroup,
     "fingerprint group topic error=error_kind count> first=first_at last=last_at last_error",
-    lambda row: row.fingerprint,
     {"count": lambda row: at_least(row.count), "last_error": lambda row: row.sample.last_error},
+    attrgetter("fingerprint"),
 )
-
-dead_app.command("groups")(show_dead_groups)
-add_list(
-    dead_app,
-    _DEAD,
-    """List dead letters, the newest id first; with --discarded those that were discarded, instead.
-
-    \b
-    Examples:
-      outbox dead list --group mail --topic orders
-      outbox dead list --discarded --since 3d -o csv > discarded.csv
-    """,
-)
-add_acts(dead_app, _DEAD)
 
 
 # --- bulk jobs -------------------------------------------------------------------------------------------------------
 
-bulk_app = _group(
-    "bulk",
-    "See bulk jobs: one act on many messages, and each compensation.\n\n"
-    "Workers carry them out, at the rate that was ordered; each message has an outcome of its own.",
-)
 BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the bulk job.")]
 
-
+_ITEMS = RowShape(
+    model.BulkItem, "number> message state attempts> changed=changed_at outcome", {"message": item_word}, item_word
+)
 _BULK = CommandGroup(
     "bulk",
     "bulk jobs",
-    model.BulkJobFilter,
-    RowShape(
-        model.BulkJob,
-        "id act=action state done> of>=total skipped> failed> by=requested_by reason ordered=created_at what=described",
-        lambda row: row.id,
-    ),
-    "bulk_jobs",
-)
-_ITEMS = RowShape(
-    model.BulkItem, "number> message state attempts> changed=changed_at outcome", item_word, {"message": item_word}
-)
-
-add_list(
-    bulk_app,
-    _BULK,
+    "See bulk jobs: one act on many messages, and each compensation.\n\n"
+    "Workers carry them out, at the rate that was ordered; each message has an outcome of its own.",
     """List bulk jobs, the newest first.
 
     \b
@@ -500,7 +440,14 @@ add_list(
     Example:
       outbox bulk list --state running
     """,
+    model.BulkJobFilter,
+    RowShape(
+        model.BulkJob,
+        "id act=action state done> of>=total skipped> failed> by=requested_by reason ordered=created_at what=described",
+    ),
+    "bulk_jobs",
 )
+bulk_app = commands_of(_BULK)
 
 
 @bulk_app.command("show")
@@ -591,28 +538,16 @@ def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: Ac
 
 # --- the audit -------------------------------------------------------------------------------------------------------
 
-audit_app = _group("audit", "See what operators did, why, and with what result.")
+
+def _origin(row: model.AuditRow) -> str:
+    origin = (row.origin or {}).items()
+    return ", ".join(str(value) if name == "via" else f"{name} {value}" for name, value in origin)
+
+
 _AUDIT = CommandGroup(
     "audit",
     "acts",
-    model.AuditFilter,
-    RowShape(
-        model.AuditRow,
-        "when=acted_at by=actor did=action to=target why=reason result from",
-        lambda row: row.id,
-        {"from": lambda row: _origin(row.origin or {})},
-    ),
-    "audit",
-)
-
-
-def _origin(origin: dict[str, Any]) -> str:
-    return ", ".join(str(value) if name == "via" else f"{name} {value}" for name, value in origin.items())
-
-
-add_list(
-    audit_app,
-    _AUDIT,
+    "See what operators did, why, and with what result.",
     """List what operators did, the newest first.
 
     \b
@@ -620,14 +555,28 @@ add_list(
       outbox audit list --since 1d
       outbox audit list --target 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 -o json
     """,
+    model.AuditFilter,
+    RowShape(model.AuditRow, "when=acted_at by=actor did=action to=target why=reason result from", {"from": _origin}),
+    "audit",
 )
-groups.add_export(
-    audit_app,
-    _AUDIT,
+audit_app = commands_of(_AUDIT)
+
+
+def export_audit(
+    choice: Any,
+    databases: DatabasesOptions,
+    limit: options.UpToOption = None,
+    form: ExportFormOption = ExportForm.NDJSON,
+) -> None:
     """Export all that operators did, the newest first.
 
     \b
     Example:
       outbox audit export --since 2026-01-01T00:00:00+00:00 -o csv > audit.csv
-    """,
-)
+    """
+    with databases.opened() as operator:
+        rows = map(dataclasses.asdict, all_rows(operator, databases, _AUDIT, choice, limit))
+        say(f"{output.print_stream(rows, _AUDIT.shape.names, form)} acts")
+
+
+audit_app.command("export")(gathered(export_audit, choice=_AUDIT.options()))

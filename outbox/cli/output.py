@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
@@ -197,8 +198,8 @@ class RowShape(Generic[T]):
 
     kind: type[T]
     columns: str
-    id_of: Callable[[T], object]
     computed: Mapping[str, Callable[[T], Any]] = dataclasses.field(default_factory=dict)
+    id_of: Callable[[T], object] = attrgetter("id")
 
     @property
     def names(self) -> list[str]:
