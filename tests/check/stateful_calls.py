@@ -69,10 +69,10 @@ class Call:
 
 
 class Sessions(sessionmaker[Session]):
-    """The application's session factory; a call under way can be stopped where a transaction begins."""
+    """The application's session factory; a call under way can be stopped before a transaction begins."""
 
-    def begin(self) -> Any:
-        """Begin a transaction."""
+    def __call__(self, **options: Any) -> Session:
+        """Open a session; each of the decorator's has one transaction."""
         if (call := getattr(Call.local, "call", None)) is not None:
             call.transaction()
-        return super().begin()
+        return super().__call__(**options)

@@ -143,7 +143,8 @@ class Checking(Writing):
         half = self.pick(pick, self.halves)
         script = Script(self.world, self.model, [answer], self._begin_pass, by_hand=True)
         self.world.ask = script.ask
-        error = HalfNotFound if half in self.model.lost else CheckRefused if half.error else None
+        gone = half.pruned or half in self.model.lost
+        error = HalfNotFound if gone else CheckRefused if half.error else None
         if error is None and not half.fenced and (half.topic not in ASKABLE or half.leased):
             error = CheckRefused
         if error is not None:

@@ -128,7 +128,7 @@ def test_answer_that_is_recorded_while_another_claims(bench: Bench) -> None:
     assert (claimed, bench.waits(half_id).wait > 900) in [(Counts(taken=1, failed=1), True), (Counts(), False)]
 
 
-@pytest.mark.parametrize("act", ["reset_checks", "request_check"])
+@pytest.mark.parametrize("act", ["reset", "check"])
 def test_operator_who_has_it_checked_while_it_is(bench: Bench, act: str) -> None:
     """A half that is being asked about isn't asked about a second time meanwhile, and its verdict counts."""
     bench.register(bench.let_go, timeout=60)
@@ -137,7 +137,7 @@ def test_operator_who_has_it_checked_while_it_is(bench: Bench, act: str) -> None
     asked = other.register(ROLLBACK)
     with passing(bench) as ended:
         bench.wait_for(lambda: bench.history(half_id), "the question is put")
-        getattr(bench.outbox, act)(half_id, actor="ops", reason="now")
+        getattr(bench.outbox.operator, act)(half_id, by="ops", why="now")
         assert other.check() == Counts()
         bench.let_go.set()
         assert ended() == Counts(taken=1, done=1)

@@ -21,7 +21,7 @@ from sqlalchemy import text
 
 from outbox import Orphan, Resolution
 from outbox.check import sql as check_sql
-from outbox.cli import nouns
+from outbox.cli import groups
 from outbox.cli.exits import Code
 from outbox.database.decision import decide, fence_key
 from outbox.database.execute import execute
@@ -195,7 +195,7 @@ def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
 def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
     monkeypatch.setattr(lists_sql, "HALF_WINDOW", 2)
-    monkeypatch.setattr(nouns, "SEARCHED", 2)
+    monkeypatch.setattr(groups, "SEARCHED", 2)
     result = cli("half", "list", "--status", "orphan")
     assert result.err.startswith("searched 2 half messages; to search further: --after ")
     arguments: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Message, Outbox, Park, Settings
-from outbox.cli import nouns
+from outbox.cli import groups
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.once import dispatch_once
@@ -318,7 +318,7 @@ def test_list_pages(cli: Cli, world: World) -> None:
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
     monkeypatch.setattr(lists_sql, "WINDOW", 3)
-    monkeypatch.setattr(nouns, "SEARCHED", 3)
+    monkeypatch.setattr(groups, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):
         page = cli("messages", "list", "--key", "b", "-o", "json", *arguments).json

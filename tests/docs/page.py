@@ -12,12 +12,14 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from outbox.errors import DISTRIBUTION
+from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
 #: A block of code; or Python in a comment, which sets up what the page's examples need and its readers have.
@@ -175,7 +177,7 @@ class Reader:
         if line.startswith("python -m outbox.embedded"):
             return  # the suite's PostgreSQL takes its place
         command = ["bash", "-c", f"exec {line}"]
-        with (self.folder / f"service-{len(self.services)}.log").open("wb") as log:
+        with self._log(len(self.services)).open("wb") as log:
             service = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
@@ -185,11 +187,20 @@ class Reader:
         """Stop what was started; what was a service must have run until now, and end in good order."""
         if self._python is not None:
             self._python.communicate()
-        for service in self.services:
+        for number, service in enumerate(self.services):
+            log = self._log(number)
+            # What it says first comes from the program: a signal before that would end the interpreter.
+            wait_until(partial(self._has_begun, service, log), f"{log.name} has begun")
             assert service.poll() is None, self.logs()
             service.send_signal(signal.SIGTERM)
         for service in self.services:
             assert service.wait(60) == 0, self.logs()
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"service-{number}.log"
+
+    def _has_begun(self, service: subprocess.Popen[bytes], log: Path) -> bool:
+        return bool(log.stat().st_size) or service.poll() is not None
 
     def kill(self) -> None:
         """End whatever still runs."""

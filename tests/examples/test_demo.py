@@ -253,7 +253,7 @@ def test_the_tables_of_the_reconciliation_say_what_was_done(
         ({"kills": -1}, "kills = -1"),
         ({"opening_balance": Decimal("0.001")}, "at most 2 decimals"),
         ({"opening_balance": Decimal("NaN")}, "opening_balance = NaN"),
-        ({"two_phase": True, "tcc": True}, "two_phase and tcc are two ways"),
+        ({"two_phase": True, "tcc": True}, "two_phase and tcc are two modes"),
         ({"faults": True, "reconcile": False}, "faults and report need the reconciliation"),
         ({"report": Path("report.html"), "reconcile": False}, "faults and report need the reconciliation"),
         ({"report": Path("/no/such/folder/report.html")}, "in a folder that isn't there"),

@@ -82,6 +82,8 @@ SELECT md5(string_agg(entry, ',' ORDER BY entry)) FROM (
     SELECT concat_ws('.', 'extension', oid) FROM pg_extension
      UNION ALL
     SELECT concat_ws('.', 'event trigger', oid) FROM pg_event_trigger
+     UNION ALL
+    SELECT concat_ws('.', 'revision', version_num) FROM outbox.outbox_version
 ) AS entries (entry)
 """
 
