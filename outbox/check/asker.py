@@ -81,7 +81,8 @@ class _QuestionClosed(Exception):
 class Interview:
     """A claimed half, whom to ask about it, and what came of it.
 
-    ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``abandoned`` that it took too long.
+    ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``abandoned`` that it took too long. The
+    `Asker` runs it on ``runner`` until ``deadline`` (by `time.monotonic`), ``ended`` tells that it runs no more.
     """
 
     checker: Checker
@@ -94,27 +95,20 @@ class Interview:
     parked: bool = False
     held: bool = False
     abandoned: bool = False
+    ended: bool = False
+    deadline: float = 0.0
+    runner: Runner = field(init=False, repr=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, checker: Checker, settings: Settings, row: Row) -> Interview:
-        """Return the interview for a row of `store.claim`."""
+        """Return the interview for a row of `sql.claim`."""
         half_id, claim, history_id, key, tag, headers, content_type, raw, born_at, age, gone = row
         orphan = None
         if not gone:
-            orphan = Orphan(
-                half_id,
-                checker.topic,
-                key,
-                tag,
-                json.loads(headers) if headers else {},
-                content_type,
-                raw,
-                born_at,
-                dt.timedelta(seconds=age),
-                claim,
-                checker.model,
-            )
+            topic, model, age = checker.topic, checker.model, dt.timedelta(seconds=age)
+            headers = json.loads(headers) if headers else {}
+            orphan = Orphan(half_id, topic, key, tag, headers, content_type, raw, born_at, age, claim, model)
         return cls(checker, settings, half_id, claim, history_id, orphan)
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
@@ -143,8 +137,20 @@ class Interview:
 
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
+        unknown = sql.unknown(
+            self.settings.schema,
+            half_id=self.half_id,
+            id=self.history_id,
+            claim=self.claim,
+            interval=self.checker.interval,
+            max_checks=self.checker.max_checks,
+            answer=Resolution.UNKNOWN.value,
+            seconds=answer.seconds,
+            error=answer.error,
+            reason=sql.PARK_REASON,
+        )
         with connection.begin():
-            (parked,) = execute(connection, self._unknown(answer))
+            (parked,) = execute(connection, unknown)
         self.answer = answer
         self.parked = bool(parked and parked[0][0])
         if self.parked:
@@ -159,7 +165,8 @@ class Interview:
     def give_back(self, connection: Connection) -> None:
         """Undo the claim: nobody was asked."""
         with connection.begin():
-            execute(connection, sql.unasked(self.settings.schema, self.half_id, self.claim, self.history_id))
+            schema, half_id = self.settings.schema, self.half_id
+            execute(connection, sql.unasked(schema, half_id=half_id, claim=self.claim, id=self.history_id))
 
     def _answer(self, connection: Connection) -> Answer:
         if (orphan := self.orphan) is None:
@@ -218,26 +225,8 @@ class Interview:
         return sql.limit_checker(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
 
     def _answered(self, answer: Answer) -> Statement:
-        return sql.answered(
-            self.settings.schema,
-            self.half_id,
-            self.history_id,
-            answer.resolution.value,
-            answer.seconds,
-            answer.error,
-        )
-
-    def _unknown(self, answer: Answer) -> Statement:
-        return sql.unknown(
-            self.settings.schema,
-            self.half_id,
-            self.history_id,
-            self.claim,
-            self.checker.interval,
-            self.checker.max_checks,
-            answer.seconds,
-            answer.error,
-        )
+        found = {"answer": answer.resolution.value, "seconds": answer.seconds, "error": answer.error}
+        return sql.answered(self.settings.schema, half_id=self.half_id, id=self.history_id, **found)
 
 
 def unanswered(error: BaseException | None, seconds: float) -> Answer:
@@ -245,16 +234,6 @@ def unanswered(error: BaseException | None, seconds: float) -> Answer:
     if error is not None:
         return Answer(Resolution.UNKNOWN, summary_of(error), seconds)
     return Answer(Resolution.UNKNOWN, f"no answer within {seconds:g} s: the checker was given up", seconds)
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """An interview under way."""
-
-    interview: Interview
-    runner: Runner
-    deadline: float
-    ended: bool = False
 
 
 class Asker:
@@ -269,7 +248,7 @@ class Asker:
         self._new_runner = new_runner
         self._in_flight = in_flight
         self._idle: dict[bool, list[Runner]] = {False: [], True: []}
-        self._running: dict[Interview, _Running] = {}
+        self._running: set[Interview] = set()
         self._ended: SimpleQueue[tuple[Interview, BaseException | None]] = SimpleQueue()
         self._left_behind: Counter[str] = Counter()
         self._unasked: set[str] = set()
@@ -303,15 +282,15 @@ class Asker:
     def begin(self, interview: Interview) -> None:
         """Begin an interview in a thread of its own."""
         self.make_runner(is_async=interview.checker.is_async)
-        runner = self._idle[interview.checker.is_async].pop()
-        running = _Running(interview, runner, time.monotonic() + interview.checker.timeout)
-        self._running[interview] = running
+        interview.runner = self._idle[interview.checker.is_async].pop()
+        interview.deadline = time.monotonic() + interview.checker.timeout
+        self._running.add(interview)
         name = f"outbox-check-{interview.checker.topic}"
-        thread = threading.Thread(target=self._hold, args=(running,), name=name, daemon=True)
+        thread = threading.Thread(target=self._hold, args=(interview,), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the process has no threads left
-            self._end(running, error)
+            self._end(interview, error)
 
     def next_ended(self, *, wait: bool) -> tuple[Interview, Answer | None] | None:
         """Return an interview that has ended or was given up, with its answer if it could not record one itself.
@@ -319,22 +298,22 @@ class Asker:
         None: none is running, or, unless it may ``wait``, none has ended so far.
         """
         while self._running:
-            soonest = min(self._running.values(), key=lambda running: running.deadline)
+            soonest = min(self._running, key=lambda interview: interview.deadline)
             left = soonest.deadline - time.monotonic()
             try:
                 # Before anything is given up: what has ended may have waited for this look.
                 interview, error = self._ended.get(wait and left > 0, max(left, 0))
             except Empty:
                 if left <= 0 and self._give_up(soonest):
-                    return soonest.interview, unanswered(None, soonest.interview.checker.timeout)
+                    return soonest, unanswered(None, soonest.checker.timeout)
                 if left <= 0 or wait:
                     continue
                 return None
-            running = self._running.pop(interview)
-            self._idle[interview.checker.is_async].append(running.runner)
+            self._running.remove(interview)
+            self._idle[interview.checker.is_async].append(interview.runner)
             if error is None or interview.answer is not None:
                 return interview, None
-            seconds = interview.checker.timeout - (running.deadline - time.monotonic())
+            seconds = interview.checker.timeout - (interview.deadline - time.monotonic())
             return interview, unanswered(error, seconds)
         return None
 
@@ -349,32 +328,32 @@ class Asker:
         for runners in self._idle.values():
             while runners:
                 runners.pop().end()
-        for running in list(self._running.values()):
-            running.runner.end()
+        for interview in list(self._running):
+            interview.runner.end()
 
-    def _hold(self, running: _Running) -> None:
+    def _hold(self, interview: Interview) -> None:
         error: BaseException | None = None
         try:
-            running.runner.run(running.interview.hold)
+            interview.runner.run(interview.hold)
         except BaseException as raised:  # a checker may raise whatever it likes; it is recorded as its answer
             error = raised
-        self._end(running, error)
+        self._end(interview, error)
 
-    def _end(self, running: _Running, error: BaseException | None) -> None:
+    def _end(self, interview: Interview, error: BaseException | None) -> None:
         with self._guard:
-            running.ended = True
-            if running.interview.abandoned:
-                self._left_behind[running.interview.checker.topic] -= 1
+            interview.ended = True
+            if interview.abandoned:
+                self._left_behind[interview.checker.topic] -= 1
             else:
-                self._ended.put((running.interview, error))
+                self._ended.put((interview, error))
 
-    def _give_up(self, running: _Running) -> bool:
+    def _give_up(self, interview: Interview) -> bool:
         """Give an interview up, unless it has just ended."""
         with self._guard:
-            if running.ended:
+            if interview.ended:
                 return False
-            running.interview.give_up()
-            self._left_behind[running.interview.checker.topic] += 1
-        del self._running[running.interview]
-        running.runner.end()
+            interview.give_up()
+            self._left_behind[interview.checker.topic] += 1
+        self._running.remove(interview)
+        interview.runner.end()
         return True

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from outbox.database.session import is_async
 from outbox.errors import InvalidHandler
 from outbox.message.content import check_topic
 from outbox.settings import Settings
@@ -77,8 +78,7 @@ class Checker:
     @property
     def is_async(self) -> bool:
         """Is the function a coroutine function?"""
-        call = getattr(type(self.function), "__call__", None)  # noqa: B004 - an object may be the checker
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+        return is_async(self.function)
 
 
 def _takes_session(topic: str, function: Callable[..., Any]) -> bool:

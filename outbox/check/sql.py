@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from outbox.database.decision import fence_key
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, Template
 
 # Jumps from topic to topic in the index: a topic that nobody can be asked about costs the others nothing, however many
 # of its halves are due.
@@ -20,7 +20,8 @@ WITH RECURSIVE known AS (
       FROM known k WHERE k.topic IS NOT NULL
 )"""
 
-_DUE = (
+#: Read what is due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due.
+due = Template(
     KNOWN_TOPICS
     + """
 SELECT NULL, EXISTS (SELECT FROM {s}.half_check WHERE fenced AND parked_at IS NULL
@@ -32,18 +33,20 @@ SELECT topic, EXISTS (SELECT FROM {s}.half_check c WHERE c.topic = known.topic A
 """
 )
 
-_FENCED = """
+#: Lock fenced halves that are due. Rows: ``(half_id,)``.
+due_fenced = Template("""
 SELECT half_id FROM {s}.half_check
  WHERE fenced AND parked_at IS NULL AND next_check_at <= statement_timestamp()
  ORDER BY next_check_at LIMIT %s
    FOR UPDATE SKIP LOCKED
-"""
+""")
 
-_LOCK = "SELECT topic, fenced FROM {s}.half_check WHERE half_id = %s FOR UPDATE"
+#: Lock the check of one half. Rows: ``(topic, fenced)``; none if it is decided.
+lock = Template("SELECT topic, fenced FROM {s}.half_check WHERE half_id = %s FOR UPDATE")
 
 # Safe whatever this statement's snapshot shows: a business transaction that committed after it was taken has its op in
 # the index, where the insert finds it; one that begins after its fence was found free finds our op when it commits.
-_TRY_FENCES = """
+_TRY_FENCES = Template("""
 WITH tried AS MATERIALIZED (
     SELECT half_id, pg_try_advisory_xact_lock(key) AS free
       FROM unnest(%(ids)s::uuid[], %(keys)s::int8[]) g (half_id, key)
@@ -66,14 +69,13 @@ WITH tried AS MATERIALIZED (
       FROM tried t LEFT JOIN decided d ON d.half_id = t.half_id
 )
 SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tried
-"""
+""")
 
 # What is due and may still be asked is claimed until the lease ends: the question counts from now on, also if it kills
 # whoever asks. What has used up its questions (the last one was never answered) is parked, unless an operator wants it
 # asked once more.
 _CLAIM = """
-WITH due AS MATERIALIZED (
-    {due}
+WITH due AS MATERIALIZED ({due}
 ), spent AS (
     UPDATE {s}.half_check c
        SET parked_at = clock_timestamp(),
@@ -102,6 +104,7 @@ _DUE_OF_TOPIC = """
      WHERE topic = %(topic)s AND parked_at IS NULL AND NOT fenced AND next_check_at <= statement_timestamp()
      ORDER BY next_check_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED"""
+_CLAIM_OF_TOPIC = Template(_CLAIM.replace("{due}", _DUE_OF_TOPIC))
 
 # Asked by hand, parked or not: only not while somebody is being asked. The caller holds the lock already: the snapshot
 # of a statement that waits for it wouldn't show the question for which it waited.
@@ -112,6 +115,7 @@ _THIS_ONE = """
                         WHERE a.half_id = c.half_id AND a.asked = 'checker' AND a.answer IS NULL
                           AND a.asked_at > clock_timestamp() - make_interval(secs => %(lease)s))
        FOR UPDATE"""
+_CLAIM_THIS = Template(_CLAIM.replace("{due}", _THIS_ONE))
 
 # A question is closed when it is answered or given up, and when another one is put: no later answer to it counts.
 _ANSWER = """
@@ -119,11 +123,14 @@ UPDATE {s}.check_history q SET answer = %(answer)s, seconds = %(seconds)s, error
  WHERE half_id = %(half_id)s AND id = %(id)s AND answer IS NULL
    AND NOT EXISTS (SELECT FROM {s}.check_history later WHERE later.half_id = q.half_id AND later.id > q.id)
 RETURNING half_id"""
+#: Record the answer to one question. Rows: one unless the question was closed before.
+answered = Template(_ANSWER)
 
 # Of the claim that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
 # What is parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he
 # leaves the half undecided after all, the claim ends by itself.
-_UNKNOWN = f"""
+#: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands.
+unknown = Template(f"""
 WITH closed AS ({_ANSWER}
 ), mine AS MATERIALIZED (
     SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times <= %(claim)s
@@ -133,12 +140,14 @@ UPDATE {{s}}.half_check
    SET next_check_at = clock_timestamp() + make_interval(secs => %(interval)s), last_error = %(error)s,
        parked_at = coalesce(parked_at, CASE WHEN check_times >= %(max_checks)s THEN clock_timestamp() END),
        reason = coalesce(reason, CASE WHEN check_times >= %(max_checks)s
-                                      THEN format(%(reason)s, check_times, coalesce(%(summary)s, 'unknown')) END)
+                                      THEN format(%(reason)s, check_times,
+                                                  coalesce(split_part(%(error)s, E'\\n', 1), 'unknown')) END)
  WHERE half_id IN (SELECT half_id FROM mine) AND half_id IN (SELECT half_id FROM closed)
 RETURNING parked_at IS NOT NULL
-"""
+""")
 
-_UNASKED = """
+#: Give a claim back: nobody was asked.
+unasked = Template("""
 WITH mine AS MATERIALIZED (
     SELECT half_id FROM {s}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
        FOR UPDATE SKIP LOCKED
@@ -147,20 +156,12 @@ WITH mine AS MATERIALIZED (
 )
 UPDATE {s}.half_check SET check_times = check_times - 1, next_check_at = clock_timestamp(), last_answer = NULL
  WHERE half_id IN (SELECT half_id FROM mine)
-"""
+""")
 
 _LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
 
-_STATE = """
-SELECT h.topic, o.resolution, o.decided_by, o.decided_at, c.half_id IS NOT NULL, coalesce(c.fenced, false),
-       c.parked_at IS NOT NULL
-  FROM {s}.half_message h
-  LEFT JOIN {s}.op_message o ON o.half_id = h.id
-  LEFT JOIN {s}.half_check c ON c.half_id = h.id
- WHERE h.id = %s
-"""
-
-_HURRY = "UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL"
+#: Set the next check of all undecided halves to now, but for those that are parked.
+hurry = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
 
 # At once, but not while somebody is being asked: not before that claim ends.
 _AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
@@ -169,37 +170,23 @@ _AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
 
 _SET_BACK = f"check_times = 0, next_check_at = {_AT_ONCE}, parked_at = NULL, reason = NULL"
 
-_RESET = f"UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id = %s RETURNING half_id"
-
-# Who holds the lock of a half is deciding it.
-_RESET_PARKED = f"""
-WITH parked AS MATERIALIZED (
-    SELECT half_id FROM {{s}}.half_check
-     WHERE parked_at IS NOT NULL AND (%(topic)s::text IS NULL OR topic = %(topic)s)
-       AND (%(after)s::uuid IS NULL OR half_id > %(after)s::uuid)
-     ORDER BY half_id LIMIT %(limit)s
-       FOR UPDATE SKIP LOCKED
-), reset AS (
-    UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id IN (SELECT half_id FROM parked)
-), recorded AS (
-    INSERT INTO {{s}}.audit (actor, action, target, reason)
-    SELECT %(actor)s, 'reset', half_id::text, %(reason)s FROM parked
-)
-SELECT half_id FROM parked ORDER BY half_id
-"""
+#: Set a half's counter back, and its next check to now. Rows: one if it is undecided.
+reset = Template(f"UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id = %s RETURNING half_id")
 
 # Without a last answer it is asked once, whatever the counter says.
-_ONCE_MORE = f"""
+#: Have a half checked now; a parked one exactly once more. Rows: one if it is undecided.
+once_more = Template(f"""
 UPDATE {{s}}.half_check
    SET next_check_at = {_AT_ONCE}, parked_at = NULL, reason = NULL, last_answer = NULL
  WHERE half_id = %s
 RETURNING half_id
-"""
+""")
 
 #: Filled in by PostgreSQL's format(): how often, and what came of the last one.
 PARK_REASON = "no verdict in %s checks; the last one: %s"
 RUNNING = "its transaction is still running"
 UNANSWERED = "asked, and no answer came: the worker died or was cut off"
+_TEXTS = {"reason": PARK_REASON, "unanswered": UNANSWERED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,28 +198,10 @@ class Question:
     worker: str
 
 
-def due(schema: str) -> Statement:
-    """Read what is due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due."""
-    return Statement(in_schema(_DUE, schema))
-
-
-def due_fenced(schema: str, limit: int) -> Statement:
-    """Lock fenced halves that are due. Rows: ``(half_id,)``."""
-    return Statement(in_schema(_FENCED, schema), (limit,))
-
-
-def lock(schema: str, half_id: UUID) -> Statement:
-    """Lock the check of one half. Rows: ``(topic, fenced)``; none if it is decided."""
-    return Statement(in_schema(_LOCK, schema), (half_id,))
-
-
 def try_fences(schema: str, half_ids: Sequence[UUID], interval: float, worker: str) -> Statement:
     """Roll back the halves whose fence is free. Rows: ``(still running, rolled back)``, one."""
     keys = [fence_key(schema, half_id) for half_id in half_ids]
-    return Statement(
-        in_schema(_TRY_FENCES, schema),
-        {"ids": list(half_ids), "keys": keys, "interval": interval, "worker": worker, "running": RUNNING},
-    )
+    return _TRY_FENCES(schema, ids=list(half_ids), keys=keys, interval=interval, worker=worker, running=RUNNING)
 
 
 def claim(schema: str, topic: str, limit: int, question: Question) -> Statement:
@@ -241,99 +210,14 @@ def claim(schema: str, topic: str, limit: int, question: Question) -> Statement:
     Rows: ``(half_id, claim, history id, key, tag, headers, content_type, body, born_at, age in s, half is gone)``;
     claim NULL: parked.
     """
-    return _claim(schema, _DUE_OF_TOPIC, {"topic": topic, "limit": limit}, question)
+    return _CLAIM_OF_TOPIC(schema, topic=topic, limit=limit, **_TEXTS, **asdict(question))
 
 
 def claim_this(schema: str, half_id: UUID, question: Question) -> Statement:
     """Claim one half, parked or not, unless its checker is being asked. Rows: as of `claim`."""
-    return _claim(schema, _THIS_ONE, {"half_id": half_id}, question)
-
-
-def _claim(schema: str, which: str, values: dict[str, object], question: Question) -> Statement:
-    values |= {
-        "max_checks": question.max_checks,
-        "lease": question.lease,
-        "worker": question.worker,
-        "reason": PARK_REASON,
-        "unanswered": UNANSWERED,
-    }
-    return Statement(in_schema(_CLAIM.replace("{due}", which), schema), values)
-
-
-def answered(
-    schema: str, half_id: UUID, history_id: int, answer: str, seconds: float | None, error: str | None
-) -> Statement:
-    """Record the answer to one question. Rows: one unless the question was closed before."""
-    return Statement(
-        in_schema(_ANSWER, schema),
-        {"half_id": half_id, "id": history_id, "answer": answer, "seconds": seconds, "error": error},
-    )
-
-
-def unknown(
-    schema: str,
-    half_id: UUID,
-    history_id: int,
-    claim: int,
-    interval: float,
-    max_checks: int,
-    seconds: float,
-    error: str | None,
-) -> Statement:
-    """Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands."""
-    return Statement(
-        in_schema(_UNKNOWN, schema),
-        {
-            "half_id": half_id,
-            "id": history_id,
-            "claim": claim,
-            "interval": interval,
-            "max_checks": max_checks,
-            "answer": "unknown",
-            "seconds": seconds,
-            "error": error,
-            "summary": error.partition("\n")[0] if error else None,
-            "reason": PARK_REASON,
-        },
-    )
-
-
-def unasked(schema: str, half_id: UUID, claim: int, history_id: int) -> Statement:
-    """Give a claim back: nobody was asked."""
-    return Statement(in_schema(_UNASKED, schema), {"half_id": half_id, "claim": claim, "id": history_id})
+    return _CLAIM_THIS(schema, half_id=half_id, **_TEXTS, **asdict(question))
 
 
 def limit_checker(seconds: float, lock_seconds: float) -> Statement:
     """For this transaction, let no statement take longer, and none wait longer for a lock."""
     return Statement(_LIMITS, (f"{max(int(seconds * 1000), 1)}ms", f"{max(int(lock_seconds * 1000), 1)}ms"))
-
-
-def hurry(schema: str) -> Statement:
-    """Set the next check of all undecided halves to now, but for those that are parked."""
-    return Statement(in_schema(_HURRY, schema))
-
-
-def state(schema: str, half_id: UUID) -> Statement:
-    """Read how a half stands.
-
-    Rows: ``(topic, resolution, decided_by, decided_at, has a check, fenced, parked)``; none if there is no such half.
-    """
-    return Statement(in_schema(_STATE, schema), (half_id,))
-
-
-def reset(schema: str, half_id: UUID) -> Statement:
-    """Set a half's counter back, and its next check to now. Rows: one if it is undecided."""
-    return Statement(in_schema(_RESET, schema), (half_id,))
-
-
-def reset_parked(schema: str, topic: str | None, after: UUID | None, limit: int, actor: str, reason: str) -> Statement:
-    """Reset parked halves, ``limit`` at most, above the id ``after``, and record it. Rows: ``(half_id,)``, in order."""
-    return Statement(
-        in_schema(_RESET_PARKED, schema),
-        {"topic": topic, "after": after, "limit": limit, "actor": actor, "reason": reason},
-    )
-
-
-def once_more(schema: str, half_id: UUID) -> Statement:
-    """Have a half checked now; a parked one exactly once more. Rows: one if it is undecided."""
-    return Statement(in_schema(_ONCE_MORE, schema), (half_id,))

@@ -5,7 +5,6 @@ And the databases in which such a message may take effect: the producer's own, i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from outbox.compensate.sql import has_inbox
 from outbox.database.execute import execute, is_lost
 from outbox.database.failure import CONTENDED, sqlstate
+from outbox.database.session import check_function, is_async
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.content import check_topic
 from outbox.text import database_address, summary_of
@@ -49,14 +49,7 @@ class Compensation:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         what = f"compensation of {self.topic!r}"
-        if not callable(self.function):
-            raise InvalidHandler(f"{what}: {self.function!r} is not callable")
-        try:
-            inspect.signature(self.function).bind("message", "session")
-        except TypeError as error:
-            raise InvalidHandler(f"{what}: {self.name} must take (message, session): {error}") from None
-        except ValueError:  # a builtin without a signature: the first call will tell
-            pass
+        check_function(f"{what}: the function", self.function, "message", "session")
         for number, consumer in enumerate(self.consumers, 1):
             _check_database(f"{what}: number {number} of consumers", consumer)
 
@@ -70,8 +63,7 @@ class Compensation:
     @property
     def is_async(self) -> bool:
         """Is the function a coroutine function?"""
-        call = getattr(type(self.function), "__call__", None)  # noqa: B004 - an object may be the function
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+        return is_async(self.function)
 
 
 def as_databases(
@@ -84,9 +76,6 @@ def as_databases(
 
 
 def _check_database(what: str, value: object) -> None:
-    from sqlalchemy import Engine, make_url  # noqa: PLC0415
-    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
-
     if isinstance(value, str):
         try:
             make_url(value)
@@ -162,12 +151,8 @@ class InboxDatabase:
         self.close()
 
 
-class OwnDatabase(InboxDatabase):
+class _OwnDatabase(InboxDatabase):
     """The producer's database, by the connection of the pass: if that is lost, so is the pass."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(database_address(connection.engine.url), lambda: connection)
-        self.address = _address_of(connection.engine.url)
 
     def close(self) -> None:
         """Leave the connection to the pass."""
@@ -177,22 +162,24 @@ class OwnDatabase(InboxDatabase):
 
 
 class InboxDatabases:
-    """The places of one pass; what is opened stays open to its end."""
+    """The databases with inboxes of one pass; what is opened stays open to its end."""
 
     def __init__(self, own: Connection, schema: str) -> None:
-        self._own = OwnDatabase(own)
+        url = own.engine.url
+        self._own = _OwnDatabase(database_address(url), lambda: own)
+        self._own_address = _address_of(url)
         self._schema = schema
         self._has_inbox: bool | None = None
         self._others: dict[str, InboxDatabase] = {}
 
     def of(self, compensation: Compensation) -> list[InboxDatabase]:
-        """Return the places in which messages of a compensation's topic may take effect."""
+        """Return the databases in which messages of a compensation's topic may take effect."""
         if self._has_inbox is None:
             self._has_inbox = self._own.run(self._has_inboxes)
         databases: list[InboxDatabase] = [self._own] if self._has_inbox else []
         for consumer in compensation.consumers:
             address = _address_of(url := _url_of(consumer))
-            if address == self._own.address:
+            if address == self._own_address:
                 continue
             if address not in self._others:
                 self._others[address] = InboxDatabase(database_address(url), partial(_connect, consumer))

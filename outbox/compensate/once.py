@@ -10,8 +10,6 @@ No transaction spans two databases, and a worker may die between any two steps. 
   second worker waits for the first, and finds it done.
 - Whoever finds that the message must not be compensated (it was consumed, the bulk job was cancelled) first writes
   that down, which excludes that anybody ends the item as done; then releases the quarantines; then ends the item.
-
-Give up the compensation of one message: release its quarantines, and end the item.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
-from outbox.compensate.quarantine import QuarantineOrder
 from outbox.compensate.run import CompensationItem, CompensationRun, ItemTable, StaleItem
 from outbox.database.execute import Row, execute
 from outbox.database.runner import NewRunner, Runner
@@ -33,50 +30,6 @@ from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-
-def refuse(items: ItemTable, item: CompensationItem, why: str) -> str:
-    """End the item, for which nothing was quarantined; return its state."""
-    return items.close(item, "skipped" if item.cancelled_by is None else "cancelled", f"{sql.REFUSED}{why}")
-
-
-def withdraw(items: ItemTable, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
-    """Decide that the message will not be compensated, release the quarantines, end the item; return its state.
-
-    Raises:
-        Postponed: a place can't be asked now. The decision stands.
-    """
-    if not items.refuse(item, why):
-        state, _ = items.ended(item)
-        # Pending and yet not to be refused: it was compensated by nobody's order, and the quarantines stay.
-        return refuse(items, item, why) if state == "pending" else check_again(items, item, databases, why)
-    # While the message wasn't out, nobody knew where the groups would pass it. Nor do we, if somebody died in between.
-    doubt = item.refused or not items.order(item).sends
-    release(items, item, databases)
-    if doubt and items.ended(item)[0] == "pending":
-        release(items, item, databases, doubt=True)
-    return refuse(items, item, why)
-
-
-def check_again(items: ItemTable, item: CompensationItem, databases: list[InboxDatabase], why: str) -> str:
-    """Something came in between: if the item has ended by that, leave no quarantine behind; return its state.
-
-    Raises:
-        Postponed: it is to be done over.
-    """
-    state, compensated = items.ended(item)
-    if state == "pending":
-        raise Postponed(why, 0)
-    if state in {"skipped", "cancelled"} and not compensated:
-        release(items, item, databases)
-    return state
-
-
-def release(items: ItemTable, item: CompensationItem, databases: list[InboxDatabase], *, doubt: bool = False) -> None:
-    """Release the item's quarantines; nobody compensates for it any more."""
-    order = items.order(item)
-    for database in databases:
-        database.run(lambda connection: quarantine.release(connection, items.schema, order, doubt=doubt))
 
 
 logger = logging.getLogger("outbox.compensate")
@@ -112,17 +65,17 @@ def compensate_once(
             connection,
             plan_by_index(),
             finish_bulk_jobs(settings.schema),
-            sql.due(settings.schema, sorted(compensations), limit),
+            sql.due(settings.schema, topics=sorted(compensations), limit=limit),
         )
     if not due:
         return Counts()
     run = _CompensationPass(connection, settings, compensations, new_runner, stopping)
     counts = Counts()
     try:
-        for bulk_job_id, number in due:
+        for key in due:
             if stopping():
                 return counts + Counts(more=True)
-            counts += run.take(sql.Key(bulk_job_id, number))
+            counts += run.take(sql.Key(*key))
     finally:
         run.end()
     with connection.begin():
@@ -172,45 +125,83 @@ class _CompensationPass:
         Raises:
             Postponed: nothing more can be done now.
         """
-        row, order = self._items.state_of(item)
+        schema, knowingly = self._settings.schema, item.acknowledged
+        row, item = self._items.read(item)
         compensation = self._compensations[item.topic]
         databases = self._databases.of(compensation)
         if why := _why_not(item, row):
             return self._end(item, why, databases)
         if item.attempts > MAX_ATTEMPTS:
             return self._items.close(item, "failed", "failed: the worker died over it each time")
-        consumed = [name for database in databases for name in _consumed(database, self._settings.schema, order)]
-        if consumed and not item.acknowledged:
-            return self._end(item, _delivered(consumed), databases)
-        return self._quarantine_and_perform(item, order, compensation, databases)
-
-    def _end(self, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
-        """End an item that is not to be carried out, before anything was quarantined in this try."""
-        return refuse(self._items, item, why) if item.untouched else withdraw(self._items, item, why, databases)
-
-    def _quarantine_and_perform(
-        self, item: CompensationItem, order: QuarantineOrder, compensation: Compensation, databases: list[InboxDatabase]
-    ) -> str:
-        schema, knowingly = self._settings.schema, item.acknowledged
         consumed, quarantined = [], []
         for database in databases:
-            made = database.run(
-                lambda connection: quarantine.quarantine(connection, schema, order, acknowledged=knowingly)
-            )
+            consumed += database.named(database.run(lambda each: quarantine.consumed_by(each, schema, item)))
+        if consumed and not knowingly:
+            return self._end(item, _delivered(consumed), databases)
+        consumed = []
+        for database in databases:
+            made = database.run(lambda each: quarantine.quarantine(each, schema, item, acknowledged=knowingly))
             consumed += database.named(made.consumed)
             quarantined += database.named(made.quarantined)
             if consumed and not knowingly:
                 # A consumer was faster than the quarantine, and slower than the look.
-                return withdraw(self._items, item, _delivered(consumed), databases)
-        return self._perform(
-            CompensationRun(compensation, self._settings, item, order, consumed, quarantined), databases
-        )
+                return self._withdraw(item, _delivered(consumed), databases)
+        return self._perform(CompensationRun(compensation, self._settings, item, consumed, quarantined), databases)
+
+    def _end(self, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
+        """End an item that is not to be carried out, before anything was quarantined in this try."""
+        return self._refuse(item, why) if item.untouched else self._withdraw(item, why, databases)
+
+    def _refuse(self, item: CompensationItem, why: str) -> str:
+        """End the item, for which nothing was quarantined; return its state."""
+        state = "skipped" if item.cancelled_by is None else "cancelled"
+        return self._items.close(item, state, f"{sql.REFUSED}{why}")
+
+    def _withdraw(self, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
+        """Decide that the message will not be compensated, release the quarantines, end the item; return its state.
+
+        Raises:
+            Postponed: a database can't be asked now. The decision stands.
+        """
+        if not self._items.refuse(item, why):
+            state, _ = self._items.ended(item)
+            # Pending and yet not to be refused: it was compensated by nobody's order, and the quarantines stay.
+            return self._refuse(item, why) if state == "pending" else self._check_again(item, databases, why)
+        # While the message wasn't out, nobody knew where the groups would pass it. Nor do we, if somebody died in
+        # between.
+        doubt = item.refused or not self._items.read(item)[1].sends
+        self._release(item, databases)
+        if doubt and self._items.ended(item)[0] == "pending":
+            self._release(item, databases, doubt=True)
+        return self._refuse(item, why)
+
+    def _check_again(self, item: CompensationItem, databases: list[InboxDatabase], why: str) -> str:
+        """Something came in between: if the item has ended by that, leave no quarantine behind; return its state.
+
+        Raises:
+            Postponed: it is to be done over.
+        """
+        state, compensated = self._items.ended(item)
+        if state == "pending":
+            raise Postponed(why, 0)
+        if state in {"skipped", "cancelled"} and not compensated:
+            self._release(item, databases)
+        return state
+
+    def _release(self, item: CompensationItem, databases: list[InboxDatabase], *, doubt: bool = False) -> None:
+        """Release the item's quarantines; nobody compensates for it any more."""
+        _, order = self._items.read(item)
+        for database in databases:
+            database.run(lambda each: quarantine.release(each, self._settings.schema, order, doubt=doubt))
 
     def _perform(self, run: CompensationRun, databases: list[InboxDatabase]) -> str:
         item = run.item
         error: Exception | None
         try:
-            self._runner(is_async=run.compensation.is_async).run(run.hold)
+            is_async = run.compensation.is_async
+            if is_async not in self._runners:
+                self._runners[is_async] = self._new_runner(is_async)
+            self._runners[is_async].run(run.hold)
             error = run.error
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
@@ -223,7 +214,7 @@ class _CompensationPass:
             )
             return "done"
         if isinstance(error, StaleItem):
-            return check_again(self._items, item, databases, str(error))
+            return self._check_again(item, databases, str(error))
         if error is None or (self._stopping() and run.error is None):
             raise Postponed("the worker was stopped", 0)
         if not run.called:
@@ -246,11 +237,6 @@ class _CompensationPass:
         outcome = f"failed: {failure} (attempt {item.attempts} of {MAX_ATTEMPTS})"
         return self._items.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
 
-    def _runner(self, *, is_async: bool) -> Runner:
-        if is_async not in self._runners:
-            self._runners[is_async] = self._new_runner(is_async)
-        return self._runners[is_async]
-
 
 def _why_not(item: CompensationItem, row: Row) -> str | None:
     """Return why the item is not to be carried out, as far as the producer's database knows."""
@@ -259,10 +245,6 @@ def _why_not(item: CompensationItem, row: Row) -> str | None:
     if item.cancelled_by is not None:
         return f"cancelled by {item.cancelled_by}"
     return _refused(row)
-
-
-def _consumed(database: InboxDatabase, schema: str, order: QuarantineOrder) -> list[str]:
-    return database.named(database.run(lambda connection: quarantine.consumed_by(connection, schema, order)))
 
 
 def _delivered(consumed: list[str]) -> str:

@@ -31,12 +31,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.compensate import sql
-from outbox.database.execute import Row, Statement, execute, read_source
-from outbox.database.sql import GroupQueue, plan_by_index, take_lock, wait_at_most
+from outbox.database.execute import Statement, execute, read_source
+from outbox.database.sql import GroupQueue, audit, plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
 
 if TYPE_CHECKING:
@@ -96,22 +97,23 @@ class GroupProgress:
         """Return queue and position at which the group will come to the message next; None if it has passed it."""
         return next((send for send in order.sends if send[1] > self.positions.get(send[0], 0)), None)
 
-    def needs_quarantine(self, order: QuarantineOrder) -> bool:
-        """Tell whether the message may yet come to the group."""
-        return not order.sends or self.ahead(order) is not None
-
     def was_to_get(self, order: QuarantineOrder) -> bool:
         """Tell whether the message was sent after the group began."""
         return any(position > self.starts.get(queue, 0) for queue, position in order.sends)
 
-    def quarantine_for(self, order: QuarantineOrder) -> sql.NewQuarantine:
-        """Return the quarantine where there is no row."""
-        queue, position = self.ahead(order) or (0, 0)
-        return sql.NewQuarantine(self.name, order.message_id, queue, position, order.bulk_job_id)
+
+def _missing(groups: Iterable[GroupProgress], orders: Sequence[QuarantineOrder]) -> list[sql.NewQuarantine]:
+    """Return a quarantine for each message that may yet come to a group; there may be a row instead of it."""
+    return [
+        sql.NewQuarantine(group.name, order.message_id, *(group.ahead(order) or (0, 0)), order.bulk_job_id)
+        for group in groups
+        for order in orders
+        if not order.sends or group.ahead(order) is not None
+    ]
 
 
 def groups_in(rows: Iterable[tuple[str, int | None, int, int]]) -> list[GroupProgress]:
-    """Return the rows of `store.reached` as groups."""
+    """Return the rows of `sql.reached` as groups."""
     groups: dict[str, GroupProgress] = {}
     for name, queue, position, start in rows:
         group = groups.setdefault(name, GroupProgress(name))
@@ -135,15 +137,13 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
     Raises:
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if somebody has handled it all the while.
     """
-    bulk_job_id = order.bulk_job_id
-    assert bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines for nobody
+    assert order.bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines for nobody
     with connection.begin() as transaction:
-        _, rows = execute(connection, wait_at_most(PATIENCE), sql.reached(schema, order.topic, order.queues))
-        new = [group.quarantine_for(order) for group in groups_in(rows) if group.needs_quarantine(order)]
+        _, rows = execute(connection, wait_at_most(PATIENCE), _reached(schema, order))
         # In this order: what is there and wasn't inserted by us is seen by a snapshot of after the waiting.
         inserted, there = execute(
             connection,
-            sql.insert(schema, order.topic, new),
+            sql.insert(schema, order.topic, _missing(groups_in(rows), [order])),
             sql.inboxes(schema, order.topic, order.message_id, lock=True),
         )
         consumed = [group for group, status, _ in there if status == Status.CONSUMED]
@@ -158,11 +158,8 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
             or (status == Status.QUARANTINED and (by is None or by in order.former))
         }
         was |= {group: status for group, status in taken.items() if status != Status.QUARANTINED}
-        execute(
-            connection,
-            sql.take(schema, order.message_id, list(taken), bulk_job_id),
-            _audit(schema, order, "quarantine", was),
-        )
+        take = sql.take(schema, id=order.message_id, groups=list(taken), bulk_job=order.bulk_job_id)
+        execute(connection, take, *_audits(schema, order, "quarantine", was))
     return Quarantined(consumed, [group for group, status, _ in there if status != Status.CONSUMED])
 
 
@@ -184,12 +181,19 @@ def release(
     with connection.begin():
         _, rows = execute(connection, wait_at_most(RELEASE_PATIENCE), _reached(schema, order, group))
         names = [each.name for each in groups_in(rows)]
-        (quarantines,) = execute(connection, sql.of_bulk_jobs(schema, order.message_id, names, order.bulk_jobs))
+        ours = {"id": order.message_id, "groups": names, "bulk_jobs": order.bulk_jobs}
+        (quarantines,) = execute(connection, sql.of_bulk_jobs(schema, **ours))
         inserted = {name for name, was in quarantines if was == "unconsumed"}
         if not quarantines and not doubt:
             return
         # Who consumes a queue has seen the quarantine, or not: nobody is in between while we hold its lock.
-        _lock_queues(connection, schema, order, names if doubt else inserted)
+        queues = [
+            GroupQueue(schema, name, order.topic, queue)
+            for name in (names if doubt else inserted)
+            for queue in order.queues
+        ]
+        # In one order everywhere.
+        execute(connection, *map(take_lock, sorted(queue.lock for queue in queues)))
         rows, there = execute(
             connection,
             _reached(schema, order, group),
@@ -204,40 +208,33 @@ def release(
             and (each.name in inserted or (doubt and each.name not in with_row and each.was_to_get(order)))
         ]
         queue, position = order.sends[0] if order.sends else (0, 0)
-        returned, dropped, due = execute(
-            connection,
-            sql.give_back(schema, order.message_id, names, order.bulk_jobs),
-            sql.drop(schema, order.message_id, names, order.bulk_jobs),
-            sql.make_due(schema, order.topic, order.message_id, queue, position, passed),
+        due = sql.make_due(
+            schema, topic=order.topic, id=order.message_id, queue=queue, position=position, groups=passed
         )
-        now: dict[str, str] = dict(dropped) | dict(returned) | dict(due)
-        execute(connection, _audit(schema, order, "release", now))
+        returned, dropped, due_now = execute(connection, sql.give_back(schema, **ours), sql.drop(schema, **ours), due)
+        now: dict[str, str] = dict(dropped) | dict(returned) | dict(due_now)
+        execute(connection, *_audits(schema, order, "release", now))
 
 
-def _reached(schema: str, order: QuarantineOrder, group: str | None) -> Statement:
-    return sql.reached(schema, order.topic, order.queues, group)
+def _reached(schema: str, order: QuarantineOrder, group: str | None = None) -> Statement:
+    return sql.reached(schema, topic=order.topic, queues=order.queues, group=group)
 
 
-def _lock_queues(connection: Connection, schema: str, order: QuarantineOrder, groups: Iterable[str]) -> None:
-    """Take the locks of those who consume; in one order everywhere."""
-    databases = (GroupQueue(schema, group, order.topic, queue) for group in groups for queue in order.queues)
-    if keys := sorted(database.lock for database in databases):
-        execute(connection, *(take_lock(key) for key in keys))
-
-
-def _audit(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[str, str]) -> Statement:
-    """Return the record of what was done in each group."""
+def _audits(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[str, str]) -> list[Statement]:
+    """Return the records of what was done in each group."""
     word = "was" if action == "quarantine" else "is"
-    audited: dict[str, Mapping[str, object]] = {
-        f"{group}/{order.message_id}": {word: status, "bulk_job": order.bulk_job_id}
+    return [
+        audit(
+            schema,
+            order.actor,
+            action,
+            f"{group}/{order.message_id}",
+            order.reason,
+            {word: status, "bulk_job": order.bulk_job_id},
+            order.origin,
+        )
         for group, status in by_group.items()
-    }
-    return sql.audit(schema, order.actor, action, order.reason, order.origin, audited)
-
-
-def audit_of_start(schema: str, group: str, orders: Sequence[QuarantineOrder]) -> list[Statement]:
-    """Return the records of the quarantines that a group has made at its start."""
-    return [_audit(schema, order, "quarantine", {group: "unconsumed"}) for order in orders]
+    ]
 
 
 def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, topic: str) -> None:
@@ -254,47 +251,35 @@ def quarantine_group(connection: Connection, source: Connection, schema: str, gr
 
 def _compensations(source: Connection, schema: str, topic: str) -> tuple[list[QuarantineOrder], list[QuarantineOrder]]:
     """Return the compensations of a topic that stand, and those that were begun and will not be."""
-    (rows,) = read_source(source, sql.compensations(schema, topic))
-    orders = [(row[2], _order(row, topic)) for row in rows]
-    return [order for stands, order in orders if stands], [order for stands, order in orders if not stands]
-
-
-def _order(row: Row, topic: str) -> QuarantineOrder:
-    message_id, bulk_job_id, _, actor, reason, origin, queues, positions, former = row
-    return QuarantineOrder(
-        message_id,
-        topic,
-        bulk_job_id,
-        actor,
-        reason,
-        json.loads(origin) if origin else None,
-        tuple(zip(queues, positions, strict=True)),
-        tuple(former),
-    )
+    ongoing: list[QuarantineOrder] = []
+    withdrawn: list[QuarantineOrder] = []
+    (rows,) = read_source(source, sql.compensations(schema, topic=topic))
+    for message_id, bulk_job_id, stands, actor, reason, origin, queues, positions, former in rows:
+        came, sends = json.loads(origin) if origin else None, tuple(zip(queues, positions, strict=True))
+        order = QuarantineOrder(message_id, topic, bulk_job_id, actor, reason, came, sends, tuple(former))
+        (ongoing if stands else withdrawn).append(order)
+    return ongoing, withdrawn
 
 
 def _quarantine(connection: Connection, schema: str, group: str, topic: str, orders: list[QuarantineOrder]) -> bool:
     queues = sorted({queue for order in orders for queue in order.queues})
     with connection.begin():
-        _, rows = execute(connection, plan_by_index(), sql.reached(schema, topic, queues, group))
-        new = [
-            each.quarantine_for(order) for each in groups_in(rows) for order in orders if each.needs_quarantine(order)
-        ]
-        if not new:
-            return False
-        (inserted,) = execute(connection, sql.insert(schema, topic, new))
+        reached = sql.reached(schema, topic=topic, queues=queues, group=group)
+        _, rows = execute(connection, plan_by_index(), reached)
+        (inserted,) = execute(connection, sql.insert(schema, topic, _missing(groups_in(rows), orders)))
         ids = {message_id for _, message_id in inserted}
         done = [order for order in orders if order.message_id in ids]
-        if done:
-            execute(connection, *audit_of_start(schema, group, done))
+        made = (_audits(schema, order, "quarantine", {group: "unconsumed"}) for order in done)
+        execute(connection, *chain.from_iterable(made))
     return bool(done)
 
 
 def _release(connection: Connection, schema: str, group: str, orders: list[QuarantineOrder]) -> None:
     if not orders:
         return
+    of_group = sql.of_group(schema, group=group, ids=[order.message_id for order in orders])
     with connection.begin():
-        (rows,) = execute(connection, sql.of_group(schema, group, [order.message_id for order in orders]))
+        (rows,) = execute(connection, of_group)
     ids = {message_id for (message_id,) in rows}
     for order in orders:
         if order.message_id in ids:

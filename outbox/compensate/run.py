@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from outbox.compensate import sql
 from outbox.compensate.compensation import Compensation
 from outbox.compensate.quarantine import QuarantineOrder
 from outbox.database.execute import Row, Statement, execute, is_lost
-from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.database.session import JoinedSession, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
@@ -31,66 +29,50 @@ if TYPE_CHECKING:
 LEASE = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class CompensationItem:
-    """A claimed item of a compensation, and the order that it belongs to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompensationItem(QuarantineOrder):
+    """A claimed item of a compensation, as the order that the consumers' databases get to know.
 
     ``outcome`` is what was said of it before, ``refused`` that it was decided not to compensate it, ``started`` that
     it isn't the first item of its bulk job.
     """
 
     key: sql.Key
-    message_id: UUID
-    topic: str
     attempts: int
     outcome: str | None
     refused: bool
-    actor: str
-    reason: str
     acknowledged: bool
-    origin: Mapping[str, str] | None
     cancelled_by: str | None
     started: bool
-    former: tuple[UUID, ...]
 
     @classmethod
-    def of(cls, row: Row) -> CompensationItem:
-        """Return a row of `store.claim`."""
-        bulk_job_id, number, message_id, topic, attempts, outcome, refused, actor, reason, options, *rest = row
-        origin, cancelled_by, started, former = rest
+    def of(cls, key: sql.Key, row: Row) -> CompensationItem:
+        """Return a row of `sql.claim`; where the message was placed is yet to be read."""
+        message_id, topic, actor, reason, origin, former, attempts, outcome, refused, options, cancelled_by, started = (
+            row
+        )
         return cls(
-            sql.Key(bulk_job_id, number),
             message_id,
             topic,
-            attempts,
-            outcome,
-            refused,
+            key.bulk_job_id,
             actor,
             reason,
-            bool(json.loads(options).get("acknowledge_delivered")),
             json.loads(origin) if origin else None,
-            cancelled_by,
-            started,
+            (),
             tuple(former),
+            key=key,
+            attempts=attempts,
+            outcome=outcome,
+            refused=refused,
+            acknowledged=bool(json.loads(options).get("acknowledge_delivered")),
+            cancelled_by=cancelled_by,
+            started=started,
         )
 
     @property
     def untouched(self) -> bool:
         """Is it certain that nothing was ever quarantined for it, or for an earlier bulk job?"""
         return self.attempts == 1 and self.outcome is None and not self.former
-
-    def order(self, sends: list[Row]) -> QuarantineOrder:
-        """Return what the consumers' databases are told, given where the message was placed (`store.sends`)."""
-        return QuarantineOrder(
-            self.message_id,
-            self.topic,
-            self.key.bulk_job_id,
-            self.actor,
-            self.reason,
-            self.origin,
-            tuple((queue, position) for queue, position in sends),
-            self.former,
-        )
 
 
 class ItemTable:
@@ -102,43 +84,41 @@ class ItemTable:
 
     def claim(self, key: sql.Key) -> CompensationItem | None:
         """Take an item that is due for `LEASE` seconds; None if it isn't, or somebody else has it."""
-        (rows,) = self._run(sql.claim(self.schema, key, LEASE))
+        (rows,) = self._run(sql.claim(self.schema, **key._asdict(), lease=LEASE))
         if not rows:
             return None
-        item = CompensationItem.of(rows[0])
+        item = CompensationItem.of(key, rows[0])
         if not item.started:
             # Not with the claim: who cancels locks the bulk job first, and then its items.
             self._run(begin_bulk_job(self.schema, key.bulk_job_id))
         return item
 
-    def state_of(self, item: CompensationItem) -> tuple[Row, QuarantineOrder]:
-        """Return the item's row of `store.states`, and what the consumers' databases are told."""
-        (row,), sends = self._run(sql.states(self.schema, [item.message_id]), sql.sends(self.schema, item.message_id))
-        return row, item.order(sends)
-
-    def order(self, item: CompensationItem) -> QuarantineOrder:
-        """Return what the consumers' databases are told, as it is now."""
-        (sends,) = self._run(sql.sends(self.schema, item.message_id))
-        return item.order(sends)
+    def read(self, item: CompensationItem) -> tuple[Row, CompensationItem]:
+        """Return the row of `sql.states` of the item's message, and the item with where the message is placed now."""
+        (row,), sends = self._run(
+            sql.states(self.schema, ids=[item.message_id]), sql.sends(self.schema, item.message_id)
+        )
+        return row, replace(item, sends=tuple(sends))
 
     def ended(self, item: CompensationItem) -> tuple[str, bool]:
         """Return the item's state, and whether its message was compensated."""
-        (rows,) = self._run(sql.ended(self.schema, item.key))
+        (rows,) = self._run(sql.ended(self.schema, **item.key._asdict()))
         return rows[0] if rows else ("cancelled", False)
 
     def leave(self, item: CompensationItem, outcome: str, seconds: float) -> str:
         """Leave a claimed item for later; return its state."""
-        self._run(sql.wait(self.schema, item.key, item.attempts, outcome, seconds))
+        key = item.key._asdict()
+        self._run(sql.wait(self.schema, **key, attempts=item.attempts, outcome=outcome, seconds=seconds))
         return "pending"
 
     def refuse(self, item: CompensationItem, why: str) -> bool:
         """Decide that its message will not be compensated; False if it was, or the item isn't pending any more."""
-        (rows,) = self._run(sql.refuse(self.schema, item.key, why))
+        (rows,) = self._run(sql.refuse(self.schema, **item.key._asdict(), outcome=sql.REFUSED + why))
         return bool(rows)
 
     def close(self, item: CompensationItem, state: str, outcome: str) -> str:
         """End a pending item; return its state."""
-        self._run(sql.close(self.schema, item.key, state, outcome))
+        self._run(sql.close(self.schema, **item.key._asdict(), state=state, outcome=outcome))
         return state
 
     def _run(self, *statements: Statement) -> list[list[Row]]:
@@ -171,7 +151,6 @@ class CompensationRun:
     compensation: Compensation
     settings: Settings
     item: CompensationItem
-    order: QuarantineOrder
     consumed: list[str]
     quarantined: list[str]
     held: bool = False
@@ -204,9 +183,7 @@ class CompensationRun:
         joined = JoinedSession(connection, is_async=self.compensation.is_async)
         self.called = True
         try:
-            result = self.compensation.function(message, joined.open())
-            if self.compensation.is_async:
-                result = wait_for(result)
+            result = joined.call(self.compensation.function, message)
             if joined.rolled_back:
                 raise CompensationFailed("the compensation rolled its session back; let it raise instead")
             _refuse(result)
@@ -218,15 +195,15 @@ class CompensationRun:
 
     def _begin(self, connection: Connection) -> Message:
         """Make the record, unless the item isn't to be done any more; return the message."""
-        schema, half_id = self.settings.schema, self.item.message_id
+        schema, item, half_id = self.settings.schema, self.item, self.item.message_id
         _, stands, ops, sends, made, messages = execute(
             connection,
             wait_at_most(PATIENCE),
-            sql.stands(schema, self.item.key),
+            sql.stands(schema, **item.key._asdict()),
             sql.lock_op(schema, half_id),
             # A statement of its own, after the lock: a resend that this one waited for is seen.
             sql.sends(schema, half_id),
-            sql.compensate(schema, half_id, self.compensation.name, self.item.actor, self.item.reason),
+            sql.compensate(schema, half_id, self.compensation.name, item.actor, item.reason),
             sql.message(schema, half_id),
         )
         if not stands:
@@ -235,32 +212,18 @@ class CompensationRun:
             raise StaleItem("it was pruned")
         if not made:
             raise StaleItem("it was compensated")
-        if self.order.sends and len(sends) != len(self.order.sends):
+        if item.sends and len(sends) != len(item.sends):
             raise StaleItem("it was sent again")
-        return self._message(messages[0], sends)
-
-    def _message(self, row: Row, sends: list[Row]) -> Message:
-        key, tag, headers, content_type, body, born_at, visible_at = row
+        key, tag, headers, kind, body, born_at, visible_at = messages[0]
         queue, position = sends[0] if sends else (0, 0)
-        return Message(
-            self.item.message_id,
-            self.item.topic,
-            queue,
-            position,
-            key,
-            tag,
-            content_type,
-            body,
-            born_at,
-            visible_at,
-            1,
-            self.item.attempts,
-            json.loads(headers) if headers else {},
-            self.compensation.model,
-        )
+        headers, model = json.loads(headers) if headers else {}, self.compensation.model
+        at = item.topic, queue, position
+        return Message(half_id, *at, key, tag, kind, body, born_at, visible_at, 1, item.attempts, headers, model)
 
     def _end(self, connection: Connection, result: Any) -> None:
         schema, item, result = self.settings.schema, self.item, _as_json(result)
+        although = f", although {', '.join(self.consumed)} consumed it" if self.consumed else ""
+        outcome = f"compensated by {self.compensation.name}{although}"
         audited = {
             "bulk_job": item.key.bulk_job_id,
             "function": self.compensation.name,
@@ -270,18 +233,12 @@ class CompensationRun:
         }
         done, _, _ = execute(
             connection,
-            sql.close_done(schema, item.key, self.outcome),
-            sql.result(schema, item.message_id, result),
+            sql.close(schema, **item.key._asdict(), state="done", outcome=outcome),
+            sql.result(schema, result, item.message_id),
             audit(schema, item.actor, "compensate", str(item.message_id), item.reason, audited, item.origin),
         )
         if not done:
             raise StaleItem("it is not to be compensated any more")
-
-    @property
-    def outcome(self) -> str:
-        """What is said of the item once it is done."""
-        although = f", although {', '.join(self.consumed)} consumed it" if self.consumed else ""
-        return f"compensated by {self.compensation.name}{although}"
 
 
 def _refuse(result: Any) -> None:

@@ -8,12 +8,11 @@ Statements that quarantine messages off in the inboxes of a consumer's database,
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import GROUP_QUEUES
 
 #: How the outcome of an item begins whose message will not be compensated.
@@ -24,16 +23,26 @@ WAITS = "waits: "
 
 _IS_REFUSED = f"coalesce(starts_with(i.outcome, '{REFUSED}'), false)"
 
+
+class Key(NamedTuple):
+    """One item of a bulk job."""
+
+    bulk_job_id: UUID
+    number: int
+
+
 # --- orders ----------------------------------------------------------------------------------------------
 
-_STATES = """
+#: Read what tells whether these can be rolled back.
+#: Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending bulk job)``.
+states = Template("""
 SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_by, i.bulk_job_id
   FROM unnest(%(ids)s::uuid[]) w (id)
   LEFT JOIN {s}.half_message h ON h.id = w.id
   LEFT JOIN {s}.op_message o ON o.half_id = w.id
   LEFT JOIN {s}.compensation c ON c.half_id = w.id
   LEFT JOIN {s}.bulk_item i ON i.message_id = w.id AND i.action = 'compensate' AND i.state = 'pending'
-"""
+""")
 
 # --- claims ----------------------------------------------------------------------------------------------
 
@@ -42,7 +51,8 @@ _IS_DUE = f"""(i.next_attempt_at <= clock_timestamp()
                        OR (o.cancelled_at IS NOT NULL AND i.outcome IS NOT NULL AND NOT {_IS_REFUSED}))"""
 
 # In turn over the bulk jobs, so that one of many thousands doesn't hold up the others.
-_DUE = f"""
+#: Find items of these topics that are due. Rows: ``(bulk job, number)``.
+due = Template(f"""
 SELECT i.bulk_job_id, i.number
   FROM {{s}}.bulk_job o
   CROSS JOIN LATERAL (
@@ -56,13 +66,16 @@ SELECT i.bulk_job_id, i.number
  WHERE o.finished_at IS NULL AND o.action = 'compensate'
  ORDER BY i.turn, o.created_at
  LIMIT %(limit)s
-"""
+""")
 
-_CLAIM = f"""
+#: Keep an item for ``lease`` seconds, unless somebody else has it.
+#: Rows: ``(message, topic, requested by, reason, origin, bulk jobs that were to roll it back before, attempts with this
+#: one, outcome before, refused, options, cancelled by, its bulk job has started)`` or none.
+claim = Template(f"""
 WITH item AS MATERIALIZED (
     SELECT i.bulk_job_id, i.number, i.outcome, {_IS_REFUSED} AS refused
       FROM {{s}}.bulk_item i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
-     WHERE i.bulk_job_id = %(bulk_job)s AND i.number = %(number)s AND i.state = 'pending' AND {_IS_DUE}
+     WHERE i.bulk_job_id = %(bulk_job_id)s AND i.number = %(number)s AND i.state = 'pending' AND {_IS_DUE}
        FOR UPDATE OF i SKIP LOCKED
 ), claimed AS (
     UPDATE {{s}}.bulk_item i
@@ -73,73 +86,86 @@ WITH item AS MATERIALIZED (
      WHERE i.bulk_job_id = item.bulk_job_id AND i.number = item.number
     RETURNING i.bulk_job_id, i.number, i.message_id, i.topic, i.attempts, item.outcome, item.refused
 )
-SELECT i.*, o.requested_by, o.reason, o.options::text, o.origin::text, o.cancelled_by, o.started_at IS NOT NULL,
+SELECT i.message_id, i.topic, o.requested_by, o.reason, o.origin::text,
        ARRAY(SELECT f.bulk_job_id FROM {{s}}.bulk_item f
-              WHERE f.message_id = i.message_id AND f.action = 'compensate' AND f.state <> 'pending')
+              WHERE f.message_id = i.message_id AND f.action = 'compensate' AND f.state <> 'pending'),
+       i.attempts, i.outcome, i.refused, o.options::text, o.cancelled_by, o.started_at IS NOT NULL
   FROM claimed i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
-"""
+""")
 
-_MESSAGE = """
+#: Read a half message. Rows: ``(key, tag, headers, content type, body, born_at, visible_at)`` or none.
+message = Template("""
 SELECT h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at, coalesce(m.visible_at, h.deliver_at, h.born_at)
   FROM {s}.half_message h
   LEFT JOIN LATERAL (SELECT visible_at FROM {s}.message m WHERE m.half_id = h.id
                       ORDER BY send_number LIMIT 1) m ON true
  WHERE h.id = %s
-"""
+""")
 
-_SENDS = "SELECT queue, position FROM {s}.message WHERE half_id = %s ORDER BY send_number"
+#: Read where a message was placed. Rows: ``(queue, position)``, one for each send.
+sends = Template("SELECT queue, position FROM {s}.message WHERE half_id = %s ORDER BY send_number")
 
 # --- what came of it -------------------------------------------------------------------------------------
 
-_ITEM = "bulk_job_id = %(bulk_job)s AND number = %(number)s AND state = 'pending'"
+_ITEM = "bulk_job_id = %(bulk_job_id)s AND number = %(number)s AND state = 'pending'"
 
 # ``attempts`` tells that nobody else has claimed it since.
-_WAIT = f"""
+#: Leave a claimed item for later.
+wait = Template(f"""
 UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN split_part(outcome, chr(10), 1) || chr(10) || %(outcome)s
                       ELSE %(outcome)s END,
        changed_at = clock_timestamp(),
        next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s)
  WHERE {_ITEM} AND attempts = %(attempts)s
-"""
+""")
 
-_REFUSE = f"""
+#: Decide that the item's message will not be compensated. Rows: ``(outcome,)``; none if it was, or all is done.
+refuse = Template(f"""
 UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN outcome ELSE %(outcome)s END, changed_at = clock_timestamp()
  WHERE {_ITEM} AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = i.message_id)
 RETURNING outcome
-"""
+""")
 
-_CLOSE = f"""
+#: Give a pending item its last state; done it is only if it wasn't refused. Rows: one if that could be written.
+close = Template(f"""
 UPDATE {{s}}.bulk_item i SET state = %(state)s, outcome = %(outcome)s, changed_at = clock_timestamp()
- WHERE {_ITEM} {{and}}
+ WHERE {_ITEM} AND (%(state)s <> 'done' OR NOT {_IS_REFUSED})
 RETURNING number
-"""
+""")
 
-_STANDS = f"SELECT number FROM {{s}}.bulk_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}"
+#: Tell whether the item is still to be done. Rows: one if so.
+stands = Template(f"SELECT number FROM {{s}}.bulk_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}")
 
-_ENDED = """
+#: Read how an item has ended. Rows: ``(state, its message was compensated)`` or none.
+ended = Template("""
 SELECT i.state, EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = i.message_id)
-  FROM {s}.bulk_item i WHERE i.bulk_job_id = %(bulk_job)s AND i.number = %(number)s
-"""
+  FROM {s}.bulk_item i WHERE i.bulk_job_id = %(bulk_job_id)s AND i.number = %(number)s
+""")
 
 # Nobody sends the message again, and prune leaves it alone, until the transaction ends.
-_LOCK_OP = "SELECT resolution FROM {s}.op_message WHERE half_id = %s FOR UPDATE"
+#: Lock the decision on a half. Rows: ``(resolution,)`` or none.
+lock_op = Template("SELECT resolution FROM {s}.op_message WHERE half_id = %s FOR UPDATE")
 
-_COMPENSATE = """
+#: Write that a message is compensated; waits for who is doing the same. Rows: one if nobody was faster.
+compensate = Template("""
 INSERT INTO {s}.compensation (half_id, function, requested_by, reason)
 VALUES (%s, %s, %s, %s)
 ON CONFLICT (half_id) DO NOTHING
 RETURNING half_id
-"""
+""")
 
-_RESULT = "UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id = %s"
+#: Write what the compensation has returned, as JSON.
+result = Template("UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id = %s")
 
 # --- for a group that starts -----------------------------------------------------------------------------
 
 # Of a message that was ordered to be rolled back more than once, the last order counts; and the one by which it was.
 # An order that nobody has begun will find the group by itself.
-_COMPENSATIONS = f"""
+#: Read which messages of a topic were rolled back, are about to be, or were to be and will not.
+#: Rows: ``(id, bulk job, stands, actor, reason, origin, queues, positions, ended bulk jobs)``.
+compensations = Template(f"""
 WITH item AS MATERIALIZED (
     SELECT DISTINCT ON (i.message_id) i.message_id, i.bulk_job_id, i.state, {_IS_REFUSED} AS refused,
            o.requested_by, o.reason, o.origin
@@ -158,109 +184,11 @@ SELECT h.id, CASE WHEN c.half_id IS NULL OR i.state = 'done' THEN i.bulk_job_id 
   FROM item i
   FULL JOIN {{s}}.compensation c ON c.half_id = i.message_id
   JOIN {{s}}.half_message h ON h.id = coalesce(i.message_id, c.half_id) AND h.topic = %(topic)s
-"""
+""")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One item of a bulk job."""
-
-    bulk_job_id: UUID
-    number: int
-
-    def values(self, **more: object) -> dict[str, object]:
-        """Return the bound values that name the item, and the given ones."""
-        return {"bulk_job": self.bulk_job_id, "number": self.number, **more}
-
-
-def states(schema: str, ids: Sequence[UUID]) -> Statement:
-    """Read what tells whether these can be rolled back.
-
-    Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending bulk job)``.
-    """
-    return Statement(in_schema(_STATES, schema), {"ids": list(ids)})
-
-
-def due(schema: str, topics: Sequence[str], limit: int) -> Statement:
-    """Find items of these topics that are due. Rows: ``(bulk job, number)``."""
-    return Statement(in_schema(_DUE, schema), {"topics": list(topics), "limit": limit})
-
-
-def claim(schema: str, key: Key, lease: float) -> Statement:
-    """Keep an item for ``lease`` seconds, unless somebody else has it.
-
-    Rows: ``(bulk job, number, message, topic, attempts with this one, outcome before, refused, requested by, reason,
-    options, origin, cancelled by, its bulk job has started, bulk jobs that were to roll it back before)`` or none.
-    """
-    return Statement(in_schema(_CLAIM, schema), key.values(lease=lease))
-
-
-def message(schema: str, half_id: UUID) -> Statement:
-    """Read a half message. Rows: ``(key, tag, headers, content type, body, born_at, visible_at)`` or none."""
-    return Statement(in_schema(_MESSAGE, schema), (half_id,))
-
-
-def sends(schema: str, half_id: UUID) -> Statement:
-    """Read where a message was placed. Rows: ``(queue, position)``, one for each send."""
-    return Statement(in_schema(_SENDS, schema), (half_id,))
-
-
-def wait(schema: str, key: Key, attempts: int, outcome: str, seconds: float) -> Statement:
-    """Leave a claimed item for later."""
-    values = key.values(attempts=attempts, outcome=outcome, seconds=seconds)
-    return Statement(in_schema(_WAIT, schema), values)
-
-
-def refuse(schema: str, key: Key, why: str) -> Statement:
-    """Decide that the item's message will not be compensated. Rows: ``(outcome,)``; none if it was, or all is done."""
-    return Statement(in_schema(_REFUSE, schema), key.values(outcome=REFUSED + why))
-
-
-def close(schema: str, key: Key, state: str, outcome: str | None) -> Statement:
-    """Give a pending item its last state. Rows: one if it was pending."""
-    return Statement(in_schema(_CLOSE.replace("{and}", ""), schema), key.values(state=state, outcome=outcome))
-
-
-def close_done(schema: str, key: Key, outcome: str) -> Statement:
-    """Write that the item is done. Rows: one, unless it has been refused or isn't pending any more."""
-    sql = _CLOSE.replace("{and}", f"AND NOT {_IS_REFUSED}")
-    return Statement(in_schema(sql, schema), key.values(state="done", outcome=outcome))
-
-
-def stands(schema: str, key: Key) -> Statement:
-    """Tell whether the item is still to be done. Rows: one if so."""
-    return Statement(in_schema(_STANDS, schema), key.values())
-
-
-def ended(schema: str, key: Key) -> Statement:
-    """Read how an item has ended. Rows: ``(state, its message was compensated)`` or none."""
-    return Statement(in_schema(_ENDED, schema), key.values())
-
-
-def lock_op(schema: str, half_id: UUID) -> Statement:
-    """Lock the decision on a half. Rows: ``(resolution,)`` or none."""
-    return Statement(in_schema(_LOCK_OP, schema), (half_id,))
-
-
-def compensate(schema: str, half_id: UUID, function: str, actor: str, reason: str) -> Statement:
-    """Write that a message is compensated; waits for who is doing the same. Rows: one if nobody was faster."""
-    return Statement(in_schema(_COMPENSATE, schema), (half_id, function, actor, reason))
-
-
-def result(schema: str, half_id: UUID, value: str | None) -> Statement:
-    """Write what the compensation has returned, as JSON."""
-    return Statement(in_schema(_RESULT, schema), (value, half_id))
-
-
-def compensations(schema: str, topic: str) -> Statement:
-    """Read which messages of a topic were rolled back, are about to be, or were to be and will not.
-
-    Rows: ``(id, bulk job, stands, actor, reason, origin, queues, positions, ended bulk jobs)``.
-    """
-    return Statement(in_schema(_COMPENSATIONS, schema), {"topic": topic})
-
-
-_HAS_INBOX = "SELECT to_regclass(%s) IS NOT NULL"
+#: Tell whether the database has a consumer's tables. Rows: ``(has,)``.
+has_inbox = Template("SELECT to_regclass('{s}.consumer_message') IS NOT NULL")
 
 _KNOWN = f"""{GROUP_QUEUES}, known AS (
     SELECT DISTINCT consumer_group FROM place
@@ -268,7 +196,9 @@ _KNOWN = f"""{GROUP_QUEUES}, known AS (
 )"""
 
 # By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning.
-_REACHED = f"""{_KNOWN}
+#: Read how far each group of a topic has come in some queues; ``group`` None: all.
+#: Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
+reached = Template(f"""{_KNOWN}
 SELECT k.consumer_group, q.queue,
        coalesce((SELECT max(position) FROM {{s}}.consumer_offset o
                   WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue), 0),
@@ -276,7 +206,7 @@ SELECT k.consumer_group, q.queue,
                   WHERE b.consumer_group = k.consumer_group AND b.topic = %(topic)s AND b.queue = q.queue), 0)
   FROM known k LEFT JOIN unnest(%(queues)s::int[]) q (queue) ON true
  ORDER BY 1, 2
-"""
+""")
 
 # Whoever handles a failed message holds its row.
 _INBOXES = f"""{_KNOWN}
@@ -289,7 +219,7 @@ _ROWS = "unnest(%(groups)s::text[], %(ids)s::uuid[], %(queues)s::int[], %(positi
 
 # A consumer that has the message in its hands inserts the same row with its commit: one of the two comes first, and the
 # other waits for it.
-_INSERT = f"""
+_INSERT = Template(f"""
 INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts,
                                    quarantined_by, quarantined_from)
 SELECT consumer_group, id, %(topic)s, queue, position, 'quarantined', 0, bulk_job_id,
@@ -298,31 +228,35 @@ SELECT consumer_group, id, %(topic)s, queue, position, 'quarantined', 0, bulk_jo
  ORDER BY consumer_group, id
 ON CONFLICT (consumer_group, message_id) DO NOTHING
 RETURNING consumer_group, message_id
-"""
+""")
 
 # A quarantine of no bulk job stays so; but a worker that found it before, and means to change it, must see the change.
-_TAKE = """
+#: Make inbox rows, which are locked and not consumed, quarantines of a bulk job.
+take = Template("""
 UPDATE {s}.consumer_message c
    SET status = 'quarantined', next_attempt_at = NULL, claims = 0, discarded_at = NULL, changed_at = clock_timestamp(),
        quarantined_by = CASE WHEN status <> 'quarantined' OR quarantined_by IS NOT NULL THEN %(bulk_job)s::uuid END,
        quarantined_from = CASE WHEN status = 'quarantined' THEN quarantined_from ELSE status END
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
-"""
+""")
 
-_MINE = """
+#: Read the quarantines of these bulk jobs. Rows: ``(group, what the inbox said before)``.
+of_bulk_jobs = Template("""
 SELECT consumer_group, quarantined_from FROM {s}.consumer_message
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
  ORDER BY 1
-"""
+""")
 
-_OF_GROUP = """
+#: Read which of these messages a bulk job has quarantined in a group. Rows: ``(id,)``.
+of_group = Template("""
 SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
     SELECT message_id FROM {s}.consumer_message
      WHERE consumer_group = %(group)s AND message_id = m.id AND quarantined_by IS NOT NULL OFFSET 0) c
-"""
+""")
 
-_GIVE_BACK = """
+#: Release quarantines over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``.
+give_back = Template("""
 UPDATE {s}.consumer_message
    SET status = quarantined_from, next_attempt_at = CASE WHEN quarantined_from = 'failed' THEN clock_timestamp() END,
        quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
@@ -330,54 +264,36 @@ UPDATE {s}.consumer_message
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
    AND quarantined_from IN ('failed', 'parked')
 RETURNING consumer_group, status
-"""
+""")
 
-_DROP = """
+#: Release quarantines that stand where there was no inbox row, and leave none. Rows: ``(group, 'unconsumed')``.
+drop = Template("""
 DELETE FROM {s}.consumer_message
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
    AND quarantined_from = 'unconsumed'
 RETURNING consumer_group, 'unconsumed'
-"""
+""")
 
-_MAKE_DUE = """
+#: Insert inbox rows that are due now, like failed ones, without an attempt so far. Rows: ``(group, status)``.
+make_due = Template("""
 INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, next_attempt_at)
 SELECT g, %(id)s, %(topic)s, %(queue)s, %(position)s, 'failed', 0, clock_timestamp()
   FROM unnest(%(groups)s::text[]) g
  ORDER BY g
 ON CONFLICT (consumer_group, message_id) DO NOTHING
 RETURNING consumer_group, 'failed'
-"""
-
-_AUDIT = """
-INSERT INTO {s}.audit (actor, action, target, reason, result, origin)
-SELECT %(actor)s, %(action)s, target, %(reason)s, result::jsonb, %(origin)s::jsonb
-  FROM unnest(%(targets)s::text[], %(results)s::text[]) a (target, result)
-"""
+""")
 
 
-@dataclass(frozen=True, slots=True)
-class NewQuarantine:
+class NewQuarantine(NamedTuple):
     """A quarantine where there is no inbox row; queue and position are 0 while there is no message."""
 
     group: str
-    message_id: UUID
+    id: UUID
     queue: int
     position: int
-    bulk_job_id: UUID | None
-
-
-def has_inbox(schema: str) -> Statement:
-    """Tell whether the database has a consumer's tables. Rows: ``(has,)``."""
-    return Statement(_HAS_INBOX, (f'"{schema}".consumer_message',))
-
-
-def reached(schema: str, topic: str, queues: Sequence[int], group: str | None = None) -> Statement:
-    """Read how far each group of a topic has come in some queues; ``group`` None: all.
-
-    Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
-    """
-    return Statement(in_schema(_REACHED, schema), {"topic": topic, "queues": list(queues), "group": group})
+    bulk_job: UUID | None
 
 
 def inboxes(schema: str, topic: str, message_id: UUID, *, lock: bool = False) -> Statement:
@@ -391,75 +307,5 @@ def inboxes(schema: str, topic: str, message_id: UUID, *, lock: bool = False) ->
 
 def insert(schema: str, topic: str, rows: Sequence[NewQuarantine]) -> Statement:
     """Insert quarantines where there is no inbox row. Rows: ``(group, id)`` of each that is new."""
-    return Statement(
-        in_schema(_INSERT, schema),
-        {
-            "topic": topic,
-            "groups": [row.group for row in rows],
-            "ids": [row.message_id for row in rows],
-            "queues": [row.queue for row in rows],
-            "positions": [row.position for row in rows],
-            "bulk_jobs": [row.bulk_job_id for row in rows],
-        },
-    )
-
-
-def take(schema: str, message_id: UUID, groups: Sequence[str], bulk_job_id: UUID) -> Statement:
-    """Make inbox rows, which are locked and not consumed, quarantines of a bulk job."""
-    return Statement(in_schema(_TAKE, schema), {"id": message_id, "groups": list(groups), "bulk_job": bulk_job_id})
-
-
-def of_bulk_jobs(schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]) -> Statement:
-    """Read the quarantines of these bulk jobs. Rows: ``(group, what the inbox said before)``."""
-    return _quarantines(_MINE, schema, message_id, groups, bulk_jobs)
-
-
-def of_group(schema: str, group: str, message_ids: Sequence[UUID]) -> Statement:
-    """Read which of these messages a bulk job has quarantined in a group. Rows: ``(id,)``."""
-    return Statement(in_schema(_OF_GROUP, schema), {"group": group, "ids": list(message_ids)})
-
-
-def give_back(schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]) -> Statement:
-    """Release quarantines over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``."""
-    return _quarantines(_GIVE_BACK, schema, message_id, groups, bulk_jobs)
-
-
-def drop(schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]) -> Statement:
-    """Release quarantines that stand where there was no inbox row, and leave none. Rows: ``(group, 'unconsumed')``."""
-    return _quarantines(_DROP, schema, message_id, groups, bulk_jobs)
-
-
-def _quarantines(
-    sql: str, schema: str, message_id: UUID, groups: Sequence[str], bulk_jobs: Sequence[UUID]
-) -> Statement:
-    return Statement(in_schema(sql, schema), {"id": message_id, "groups": list(groups), "bulk_jobs": list(bulk_jobs)})
-
-
-def make_due(schema: str, topic: str, message_id: UUID, queue: int, position: int, groups: Sequence[str]) -> Statement:
-    """Insert inbox rows that are due now, like failed ones, without an attempt so far. Rows: ``(group, status)``."""
-    return Statement(
-        in_schema(_MAKE_DUE, schema),
-        {"topic": topic, "id": message_id, "queue": queue, "position": position, "groups": list(groups)},
-    )
-
-
-def audit(
-    schema: str,
-    actor: str,
-    action: str,
-    reason: str,
-    origin: Mapping[str, str] | None,
-    audited: Mapping[str, Mapping[str, object]],
-) -> Statement:
-    """Record an act on several targets; ``audited`` has the result by target."""
-    return Statement(
-        in_schema(_AUDIT, schema),
-        {
-            "actor": actor,
-            "action": action,
-            "reason": reason,
-            "origin": json.dumps(dict(origin)) if origin else None,
-            "targets": list(audited),
-            "results": [json.dumps(dict(result), default=str) for result in audited.values()],
-        },
-    )
+    columns = {f"{name}s": [getattr(row, name) for row in rows] for name in NewQuarantine._fields}
+    return _INSERT(schema, topic=topic, **columns)

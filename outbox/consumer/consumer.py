@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, NoReturn
 from outbox.consumer import sql
 from outbox.consumer.retry import Retrier
 from outbox.consumer.subscription import (
-    CRASH_KIND,
+    AttemptFailed,
     Entry,
-    HandlerFailure,
-    HandlerSession,
     Subscription,
     counts_of,
+    crashed,
     failure_from,
-    next_messages,
+    filter_of,
+    run_handler,
     settle,
-    to_entries,
+    to_entry,
 )
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
@@ -54,15 +54,12 @@ class State(enum.Enum):
     BLOCKED = enum.auto()  # ordered, and the first message waits for its retry
 
 
-class _AttemptFailed(Exception):
-    """Undo the transaction: an attempt failed."""
-
-    def __init__(self, entry: Entry, attempts: int, failure: HandlerFailure, together: int) -> None:
-        self.entry, self.attempts, self.failure, self.together = entry, attempts, failure, together
-
-
 class _Known(Exception):
     """Undo the transaction, and look again: the inbox has come to know one of the messages meanwhile."""
+
+
+#: What `sql.known` would say of a message that the inbox doesn't know.
+_NO_ROW: Row = (None, None, 0, 0.0)
 
 
 class QueueConsumer:
@@ -90,7 +87,15 @@ class QueueConsumer:
 
     def next_messages(self, position: int) -> Statement:
         """Return the statement that reads ahead from a position; its rows are for `read`."""
-        return next_messages(self._subscription, self._settings, self._queue.queue, position)
+        return sql.messages_after(
+            self._settings.schema,
+            topic=self._subscription.topic,
+            queue=self._queue.queue,
+            position=position,
+            limit=max(self._settings.read_ahead, self._subscription.batch),
+            bytes=self._settings.read_ahead_bytes,
+            **filter_of(self._subscription),
+        )
 
     def read(self, rows: list[Row], position: int) -> None:
         """Take what was read ahead after a position. It is used if the group's offset is there at the next step.
@@ -98,21 +103,31 @@ class QueueConsumer:
         Raises:
             MessagesPruned: the next message is gone, and the subscription says to stop then.
         """
-        self._ahead = deque(to_entries(rows, self._subscription, self._queue.queue, position))
+        subscription, queue = self._subscription, self._queue.queue
+        if rows and rows[0][0] != position + 1 and subscription.on_pruned == "stop":
+            raise MessagesPruned(
+                f"group {subscription.group!r} fell behind: of topic {subscription.topic!r}, queue {queue}, the "
+                f"messages {position + 1} to {rows[0][0] - 1} were pruned before they were read; find out what they "
+                "were (the producer's retention is too short for this group), then go on with on_pruned='skip'"
+            )
+        self._ahead = deque(to_entry(row, subscription, queue) for row in rows)
         self._position = position
 
     def forget(self) -> None:
         """Drop what was read ahead, and claim again at the next step: the connection was lost."""
+        self._drop_ahead()
+        self._fresh = True
+
+    def _drop_ahead(self) -> None:
         self._ahead.clear()
         self._position = -1
-        self._fresh = True
 
     def step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
         """Run one transaction: a batch, or a single message where one failed before."""
         try:
             with connection.begin():
                 return self._step(connection, source)
-        except _AttemptFailed as failed:
+        except AttemptFailed as failed:
             if failed.together > 1:
                 # Who of the batch it was is found out one by one.
                 self._one_by_one = self._subscription.batch
@@ -130,15 +145,10 @@ class QueueConsumer:
     def _step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
         size = 1 if self._one_by_one else self._subscription.batch
         candidates = list(islice(self._ahead, size))
-        locked, offsets, rows = execute(
-            connection,
-            try_lock(self._lock),
-            sql.offset(self._queue),
-            sql.known(self._queue, [entry.id for entry in candidates]),
-        )
+        offset = sql.offset(self._settings.schema, *self._queue.values)
+        locked, offsets, rows = execute(connection, try_lock(self._lock), offset, self._known(candidates))
         if not locked[0][0]:
-            self._ahead.clear()
-            self._position = -1
+            self._drop_ahead()
             return State.LOCKED, Counts()
         position, claims = offsets[0] if offsets else (0, 0)
         if position != self._position or not candidates:
@@ -147,7 +157,7 @@ class QueueConsumer:
             candidates = list(islice(self._ahead, size))
             if not candidates:
                 return State.EMPTY, Counts()
-            (rows,) = execute(connection, sql.known(self._queue, [entry.id for entry in candidates]))
+            (rows,) = execute(connection, self._known(candidates))
         known = {row[0]: row for row in rows}
         if (ended := self._without_handler(connection, candidates[0], known)) is not None:
             return ended
@@ -155,11 +165,17 @@ class QueueConsumer:
             self._fresh = False
             if claims:
                 self._one_by_one = self._subscription.batch
-            at_commit(connection, sql.append_offset(self._queue, position, claims + 1))
+            self._append_offset(connection, position, claims + 1)
             return State.WORKED, Counts(more=True)
         if claims > self._settings.max_claims and self._is_to_run(candidates[0], known):
             return self._park_crasher(connection, candidates[0], known, claims)
         return self._consume(connection, candidates, known)
+
+    def _known(self, entries: list[Entry]) -> Statement:
+        return sql.known(self._settings.schema, [entry.id for entry in entries], self._queue.group)
+
+    def _append_offset(self, connection: Connection, position: int, claims: int) -> None:
+        at_commit(connection, sql.append_offset(self._settings.schema, *self._queue.values, position, claims))
 
     def _without_handler(
         self, connection: Connection, entry: Entry, known: dict[object, Row]
@@ -167,7 +183,8 @@ class QueueConsumer:
         """Return how the step ends where the first message isn't to be handled now; None where it may be."""
         if self._is_sent_again(entry, known):
             return self._retry_resent(connection, entry)
-        if self._waits(entry, known):
+        _, status, _, wait, *_ = known.get(entry.id, _NO_ROW)
+        if self._subscription.ordered and status == Status.FAILED and wait > 0:
             return State.BLOCKED, Counts()
         return None
 
@@ -184,24 +201,33 @@ class QueueConsumer:
 
         In a transaction that does nothing else, so that a handler which fails can't undo it.
         """
-        if not execute(connection, sql.retry_resent(self._queue, entry.id, entry.position))[0]:
+        queue = self._queue
+        statement = sql.retry_resent(
+            queue.schema, group=queue.group, queue=queue.queue, id=entry.id, position=entry.position
+        )
+        if not execute(connection, statement)[0]:
             # A retry runs its handler, or an operator acts on it. Going past it now would lose this send.
-            self._ahead.clear()
-            self._position = -1
+            self._drop_ahead()
             return State.LOCKED, Counts()
         if self._subscription.ordered:
             return State.WORKED, Counts(more=True)
         left = max(self._one_by_one - 1, 0)
-        at_commit(connection, sql.append_offset(self._queue, entry.position, 1 if left else 0))
+        self._append_offset(connection, entry.position, 1 if left else 0)
         commit(connection)
         self._advance(entry.position)
         self._one_by_one = left
         return State.WORKED, Counts(taken=1)
 
-    def _waits(self, entry: Entry, known: dict[object, Row]) -> bool:
-        """Tell whether the queue is ordered and its first message is to be retried later."""
-        _, status, _, wait, *_ = known.get(entry.id, (None, None, 0, 0.0))
-        return self._subscription.ordered and status == Status.FAILED and wait > 0
+    def _park_crasher(
+        self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int
+    ) -> tuple[State, Counts]:
+        _, _, attempts, *_ = known.get(entry.id, _NO_ROW)
+        row = settle(self._subscription, entry, attempts, crashed(claims), self._settings.retry_jitter)
+        at_commit(connection, sql.settle(self._queue, row))
+        self._append_offset(connection, entry.position, 1)
+        self._one_by_one = max(self._one_by_one, 1)
+        self._drop_ahead()
+        return State.WORKED, counts_of(row)
 
     def _is_to_run(self, entry: Entry, known: dict[object, Row]) -> bool:
         if entry.id in known:
@@ -217,7 +243,7 @@ class QueueConsumer:
         for entry in candidates:
             if self._is_sent_again(entry, known):
                 break
-            _, status, attempts, *_ = known.get(entry.id, (None, None, 0, 0.0))
+            _, status, attempts, *_ = known.get(entry.id, _NO_ROW)
             if status == Status.FAILED and self._subscription.ordered:
                 if passed:
                     break
@@ -230,54 +256,29 @@ class QueueConsumer:
                 todo.setdefault(entry.id, entry)
             passed.append(entry)
         entries = list(todo.values())
-        if (
-            known_failed
-            and not execute(connection, sql.lock_failed(self._settings.schema, self._queue.group, entries[0].id))[0]
-        ):
+        schema, group = self._settings.schema, self._queue.group
+        if known_failed and not execute(connection, sql.lock_failed(schema, group, entries[0].id))[0]:
             # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
             # what the handler did would stay, though the row says something else.
-            self._ahead.clear()
-            self._position = -1
+            self._drop_ahead()
             return State.LOCKED, Counts()
-        self._handle(connection, entries, attempt)
+        run_handler(connection, self._subscription, entries, attempt)
         return self._close(connection, entries, passed, attempt, known_failed)
-
-    def _handle(self, connection: Connection, entries: list[Entry], attempt: int) -> None:
-        messages = [entry.message for entry in entries if entry.message is not None]
-        if not messages:
-            return
-        messages[0].attempt = attempt
-        session = HandlerSession(connection, self._subscription)
-        try:
-            if self._subscription.takes_batch:
-                if (failure := session.handle(messages)) is not None:
-                    raise _AttemptFailed(entries[0], attempt, failure, len(entries))
-            else:
-                for entry, message in zip(entries, messages, strict=True):
-                    if (failure := session.handle(message)) is not None:
-                        raise _AttemptFailed(entry, attempt, failure, len(entries))
-            if (failure := session.finish()) is not None:
-                raise _AttemptFailed(entries[0], attempt, failure, len(entries))
-        finally:
-            session.close()
 
     def _close(
         self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int, known_failed: bool
     ) -> tuple[State, Counts]:
-        queue_of_group, last = self._queue, passed[-1].position
+        last = passed[-1].position
         if known_failed:
             entry = entries[0]
             row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-            at_commit(connection, sql.settle(queue_of_group, row))
+            at_commit(connection, sql.settle(self._queue, row))
         elif entries:
-            ids, positions, digests = [], [], []
-            for entry in entries:
-                ids.append(entry.id)
-                positions.append(entry.position)
-                digests.append(entry.digest())
-            at_commit(connection, sql.consumed(queue_of_group, ids, positions, digests))
+            ids, positions = [entry.id for entry in entries], [entry.position for entry in entries]
+            digests = [entry.digest() for entry in entries]
+            at_commit(connection, sql.consumed(self._queue.schema, *self._queue.values, ids, positions, digests))
         left = max(self._one_by_one - len(passed), 0)
-        at_commit(connection, sql.append_offset(queue_of_group, last, 1 if left else 0))
+        self._append_offset(connection, last, 1 if left else 0)
         try:
             commit(connection)
         except Exception as error:
@@ -293,22 +294,15 @@ class QueueConsumer:
         diagnosis = getattr(getattr(error, "orig", None), "diag", None)
         if getattr(diagnosis, "constraint_name", None) == "pk_consumer_message":
             raise _Known from error
-        raise _AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
+        raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
 
-    def _record(self, connection: Connection, failed: _AttemptFailed) -> tuple[State, Counts]:
+    def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
         """Write down a failed attempt, in a transaction of its own."""
         entry, subscription = failed.entry, self._subscription
-        row = settle(
-            subscription,
-            entry.id,
-            entry.position,
-            entry.digest(),
-            failed.attempts,
-            failed.failure,
-            self._settings.retry_jitter,
-        )
+        schema, (group, topic, queue) = self._settings.schema, self._queue.values
+        row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with connection.begin():
-            locked, offsets = execute(connection, try_lock(self._lock), sql.offset(self._queue))
+            locked, offsets = execute(connection, try_lock(self._lock), sql.offset(schema, group, topic, queue))
             position = offsets[0][0] if offsets else 0
             if not locked[0][0] or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
@@ -318,10 +312,11 @@ class QueueConsumer:
             at_commit(connection, sql.settle(self._queue, row))
             if blocked:
                 # This start had an end: whoever takes the queue for the next attempt begins to count anew.
-                at_commit(connection, sql.drop_claims(self._queue, position))
+                drop_claims = sql.drop_claims(schema, group=group, topic=topic, queue=queue, position=position)
+                at_commit(connection, drop_claims)
             else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
-                at_commit(connection, sql.append_offset(self._queue, entry.position, 1 if self._one_by_one else 0))
+                self._append_offset(connection, entry.position, 1 if self._one_by_one else 0)
         if not blocked:
             self._advance(entry.position)
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
@@ -330,21 +325,6 @@ class QueueConsumer:
         while self._ahead and self._ahead[0].position <= position:
             self._ahead.popleft()
         self._position = position
-
-    def _park_crasher(
-        self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int
-    ) -> tuple[State, Counts]:
-        error = f"started {claims - 1} times without ever finishing: the worker died each time"
-        attempts = known[entry.id][2] if entry.id in known else 0
-        row = sql.InboxUpdate(
-            entry.id, entry.position, Status.PARKED.value, attempts, entry.digest(), error, kind=CRASH_KIND
-        )
-        at_commit(connection, sql.settle(self._queue, row))
-        at_commit(connection, sql.append_offset(self._queue, entry.position, 1))
-        self._one_by_one = max(self._one_by_one, 1)
-        self._ahead.clear()
-        self._position = -1
-        return State.WORKED, counts_of(row)
 
 
 #: Transactions on one queue before a pass looks at the next one, so that none starves.
@@ -376,22 +356,18 @@ class Consumer:
         quarantines for the group what is compensated (`outbox.compensate.quarantine.quarantine_group`).
         """
         subscription, schema = self.subscription, self._settings.schema
+        pair = subscription.group, subscription.topic
         with connection.begin():
             # Two workers of a new group must not start it at two different positions.
-            _, known = execute(
-                connection,
-                take_lock(lock_key("group", schema, subscription.group, subscription.topic)),
-                sql.group_is_known(schema, subscription.group, subscription.topic),
-            )
+            lock = take_lock(lock_key("group", schema, *pair))
+            _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
             if known[0][0]:
                 return
-            rows = read_source(source, sql.heads(schema, subscription.topic))[0] or [(0, 0, 1)]
+            rows = read_source(source, sql.heads(schema, topic=subscription.topic))[0] or [(0, 0, 1)]
             for queue, last, first in rows:
-                queue_of_group = GroupQueue(schema, subscription.group, subscription.topic, queue)
                 position = last if subscription.start == "now" else first - 1
-                execute(
-                    connection, sql.append_offset(queue_of_group, position), sql.write_start(queue_of_group, position)
-                )
+                at = (*pair, queue, position)
+                execute(connection, sql.append_offset(schema, *at, 0), sql.write_start(schema, *at))
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
         """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.
@@ -432,7 +408,7 @@ class Consumer:
     def _waiting_queues(self, connection: Connection, source: Connection) -> list[tuple[int, int, int]]:
         """Return (queue, offset, last position) of the queues whose last position is ahead of the group's offset."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
-        heads = sql.heads(schema, topic)
+        heads = sql.heads(schema, topic=topic)
         if source is connection and self._queues:
             rows, offsets = read_source(source, heads, sql.offsets(schema, group, topic, sorted(self._queues)))
         else:

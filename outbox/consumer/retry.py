@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 from outbox.consumer import sql
 from outbox.consumer.subscription import (
-    CRASH_KIND,
+    AttemptFailed,
     Entry,
     HandlerFailure,
-    HandlerSession,
     Subscription,
     counts_of,
+    crashed,
     failure_from,
     filter_of,
+    run_handler,
     settle,
     to_entry,
 )
@@ -36,11 +37,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-class _RetryFailed(Exception):
-    """Undo the transaction: the attempt failed."""
-
-    def __init__(self, failure: HandlerFailure) -> None:
-        self.failure = failure
+_PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
 
 
 class Retrier:
@@ -53,55 +50,41 @@ class Retrier:
     def next(self, connection: Connection, source: Connection) -> Counts:
         """Retry the message that is due first; nothing if none is due."""
         subscription, settings = self._subscription, self._settings
+        schema, group, topic = settings.schema, subscription.group, subscription.topic
+        claim = sql.claim_due(schema, group=group, topic=topic, ordered=subscription.ordered)
         with connection.begin():
-            (due,) = execute(
-                connection,
-                sql.claim_due(settings.schema, subscription.group, subscription.topic, ordered=subscription.ordered),
-            )
+            (due,) = execute(connection, claim)
             if not due:
                 return Counts()
         message_id, queue, position, attempts, claims = due[0]
-        queue_of_group = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
+        queue_of_group = GroupQueue(schema, group, topic, queue)
         entry = Entry(position, message_id, None)
-        if claims > settings.max_claims:
-            died = f"started {claims - 1} times without ever finishing: the worker died each time"
-            return self._record(
-                connection, queue_of_group, entry, attempts, HandlerFailure(died, Status.PARKED, kind=CRASH_KIND)
-            )
         try:
+            if claims > settings.max_claims:
+                raise AttemptFailed(entry, attempts, crashed(claims))
             with connection.begin():
-                (locked,) = execute(connection, sql.lock_failed(settings.schema, subscription.group, message_id))
+                (locked,) = execute(connection, sql.lock_failed(schema, group, message_id))
                 if not locked:
                     return Counts(more=True)
                 # The row lock is held: nobody else runs this message until this transaction ends. One that was never
                 # attempted (its quarantine was released) hasn't been through the group's filter.
-                taken = filter_of(subscription) if locked[0][1] else (None, None)
-                (rows,) = read_source(source, sql.message_by_id(settings.schema, message_id, *taken))
+                taken = filter_of(subscription) if locked[0][1] else {"tags": None, "keys": None}
+                (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
                 if not rows:
-                    raise _RetryFailed(
-                        HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
-                    )
-                entry = to_entry(rows[0], subscription.topic, queue, subscription)
+                    raise AttemptFailed(entry, attempts + 1, _PRUNED)
+                entry = to_entry(rows[0], subscription, queue)
                 if entry.message is None:
-                    execute(connection, sql.forget(settings.schema, subscription.group, message_id))
+                    execute(connection, sql.forget(schema, group, message_id))
                     return Counts(taken=1, more=True)
                 return self._attempt(connection, queue_of_group, entry, attempts + 1)
-        except _RetryFailed as failed:
-            return self._record(connection, queue_of_group, entry, attempts + 1, failed.failure)
+        except AttemptFailed as failed:
+            row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
+            with connection.begin():
+                at_commit(connection, sql.settle(queue_of_group, row))
+            return counts_of(row)
 
     def _attempt(self, connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempt: int) -> Counts:
-        message = entry.message
-        assert message is not None  # noqa: S101 - the filter has let it through
-        message.attempt = attempt
-        session = HandlerSession(connection, self._subscription)
-        try:
-            failure = session.handle([message] if self._subscription.takes_batch else message)
-            if failure is not None:
-                raise _RetryFailed(failure)
-            if (failure := session.finish()) is not None:
-                raise _RetryFailed(failure)
-        finally:
-            session.close()
+        run_handler(connection, self._subscription, [entry], attempt)
         row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
         at_commit(connection, sql.settle(queue_of_group, row))
         try:
@@ -109,21 +92,5 @@ class Retrier:
         except Exception as error:
             if is_lost(connection):
                 raise
-            raise _RetryFailed(failure_from(error)) from error
+            raise AttemptFailed(entry, attempt, failure_from(error)) from error
         return Counts(taken=1, done=1, more=True)
-
-    def _record(
-        self, connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempts: int, failure: HandlerFailure
-    ) -> Counts:
-        row = settle(
-            self._subscription,
-            entry.id,
-            entry.position,
-            entry.digest(),
-            attempts,
-            failure,
-            self._settings.retry_jitter,
-        )
-        with connection.begin():
-            at_commit(connection, sql.settle(queue_of_group, row))
-        return counts_of(row)

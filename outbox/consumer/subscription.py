@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import inspect
 import json
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from outbox.consumer import sql
 from outbox.consumer.sql import InboxUpdate
-from outbox.database.execute import Row, Statement, is_lost
-from outbox.database.session import JoinedSession, wait_for
-from outbox.errors import InvalidHandler, InvalidMessage, MessagesPruned
+from outbox.database.execute import Row, is_lost
+from outbox.database.session import JoinedSession, check_function, is_async
+from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import check_group, check_topic
 from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
-from outbox.settings import Settings
 from outbox.text import error_text, kind_of_error, kind_of_text, storable
 
 if TYPE_CHECKING:
@@ -72,14 +69,7 @@ class Subscription:
         check_topic(self.topic)
         check_group(self.group)
         what = f"consumer of {self.topic!r} in group {self.group!r}"
-        if not callable(self.handler):
-            raise InvalidHandler(f"{what}: the handler {self.handler!r} is not callable")
-        try:
-            inspect.signature(self.handler).bind("message", "session")
-        except TypeError as error:
-            raise InvalidHandler(f"{what}: the handler must take (message, session): {error}") from None
-        except ValueError:  # a builtin without a signature: the first call will tell
-            pass
+        check_function(f"{what}: the handler", self.handler, "message", "session")
         if self.batch < 1 or self.threads < 1:
             raise InvalidHandler(f"{what}: batch = {self.batch} and threads = {self.threads} must be at least 1")
         if self.on_exhausted not in {"park", "block"} or self.start not in {"first", "now"}:
@@ -95,8 +85,7 @@ class Subscription:
     @property
     def is_async(self) -> bool:
         """Is the handler a coroutine function?"""
-        call = getattr(type(self.handler), "__call__", None)  # noqa: B004 - an object may be the handler
-        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
+        return is_async(self.handler)
 
     @property
     def max_attempts(self) -> int:
@@ -130,64 +119,23 @@ class Entry:
         return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
 
 
-def next_messages(subscription: Subscription, settings: Settings, queue: int, position: int) -> Statement:
-    """Return the statement that reads the messages of a queue after ``position``."""
-    return sql.messages_after(
-        settings.schema,
-        subscription.topic,
-        queue,
-        position,
-        max(settings.read_ahead, subscription.batch),
-        settings.read_ahead_bytes,
-        *filter_of(subscription),
-    )
+def filter_of(subscription: Subscription) -> dict[str, list[str] | None]:
+    """Return the tags and the LIKE patterns of keys that a group takes, as bound values; None: all."""
+    tags, keys = subscription.tags, subscription.keys
+    return {
+        "tags": None if tags is None else sorted(tags),
+        "keys": None if keys is None else [like(pattern) for pattern in keys],
+    }
 
 
-def filter_of(subscription: Subscription) -> tuple[list[str] | None, list[str] | None]:
-    """Return the tags and the key patterns that a group takes; None: all."""
-    return (
-        None if subscription.tags is None else sorted(subscription.tags),
-        None if subscription.keys is None else [like(pattern) for pattern in subscription.keys],
-    )
-
-
-def to_entries(rows: list[Row], subscription: Subscription, queue: int, position: int) -> list[Entry]:
-    """Return what `next_messages` has read.
-
-    Raises:
-        MessagesPruned: the next message is gone, and the subscription says to stop then.
-    """
-    topic = subscription.topic
-    entries = [to_entry(row, topic, queue, subscription) for row in rows]
-    if entries and entries[0].position != position + 1 and subscription.on_pruned == "stop":
-        raise MessagesPruned(
-            f"group {subscription.group!r} fell behind: of topic {topic!r}, queue {queue}, the messages "
-            f"{position + 1} to {entries[0].position - 1} were pruned before they were read; find out what they were "
-            "(the producer's retention is too short for this group), then go on with on_pruned='skip'"
-        )
-    return entries
-
-
-def to_entry(row: Row, topic: str, queue: int, subscription: Subscription) -> Entry:
-    """Return one row of `inbox.messages_after` as an entry."""
-    position, id_, send_number, visible_at, key, tag, headers, content_type, body, born_at, matches, *_ = row
+def to_entry(row: Row, subscription: Subscription, queue: int) -> Entry:
+    """Return one row of `sql.messages_after` as an entry."""
+    position, id_, number, visible_at, key, tag, headers, content_type, body, born_at, matches = row
     if not matches:
         return Entry(position, id_, None)
+    topic, model, headers = subscription.topic, subscription.model, json.loads(headers) if headers else {}
     message = Message(
-        id_,
-        topic,
-        queue,
-        position,
-        key,
-        tag,
-        content_type,
-        body,
-        born_at,
-        visible_at,
-        send_number,
-        1,
-        json.loads(headers) if headers else {},
-        subscription.model,
+        id_, topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1, headers, model
     )
     return Entry(position, id_, message)
 
@@ -199,7 +147,7 @@ def like(pattern: str) -> str:
 
 
 #: The kind of messages that never come to an end.
-CRASH_KIND = "the worker died each time"
+_CRASH_KIND = "the worker died each time"
 _MAX_DELAY = 100 * 366 * 86400.0
 
 
@@ -215,6 +163,24 @@ class HandlerFailure:
     status: Status = Status.FAILED
     delay: float | None = None
     kind: str | None = None
+
+
+_ROLLED_BACK = HandlerFailure(
+    "the handler rolled the session back; let it raise, or return Retry, Park or Skip instead"
+)
+
+
+class AttemptFailed(Exception):
+    """Undo the transaction: the attempt at ``entry`` failed, which ran in it ``together`` with others."""
+
+    def __init__(self, entry: Entry, attempts: int, failure: HandlerFailure, together: int = 1) -> None:
+        self.entry, self.attempts, self.failure, self.together = entry, attempts, failure, together
+
+
+def crashed(claims: int) -> HandlerFailure:
+    """Return what is said of a message that was claimed for the last time allowed."""
+    died = f"started {claims - 1} times without ever finishing: the worker died each time"
+    return HandlerFailure(died, Status.PARKED, kind=_CRASH_KIND)
 
 
 def failure_of(answer: Any) -> HandlerFailure | None:
@@ -245,13 +211,7 @@ def failure_from(error: Exception) -> HandlerFailure:
 
 
 def settle(
-    subscription: Subscription,
-    message_id: UUID,
-    position: int,
-    digest: bytes | None,
-    attempts: int,
-    failure: HandlerFailure,
-    jitter: float,
+    subscription: Subscription, entry: Entry, attempts: int, failure: HandlerFailure, jitter: float
 ) -> InboxUpdate:
     """Return the inbox row after attempt number ``attempts`` failed.
 
@@ -268,7 +228,7 @@ def settle(
                 table = subscription.retry_delays or (0.0,)
                 delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311
     kind = failure.kind or kind_of_text(failure.error)
-    return InboxUpdate(message_id, position, status.value, attempts, digest, failure.error, delay, kind)
+    return InboxUpdate(entry.id, entry.position, status.value, attempts, entry.digest(), failure.error, delay, kind)
 
 
 def counts_of(row: InboxUpdate) -> Counts:
@@ -282,49 +242,37 @@ def counts_of(row: InboxUpdate) -> Counts:
     )
 
 
-class HandlerSession:
-    """One session for the handlers of one transaction, joined to it.
+def run_handler(connection: Connection, subscription: Subscription, entries: Sequence[Entry], attempt: int) -> None:
+    """Call the handler for what the filter lets through, in one session that is joined to the running transaction.
 
     A handler can't commit: ``session.commit()`` only flushes, the framework commits inbox row, business change
-    and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure.
+    and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure. What the handlers
+    sent is handed to the connection, to be written at its commit. ``attempt`` is that of the first entry.
+
+    Raises:
+        AttemptFailed: of one entry; of the first, if they failed together.
+        Exception: the connection was lost, which is nobody's failure and costs no attempt.
     """
-
-    def __init__(self, connection: Connection, subscription: Subscription) -> None:
-        self._connection = connection
-        self._subscription = subscription
-        self._joined = JoinedSession(connection, is_async=subscription.is_async)
-
-    def handle(self, argument: Message | list[Message]) -> HandlerFailure | None:
-        """Call the handler with a message or, where it takes batches, a list; return its failure, if it failed.
-
-        Raises:
-            Exception: the connection was lost, which is nobody's failure and costs no attempt.
-        """
-        try:
-            answer = self._subscription.handler(argument, self._joined.open())
-            if self._subscription.is_async:
-                answer = wait_for(answer)
-            self._joined.flush()
-        except Exception as error:
-            if is_lost(self._connection):
-                raise
-            return failure_from(error)
-        if self._joined.rolled_back:
-            return HandlerFailure(
-                "the handler rolled the session back; let it raise, or return Retry, Park or Skip instead"
-            )
-        return failure_of(answer)
-
-    def finish(self) -> HandlerFailure | None:
-        """Flush, and hand what the handlers sent to the connection, to be written at its commit."""
-        try:
-            self._joined.finish()
-        except Exception as error:
-            if is_lost(self._connection):
-                raise
-            return failure_from(error)
-        return None
-
-    def close(self) -> None:
-        """Forget the session; its transaction is the caller's."""
-        self._joined.close()
+    messages = [entry.message for entry in entries if entry.message is not None]
+    if not messages:
+        return
+    messages[0].attempt = attempt
+    joined = JoinedSession(connection, is_async=subscription.is_async)
+    arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
+    entry = entries[0]
+    try:
+        for entry, argument in zip(entries, arguments, strict=False):
+            answer = joined.call(subscription.handler, argument)
+            joined.flush()
+            if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
+                raise AttemptFailed(entry, attempt, failure, len(entries))
+        entry = entries[0]
+        joined.finish()
+    except AttemptFailed:
+        raise
+    except Exception as error:
+        if is_lost(connection):
+            raise
+        raise AttemptFailed(entry, attempt, failure_from(error), len(entries)) from error
+    finally:
+        joined.close()

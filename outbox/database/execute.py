@@ -48,6 +48,17 @@ def statement(schema: str, template: str, values: Mapping[str, Any], **parts: st
     return Statement(in_schema(template, schema), values)
 
 
+class Template:
+    """SQL with ``{s}`` for the schema. Called with that and the values that it binds, it is a `Statement`."""
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+
+    def __call__(self, schema: str, /, *values: Any, **named: Any) -> Statement:
+        """Return the statement; its values are by name where the SQL names them."""
+        return Statement(in_schema(self.sql, schema), named or values)
+
+
 def lock_key(*parts: object) -> int:
     """Return the 64-bit key of an advisory lock; the parts begin with its purpose and the schema.
 

@@ -5,14 +5,34 @@ What an `Outbox` is bound to, and what it needs of that.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outbox.errors import TransactionRequired
+from outbox.errors import InvalidHandler, TransactionRequired
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
+
+
+def check_function(what: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Raise InvalidHandler if a function of the application's can't be called with such arguments."""
+    if not callable(function):
+        raise InvalidHandler(f"{what} {function!r} is not callable")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise InvalidHandler(f"{what} must take ({', '.join(arguments)}): {error}") from None
+    except ValueError:  # a builtin without a signature: the first call will tell
+        pass
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Is it a coroutine function, or an object that is called like one?"""
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may be the function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 class JoinedSession:
@@ -43,6 +63,11 @@ class JoinedSession:
             else:
                 self._opened = self._session = Session(self._connection, join_transaction_mode="rollback_only")
         return self._opened
+
+    def call(self, function: Callable[..., Any], argument: Any) -> Any:
+        """Call a function of the application's with an argument and the session, and wait for what is async."""
+        result = function(argument, self.open())
+        return wait_for(result) if self._is_async else result
 
     @property
     def rolled_back(self) -> bool:

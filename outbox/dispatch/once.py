@@ -59,7 +59,7 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
         # find nothing commit, since psycopg throws its prepared statements away with each rollback.
         if not taken[0][0]:
             return NOTHING
-        if not cursors or (cursor := sql.to_cursor(cursors[0])).restored:
+        if not cursors or (cursor := sql.Cursor(*cursors[0])).restored:
             if not _rebase(connection, settings.schema):
                 transaction.rollback()
                 return NOTHING
@@ -76,7 +76,7 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
 def _rebase(connection: Connection, schema: str) -> bool:
     """Start over in this cluster; False while a transaction has an op written and is still open."""
     try:
-        execute(connection, sql.wait_shortly(), sql.lock_ops(schema), sql.rebase(schema))
+        execute(connection, sql.WAIT_SHORTLY, sql.lock_ops(schema), sql.rebase(schema))
     except OperationalError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
@@ -91,7 +91,7 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
         ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
         if not taken[0]:
             return NOTHING
-        _, ((due, messages, _, _),) = execute(connection, plan_by_index(), sql.release_due(placement))
+        _, ((due, messages, _, _),) = execute(connection, plan_by_index(), placement.statement(sql.RELEASE_DUE))
         if not due:
             return NOTHING
     return Counts(taken=due, done=messages, more=due == placement.limit)
@@ -119,7 +119,7 @@ def resend(
     execute(
         connection,
         plan_by_index(),
-        sql.resend(placement, list(sends)),
+        placement.statement(sql.RESEND, half_ids=list(sends)),
         *(
             database_sql.audit(
                 settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin
@@ -134,7 +134,9 @@ def newest_sends(connection: Connection, settings: Settings, half_ids: Sequence[
 
     The caller's transaction, which must be READ COMMITTED, keeps everybody else from sending and pruning them.
     """
-    _, rows = execute(connection, take_lock(dispatch_lock(settings.schema)), sql.lock_sends(settings.schema, half_ids))
+    _, rows = execute(
+        connection, take_lock(dispatch_lock(settings.schema)), sql.lock_sends(settings.schema, list(half_ids))
+    )
     return dict(rows)
 
 
@@ -153,15 +155,18 @@ def dispatch_passed(
     compensated. The transaction must be READ COMMITTED: the cursor is to be that of after the lock.
     """
     _, cursors = execute(connection, take_lock(dispatch_lock(settings.schema)), sql.newest_cursor(settings.schema))
-    cursor = sql.to_cursor(cursors[0]) if cursors else None
-    if cursor is not None and (cursor.restored or cursor.until_sequence is not None):
-        cursor = None
-    (rows,) = execute(connection, sql.lock_undispatched(settings.schema, half_ids, cursor))
+    next_xid, in_flight = "0", []  # dispatch has passed none
+    if cursors and not (cursor := sql.Cursor(*cursors[0])).restored and cursor.until_sequence is None:
+        next_xid, in_flight = cursor.next_xid, cursor.in_flight
+    undispatched = sql.lock_undispatched(
+        settings.schema, half_ids=list(half_ids), next_xid=next_xid, in_flight=in_flight
+    )
+    (rows,) = execute(connection, undispatched)
     passed = [half_id for half_id, is_passed in rows if is_passed]
     if passed:
         placement = _placement(settings, len(passed))
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
-        execute(connection, plan_by_index(), sql.append_these(placement, passed), *audits)
+        execute(connection, plan_by_index(), placement.statement(sql.APPEND_THESE, half_ids=passed), *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 

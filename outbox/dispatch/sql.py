@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
-from outbox.database.execute import Row, Statement, in_schema
+from outbox.database.execute import Statement, Template, in_schema
+from outbox.database.sql import channel
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
-_NEWEST_CURSOR = """
+#: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
+newest_cursor = Template("""
 SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
        c.base_sequence, c.system_identifier, s.system_identifier,
        c.until_sequence IS NOT NULL
        OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid >= c.next_xid)
        OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight))
   FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
-"""
+""")
 
 _FRESH = """
 fresh AS MATERIALIZED (
@@ -125,20 +125,25 @@ SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT 
        (SELECT count(*) FROM told)
 """
 
-_LOCK_OPS = "LOCK TABLE {s}.op_message IN SHARE MODE"
+#: Wait until no transaction is writing an op, and keep new ones out until this one ends.
+lock_ops = Template("LOCK TABLE {s}.op_message IN SHARE MODE")
 
 # Writers queue up behind a lock that waits, so it must not wait long; the next pass tries again.
-_SHORT_WAIT = "SELECT set_config('lock_timeout', '200ms', true)"
+#: For this transaction, give up waiting for a lock after 0.2 seconds.
+WAIT_SHORTLY = Statement("SELECT set_config('lock_timeout', '200ms', true)")
 
-_REBASE = """
+#: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
+rebase = Template("""
 INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence, system_identifier)
 SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
        coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
        (SELECT system_identifier FROM pg_control_system())
   FROM {s}.op_message
-"""
+""")
 
-_DUE = """
+#: Turn due scheduled messages into messages. For `Placement.statement`; rows as of `dispatch_batch`.
+RELEASE_DUE = (
+    """
 WITH batch AS MATERIALIZED (
     DELETE FROM {s}.scheduled_message
      WHERE half_id = ANY (ARRAY(
@@ -155,18 +160,23 @@ WITH batch AS MATERIALIZED (
       JOIN {s}.op_message o ON o.half_id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
+    + _APPEND
+)
 
 # Locked against prune, which deletes a half together with its messages.
-_LOCK_SENDS = """
+#: Lock those of these halves that are messages. Rows: ``(id, newest send number)``.
+lock_sends = Template("""
 SELECT o.half_id, n.sent
   FROM {s}.op_message o
   CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
  WHERE o.half_id = ANY (%s::uuid[]) AND o.resolution = 'commit' AND n.sent IS NOT NULL
  ORDER BY o.half_id
    FOR UPDATE OF o
-"""
+""")
 
-_RESEND = """
+#: Append messages, which `lock_sends` has locked, with the next send number. As `RELEASE_DUE`.
+RESEND = (
+    """
 WITH batch AS MATERIALIZED (
     SELECT o.half_id, o.sequence, n.sent
       FROM {s}.op_message o
@@ -180,10 +190,14 @@ WITH batch AS MATERIALIZED (
       JOIN {s}.half_message h ON h.id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
+    + _APPEND
+)
 
 # The exact complement of what dispatch will find: it looks for ops from the cursor's next_xid on, and for those of
 # transactions that were in flight. What has a schedule is the release's to make.
-_LOCK_UNDISPATCHED = """
+#: Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
+#: Without a ``cursor``, dispatch has passed none.
+lock_undispatched = Template("""
 SELECT o.half_id, d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> ALL (%(in_flight)s::xid8[])
   FROM {s}.op_message o
   JOIN {s}.half_message h ON h.id = o.half_id
@@ -194,14 +208,21 @@ SELECT o.half_id, d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> 
    AND NOT EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = o.half_id)
  ORDER BY o.half_id
    FOR UPDATE OF o
-"""
+""")
 
-_THESE = """
+#: Make the messages of ops, or their schedules, whatever the cursor says. As `RELEASE_DUE`.
+APPEND_THESE = (
+    """
 WITH batch AS MATERIALIZED (
     SELECT half_id, sequence, resolution FROM {s}.op_message WHERE half_id = ANY (%(half_ids)s::uuid[])
 )"""
+    + _OPS_TO_ENTRIES
+    + _APPEND
+)
 
-_RECALL = """
+#: Take back a message that is not due yet, leaving the evidence.
+#: Rows: ``(halves found, deliver_at, resolution, recalled now, is already a message)``.
+recall = Template("""
 WITH half AS (
     SELECT h.id, h.deliver_at, o.resolution
       FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id WHERE h.id = %(half_id)s
@@ -217,17 +238,19 @@ WITH half AS (
 SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resolution FROM half),
        (SELECT count(*) FROM recalled),
        EXISTS (SELECT FROM {s}.message m WHERE m.half_id = %(half_id)s)
-"""
+""")
 
-_DECLARE_TOPIC = """
+#: Create a topic or give it more queues; never fewer, since messages may wait in them.
+declare_topic = Template("""
 INSERT INTO {s}.topic AS t (name, queues) VALUES (%s, %s)
 ON CONFLICT (name) DO UPDATE SET queues = excluded.queues WHERE t.queues < excluded.queues
-"""
+""")
 
-_TOPIC = "SELECT queues FROM {s}.topic WHERE name = %s"
+#: Read the number of queues of a topic. Rows: ``(queues,)`` or none.
+topic_queues = Template("SELECT queues FROM {s}.topic WHERE name = %s")
 
-
-_COMPENSATED = "SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])"
+#: Read which of these were compensated. Rows: ``(id,)``.
+compensated = Template("SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,16 +279,6 @@ class Cursor:
         return self.system_identifier != self.current_system
 
 
-def newest_cursor(schema: str) -> Statement:
-    """Read the newest cursor, and whether anything is to be done. Rows: one, for `to_cursor`; none before the first."""
-    return Statement(in_schema(_NEWEST_CURSOR, schema))
-
-
-def to_cursor(row: Row) -> Cursor:
-    """Return the row of `newest_cursor` as a `Cursor`."""
-    return Cursor(*row)
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What every statement that makes messages must know."""
@@ -275,20 +288,10 @@ class Placement:
     limit: int
     notify: bool
 
-    @property
-    def channel(self) -> str:
-        """The channel of NOTIFY; its payload is the topic."""
-        return f"{self.schema}.message"
-
-    def values(self, **more: object) -> dict[str, object]:
-        """Return the bound values of the shared part, and the given ones."""
-        return {
-            "queues": self.queues,
-            "limit": self.limit,
-            "notify": self.notify,
-            "channel": self.channel,
-            **more,
-        }
+    def statement(self, sql: str, **values: object) -> Statement:
+        """Return a statement that ends with `_APPEND`, with the values that this binds, and more."""
+        shared = {"queues": self.queues, "limit": self.limit, "notify": self.notify, "channel": channel(self.schema)}
+        return Statement(in_schema(sql, self.schema), {**shared, **values})
 
 
 def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
@@ -302,89 +305,13 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
         source = _REST
     else:
         source = _MISSED
-    sql = f"WITH {source}{_OPS_TO_ENTRIES}{_APPEND}"
-    return Statement(
-        in_schema(sql, placement.schema),
-        placement.values(
-            next_xid=cursor.next_xid,
-            in_flight=cursor.in_flight,
-            target=cursor.target,
-            after=cursor.after_sequence,
-            until=cursor.until_sequence,
-            base=cursor.base_sequence,
-            system=cursor.system_identifier,
-        ),
+    return placement.statement(
+        f"WITH {source}{_OPS_TO_ENTRIES}{_APPEND}",
+        next_xid=cursor.next_xid,
+        in_flight=cursor.in_flight,
+        target=cursor.target,
+        after=cursor.after_sequence,
+        until=cursor.until_sequence,
+        base=cursor.base_sequence,
+        system=cursor.system_identifier,
     )
-
-
-def lock_ops(schema: str) -> Statement:
-    """Wait until no transaction is writing an op, and keep new ones out until this one ends."""
-    return Statement(in_schema(_LOCK_OPS, schema))
-
-
-def wait_shortly() -> Statement:
-    """For this transaction, give up waiting for a lock after 0.2 seconds."""
-    return Statement(_SHORT_WAIT)
-
-
-def rebase(schema: str) -> Statement:
-    """Start over in this cluster: compare op and message by sequence up to now, follow xids from now on."""
-    return Statement(in_schema(_REBASE, schema))
-
-
-def release_due(placement: Placement) -> Statement:
-    """Turn due scheduled messages into messages. Rows as of `dispatch_batch`."""
-    return Statement(in_schema(_DUE + _APPEND, placement.schema), placement.values())
-
-
-def lock_sends(schema: str, half_ids: Sequence[UUID]) -> Statement:
-    """Lock those of these halves that are messages. Rows: ``(id, newest send number)``."""
-    return Statement(in_schema(_LOCK_SENDS, schema), (list(half_ids),))
-
-
-def resend(placement: Placement, half_ids: Sequence[UUID]) -> Statement:
-    """Append messages, which `lock_sends` has locked, with the next send number. Rows as of `dispatch_batch`."""
-    return Statement(in_schema(_RESEND + _APPEND, placement.schema), placement.values(half_ids=list(half_ids)))
-
-
-def lock_undispatched(schema: str, half_ids: Sequence[UUID], cursor: Cursor | None) -> Statement:
-    """Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
-
-    Without a ``cursor``, dispatch has passed none.
-    """
-    values = {
-        "half_ids": list(half_ids),
-        "next_xid": cursor.next_xid if cursor else "0",
-        "in_flight": cursor.in_flight if cursor else [],
-    }
-    return Statement(in_schema(_LOCK_UNDISPATCHED, schema), values)
-
-
-def append_these(placement: Placement, half_ids: Sequence[UUID]) -> Statement:
-    """Make the messages of ops, or their schedules, whatever the cursor says. Rows as of `dispatch_batch`."""
-    return Statement(
-        in_schema(_THESE + _OPS_TO_ENTRIES + _APPEND, placement.schema), placement.values(half_ids=list(half_ids))
-    )
-
-
-def recall(schema: str, half_id: UUID, actor: str) -> Statement:
-    """Take back a message that is not due yet, leaving the evidence.
-
-    Rows: ``(halves found, deliver_at, resolution, recalled now, is already a message)``.
-    """
-    return Statement(in_schema(_RECALL, schema), {"half_id": half_id, "actor": actor})
-
-
-def declare_topic(schema: str, topic: str, queues: int) -> Statement:
-    """Create a topic or give it more queues; never fewer, since messages may wait in them."""
-    return Statement(in_schema(_DECLARE_TOPIC, schema), (topic, queues))
-
-
-def topic_queues(schema: str, topic: str) -> Statement:
-    """Read the number of queues of a topic. Rows: ``(queues,)`` or none."""
-    return Statement(in_schema(_TOPIC, schema), (topic,))
-
-
-def compensated(schema: str, half_ids: Sequence[UUID]) -> Statement:
-    """Read which of these were compensated. Rows: ``(id,)``."""
-    return Statement(in_schema(_COMPENSATED, schema), (list(half_ids),))

@@ -252,7 +252,7 @@ def recall(
     for target in able:
         execute(
             connection,
-            dispatch_sql.recall(settings.schema, target.message_id, request.by),
+            dispatch_sql.recall(settings.schema, half_id=target.message_id, actor=request.by),
             request.record(settings.schema, target),
         )
     return dict.fromkeys(able, "is recalled: it will not be sent")

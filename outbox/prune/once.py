@@ -8,7 +8,6 @@ the inbox has forgotten. The audit is never pruned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -39,21 +38,15 @@ def prune_producer_once(
     young, so that what can't go yet (a message that waits for its time) never hides what comes after it.
     ``stopping`` is asked between batches.
     """
-    cursors = _delete_all(
-        lambda: _transaction(connection, sql.old_cursors(settings.schema, settings.prune_batch)),
-        settings.prune_batch,
-        stopping,
-    )
+    schema, batch = settings.schema, settings.prune_batch
+    cursors = _delete_all(connection, sql.old_cursors(schema, batch), batch, stopping)
     deleted, after, going = 0, _FIRST, True
     while going and not stopping():
+        halves = sql.settled_halves(schema, after=after, limit=batch, retention=settings.retention)
         with connection.begin():
-            _, ((found, gone, after, young),) = execute(
-                connection,
-                plan_by_index(),
-                sql.settled_halves(settings.schema, after, settings.prune_batch, settings.retention),
-            )
+            _, ((found, gone, after, young),) = execute(connection, plan_by_index(), halves)
         deleted += gone
-        going = found == settings.prune_batch and not young
+        going = found == batch and not young
     return Counts(taken=cursors + deleted, done=deleted)
 
 
@@ -73,24 +66,25 @@ def prune_consumer_once(
     Returns ``taken`` rows and ``done`` inbox rows.
     """
     schema, batch = settings.schema, settings.prune_batch
-    offsets = _delete_all(
-        lambda: _transaction(connection, sql.old_offsets(schema, group, topic, batch)), batch, stopping
-    )
+    values = {"group": group, "topic": topic, "limit": batch}
+    offsets = _delete_all(connection, sql.old_offsets(schema, **values), batch, stopping)
     records = 0
     for old_records in (sql.old_findings, sql.old_runs):
-        statement = old_records(schema, group, topic, batch, settings.record_retention)
-        records += _delete_all(partial(_transaction, connection, statement), batch, stopping)
+        statement = old_records(schema, **values, retention=settings.record_retention)
+        records += _delete_all(connection, statement, batch, stopping)
     deleted, after, going = 0, _FIRST, True
     while going and not stopping():
+        inbox = sql.old_inbox(schema, **values, after=after, retention=settings.inbox_retention)
         with connection.begin():
-            (rows,) = execute(connection, sql.old_inbox(schema, group, topic, after, batch, settings.inbox_retention))
+            (rows,) = execute(connection, inbox)
         old = [row[0] for row in rows if row[1]]
         if old:
             with source.begin():
                 existing = {row[0] for row in execute(source, sql.still_there(schema, old))[0]}
             gone = [message_id for message_id in old if message_id not in existing]
+            forget = sql.forget(schema, group=group, ids=gone, retention=settings.inbox_retention)
             with connection.begin():
-                (forgotten,) = execute(connection, sql.forget(schema, group, gone, settings.inbox_retention))
+                (forgotten,) = execute(connection, forget)
             deleted += len(forgotten)
         going = len(rows) == batch and bool(old)
         after = rows[-1][0] if rows else after
@@ -109,25 +103,21 @@ def prune_records_once(
     age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _BULK_JOBS)
     rows = 0
     for statement in (
-        sql.old_samples(schema, SAMPLES, batch),
-        sql.dead_workers(schema, WORKERS, batch),
-        sql.old_items(schema, age, batch, few),
+        sql.old_samples(schema, age=SAMPLES, limit=batch),
+        sql.dead_workers(schema, age=WORKERS, limit=batch),
+        sql.old_items(schema, age=age, limit=batch, bulk_jobs=few),
     ):
-        rows += _delete_all(partial(_transaction, connection, statement), batch, stopping)
-    statement = sql.old_bulk_jobs(schema, age, few)
-    bulk_jobs = _delete_all(partial(_transaction, connection, statement), few, stopping)
+        rows += _delete_all(connection, statement, batch, stopping)
+    bulk_jobs = _delete_all(connection, sql.old_bulk_jobs(schema, age=age, limit=few), few, stopping)
     return Counts(taken=rows + bulk_jobs, done=bulk_jobs)
 
 
-def _transaction(connection: Connection, statement: Statement) -> int:
-    with connection.begin():
-        return len(execute(connection, statement)[0])
-
-
-def _delete_all(delete: Callable[[], int], batch: int, stopping: Callable[[], bool]) -> int:
+def _delete_all(connection: Connection, statement: Statement, batch: int, stopping: Callable[[], bool]) -> int:
+    """Run a statement, each time in a transaction of its own, until it finds less than a batch; return the rows."""
     total = 0
     while not stopping():
-        count = delete()
+        with connection.begin():
+            count = len(execute(connection, statement)[0])
         total += count
         if count < batch:
             break

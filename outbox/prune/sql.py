@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from uuid import UUID
-
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Template
 
 # A half goes together with its op and its messages, in one statement: no op without its half (a check would take
 # an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
 # newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
 # which only bounds the scan; what decides is the database's own time of the decision.
-_HALVES = """
+#: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
+#: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
+settled_halves = Template("""
 WITH old AS MATERIALIZED (
     SELECT h.id, o.resolution, o.decided_at
       FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
@@ -44,16 +43,18 @@ WITH old AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
        (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
-"""
+""")
 
-_CURSORS = """
+#: Delete cursors that newer ones have replaced. Rows: one for each.
+old_cursors = Template("""
 DELETE FROM {s}.dispatch_cursor
  WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
                         WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
 RETURNING id
-"""
+""")
 
-_OFFSETS = """
+#: Delete offsets that newer ones have replaced. Rows: one for each.
+old_offsets = Template("""
 DELETE FROM {s}.consumer_offset
  WHERE ctid = ANY (ARRAY(
        SELECT o.ctid FROM {s}.consumer_offset o
@@ -64,28 +65,32 @@ DELETE FROM {s}.consumer_offset
                                          ORDER BY n.position DESC, n.claims DESC LIMIT 1)
         LIMIT %(limit)s))
 RETURNING 1
-"""
+""")
 
 # Settled is what nobody waits for any more; what was discarded is, from then on.
 _SETTLED = """(status IN ('consumed', 'quarantined') OR discarded_at IS NOT NULL)
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
-_OLD_INBOX = f"""
+#: Read the next inbox rows after an id. Rows: ``(id, settled and old)``.
+old_inbox = Template(f"""
 SELECT message_id, {_SETTLED}
   FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id > %(after)s AND topic = %(topic)s
  ORDER BY message_id LIMIT %(limit)s
-"""
+""")
 
-_STILL_THERE = "SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])"
+#: Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``.
+still_there = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])")
 
-_FORGET = f"""
+#: Delete inbox rows that are settled and old. Rows: one for each.
+forget = Template(f"""
 DELETE FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND {_SETTLED}
 RETURNING message_id
-"""
+""")
 
-_OLD_FINDINGS = """
+#: Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each.
+old_findings = Template("""
 DELETE FROM {s}.reconciliation_finding
  WHERE id = ANY (ARRAY(
        SELECT f.id FROM {s}.reconciliation_run r JOIN {s}.reconciliation_finding f ON f.run_id = r.id
@@ -93,10 +98,11 @@ DELETE FROM {s}.reconciliation_finding
           AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
         LIMIT %(limit)s))
 RETURNING 1
-"""
+""")
 
 # The newest of each schedule says when the next is due.
-_OLD_RUNS = """
+#: Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each.
+old_runs = Template("""
 DELETE FROM {s}.reconciliation_run
  WHERE id = ANY (ARRAY(
        SELECT r.id FROM {s}.reconciliation_run r
@@ -108,27 +114,30 @@ DELETE FROM {s}.reconciliation_run
                          AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
         LIMIT %(limit)s))
 RETURNING 1
-"""
+""")
 
-_OLD_SAMPLES = """
+#: Delete samples that are ``age`` seconds old. Rows: one for each.
+old_samples = Template("""
 DELETE FROM {s}.stats_sample
  WHERE sampled_at = ANY (ARRAY(
        SELECT sampled_at FROM {s}.stats_sample
         WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at LIMIT %(limit)s))
 RETURNING 1
-"""
+""")
 
-_DEAD_WORKERS = """
+#: Delete workers that weren't seen for ``age`` seconds. Rows: one for each.
+dead_workers = Template("""
 DELETE FROM {s}.worker
  WHERE id = ANY (ARRAY(
        SELECT id FROM {s}.worker
         WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
    AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
 RETURNING 1
-"""
+""")
 
 # Items of bulk jobs that have finished don't change any more.
-_OLD_ITEMS = """
+#: Delete items of the first ``bulk jobs`` that finished ``age`` seconds ago. Rows: one for each.
+old_items = Template("""
 DELETE FROM {s}.bulk_item
  WHERE ctid = ANY (ARRAY(
        SELECT i.ctid
@@ -138,9 +147,10 @@ DELETE FROM {s}.bulk_item
         CROSS JOIN LATERAL (SELECT ctid FROM {s}.bulk_item WHERE bulk_job_id = o.id LIMIT %(limit)s) i
         LIMIT %(limit)s))
 RETURNING 1
-"""
+""")
 
-_OLD_BULK_JOBS = """
+#: Delete the first of such bulk jobs, those whose items are gone. Rows: one for each.
+old_bulk_jobs = Template("""
 DELETE FROM {s}.bulk_job o
  WHERE id = ANY (ARRAY(
        SELECT id FROM {s}.bulk_job
@@ -148,76 +158,4 @@ DELETE FROM {s}.bulk_job o
         ORDER BY id LIMIT %(limit)s))
    AND NOT EXISTS (SELECT FROM {s}.bulk_item i WHERE i.bulk_job_id = o.id)
 RETURNING 1
-"""
-
-
-def settled_halves(schema: str, after: UUID, limit: int, retention: float) -> Statement:
-    """Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
-
-    Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
-    """
-    return Statement(in_schema(_HALVES, schema), {"after": after, "limit": limit, "retention": retention})
-
-
-def old_cursors(schema: str, limit: int) -> Statement:
-    """Delete cursors that newer ones have replaced. Rows: one for each."""
-    return Statement(in_schema(_CURSORS, schema), (limit,))
-
-
-def old_offsets(schema: str, group: str, topic: str, limit: int) -> Statement:
-    """Delete offsets that newer ones have replaced. Rows: one for each."""
-    return Statement(in_schema(_OFFSETS, schema), {"group": group, "topic": topic, "limit": limit})
-
-
-def old_findings(schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
-    """Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each."""
-    return _of_pair(_OLD_FINDINGS, schema, group, topic, limit, retention)
-
-
-def old_runs(schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
-    """Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each."""
-    return _of_pair(_OLD_RUNS, schema, group, topic, limit, retention)
-
-
-def _of_pair(sql: str, schema: str, group: str, topic: str, limit: int, retention: float) -> Statement:
-    values = {"group": group, "topic": topic, "limit": limit, "retention": retention}
-    return Statement(in_schema(sql, schema), values)
-
-
-def old_inbox(schema: str, group: str, topic: str, after: UUID, limit: int, retention: float) -> Statement:
-    """Read the next inbox rows after an id. Rows: ``(id, settled and old)``."""
-    return Statement(
-        in_schema(_OLD_INBOX, schema),
-        {"group": group, "topic": topic, "after": after, "limit": limit, "retention": retention},
-    )
-
-
-def still_there(schema: str, ids: Sequence[UUID]) -> Statement:
-    """Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``."""
-    return Statement(in_schema(_STILL_THERE, schema), (list(ids),))
-
-
-def forget(schema: str, group: str, ids: Sequence[UUID], retention: float) -> Statement:
-    """Delete inbox rows that are settled and old. Rows: one for each."""
-    return Statement(in_schema(_FORGET, schema), {"group": group, "ids": list(ids), "retention": retention})
-
-
-def old_samples(schema: str, age: float, limit: int) -> Statement:
-    """Delete samples that are ``age`` seconds old. Rows: one for each."""
-    return Statement(in_schema(_OLD_SAMPLES, schema), {"age": age, "limit": limit})
-
-
-def dead_workers(schema: str, age: float, limit: int) -> Statement:
-    """Delete workers that weren't seen for ``age`` seconds. Rows: one for each."""
-    return Statement(in_schema(_DEAD_WORKERS, schema), {"age": age, "limit": limit})
-
-
-def old_items(schema: str, age: float, limit: int, bulk_jobs: int) -> Statement:
-    """Delete items of the first ``bulk jobs`` that finished ``age`` seconds ago. Rows: one for each."""
-    values = {"age": age, "limit": limit, "bulk_jobs": bulk_jobs}
-    return Statement(in_schema(_OLD_ITEMS, schema), values)
-
-
-def old_bulk_jobs(schema: str, age: float, limit: int) -> Statement:
-    """Delete the first of such bulk jobs, those whose items are gone. Rows: one for each."""
-    return Statement(in_schema(_OLD_BULK_JOBS, schema), {"age": age, "limit": limit})
+""")

@@ -150,7 +150,8 @@ def test_big_bodies_are_read_a_few_at_a_time(bench: Bench) -> None:
     read = []
     for position in (0, 5, 6, 7):
         with bench.connection.begin():
-            statement = consumer_sql.messages_after("outbox", "t", queue, position, 500, 2_500_000, None, None)
+            bounds = {"position": position, "limit": 500, "bytes": 2_500_000}
+            statement = consumer_sql.messages_after("outbox", topic="t", queue=queue, **bounds, tags=None, keys=None)
             read.append([row[0] for row in execute(bench.connection, statement)[0]])
     assert read == [[1, 2, 3], [6, 7], [7], [8]]
     tracemalloc.start()

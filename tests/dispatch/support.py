@@ -147,7 +147,7 @@ def next_batch(connection: Connection, settings: Settings, limit: int) -> Statem
     with connection.begin():
         (cursors,) = execute(connection, dispatch_sql.newest_cursor(settings.schema))
     place = dispatch_sql.Placement(settings.schema, settings.queues, limit, notify=True)
-    return dispatch_sql.dispatch_batch(place, dispatch_sql.to_cursor(cursors[0]))
+    return dispatch_sql.dispatch_batch(place, dispatch_sql.Cursor(*cursors[0]))
 
 
 def act(connection: Connection, settings: Settings, name: str, *ids: UUID) -> int:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from outbox.database.execute import Row, execute
 from outbox.database.sql import NOW, plan_by_index, read_only
-from outbox.dispatch.sql import newest_cursor, to_cursor
+from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.operator.health import sql
 from outbox.operator.health.rules import LIMIT, Thresholds
 
@@ -160,7 +160,7 @@ def _known(row: object, names: Collection[str]) -> dict[str, Any]:
 def undispatched(connection: Connection, schema: str) -> list[Row]:
     """Return the rows of `sql.undispatched`, with the newest cursor."""
     (cursors,) = execute(connection, newest_cursor(schema))
-    return execute(connection, sql.undispatched(schema, to_cursor(cursors[0]) if cursors else None, LIMIT))[0]
+    return execute(connection, sql.undispatched(schema, Cursor(*cursors[0]) if cursors else None, LIMIT))[0]
 
 
 def add_topics(topics: dict[str, TopicStats], columns: Collection[str], rows: Iterable[Row]) -> list[TopicStats]:
