@@ -77,6 +77,10 @@ class OutboxError(Exception):
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By message and attributes: some constructors take other arguments.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
+
 
 class InvalidMessage(OutboxError, ValueError):
     """A message that can't be stored; nothing was written."""
@@ -105,9 +109,6 @@ class InvalidRequest(OutboxError):
         super().__init__(message)
         self.field = field
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (*self.args, self.field)
-
 
 class UnknownDatabase(InvalidRequest):
     """No database of this name is registered."""
@@ -116,9 +117,6 @@ class UnknownDatabase(InvalidRequest):
         super().__init__(f"no database {name!r} is registered; there are: {', '.join(registered)}", "database")
         self.name = name
         self.registered = list(registered)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.registered)
 
 
 class TransactionRequired(OutboxError):
@@ -144,9 +142,6 @@ class OutboxBusy(OutboxError):
         self.waiting = waiting
         self.limit = limit
         self.setting = setting
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.topic, self.what, self.waiting, self.limit, self.setting)
 
 
 class SchemaError(OutboxError):
@@ -205,9 +200,6 @@ class HalfNotFound(DecisionError):
         )
         self.half_id = half_id
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.half_id,)
-
 
 class AlreadyDecided(DecisionError):
     """Another decision came first; the caller's transaction must not commit.
@@ -220,9 +212,6 @@ class AlreadyDecided(DecisionError):
         super().__init__(f"half message {half_id} was already {done} (by the {decided_by})")
         self.half_id = half_id
         self.decided_by = decided_by
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.half_id, self.decided_by)
 
 
 class AlreadyCommitted(AlreadyDecided):

@@ -32,14 +32,7 @@ DELAY_LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
-_SYSTEM_PREFIXES = (
-    "RMQ_SYS_",
-    "rmq_sys_",
-    "%RETRY%",
-    "%DLQ%",
-    "SCHEDULE_TOPIC_",
-    "TRANS_CHECK_MAX_TIME_TOPIC",
-)
+_SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_", "TRANS_CHECK_MAX_TIME_TOPIC")
 
 
 def check_topic(topic: object) -> str:
@@ -118,30 +111,24 @@ def _utf8(what: str, value: str) -> bytes:
 
 
 def check_delivery(
-    deliver_at: dt.datetime | None,
-    delay: dt.timedelta | float | int | None,
-    delay_level: int | None,
+    deliver_at: dt.datetime | None, delay: dt.timedelta | float | int | None, delay_level: int | None
 ) -> tuple[dt.datetime | None, float | None]:
     """Return ``(deliver_at, seconds of delay)``, at most one of which is set.
 
     Raises:
         InvalidMessage: more than one way given, a naive datetime, a negative delay, an unknown level.
     """
-    value = [
-        n for n, v in (("deliver_at", deliver_at), ("delay", delay), ("delay_level", delay_level)) if v is not None
-    ]
-    if len(value) > 1:
-        raise InvalidMessage(f"{' and '.join(value)} exclude each other; give one")
+    options = {"deliver_at": deliver_at, "delay": delay, "delay_level": delay_level}
+    named = [name for name, value in options.items() if value is not None]
+    if len(named) > 1:
+        raise InvalidMessage(f"{' and '.join(named)} exclude each other; give one")
     if deliver_at is not None:
         if not isinstance(deliver_at, dt.datetime):
             raise InvalidMessage(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
         return _moment(deliver_at), None
     if delay_level is not None:
-        if (
-            isinstance(delay_level, bool)
-            or not isinstance(delay_level, int)
-            or not 1 <= delay_level <= len(DELAY_LEVELS)
-        ):
+        of_int = isinstance(delay_level, int) and not isinstance(delay_level, bool)
+        if not of_int or not 1 <= delay_level <= len(DELAY_LEVELS):
             raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(DELAY_LEVELS)}")
         return None, float(DELAY_LEVELS[delay_level - 1])
     return None, None if delay is None else check_seconds("delay", delay)

@@ -12,7 +12,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -137,36 +136,6 @@ def transactional(
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageOf:
-    """Makes body and key of a ``@two_phase`` function's message from the arguments of a call."""
-
-    name: str
-    signature: inspect.Signature
-    parameter: _SessionParameter | None
-    body: Callable[..., Any] | None
-    key: KeyOf | None
-    tag: str | None
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing:
-        if self.parameter:
-            self._refuse_session(self.parameter, args, kwargs)
-            args, kwargs = self.parameter.fill(args, kwargs, None)
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        if self.parameter:
-            del bound.arguments[self.parameter.name]
-        body = dict(bound.arguments) if self.body is None else self.body(**bound.arguments)
-        return Outgoing(body, key=self.key(body) if self.key else None, tag=self.tag)
-
-    def _refuse_session(self, parameter: _SessionParameter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if parameter.passed(args, kwargs) is not None:
-            raise InvalidHandler(
-                f"@two_phase: {self.name} was given a session; it must own its transaction, since the "
-                "half message has to be committed before it begins. Use outbox.prepare() to join a transaction"
-            )
-
-
 def two_phase(
     producer: Producer,
     *,
@@ -182,8 +151,24 @@ def two_phase(
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
         parameter = _SessionParameter(function, "two_phase") if fenced else None
-        message_of = _MessageOf(function.__qualname__, inspect.signature(function), parameter, body, key, tag)
+        signature = inspect.signature(function)
         transaction = functools.partial(producer.transaction, is_async=inspect.iscoroutinefunction(function))
+
+        def message_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing:
+            if parameter:
+                if parameter.passed(args, kwargs) is not None:
+                    raise InvalidHandler(
+                        f"@two_phase: {function.__qualname__} was given a session; it must own its transaction, since "
+                        "the half message has to be committed before it begins. Use outbox.prepare() to join a "
+                        "transaction"
+                    )
+                args, kwargs = parameter.fill(args, kwargs, None)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            if parameter:
+                del bound.arguments[parameter.name]
+            content = dict(bound.arguments) if body is None else body(**bound.arguments)
+            return Outgoing(content, key=key(content) if key else None, tag=tag)
 
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             message = message_of(args, kwargs)
@@ -197,7 +182,7 @@ def two_phase(
                         args, kwargs = parameter.fill(args, kwargs, session)
                         with own.recorded():
                             result = call(*args, **kwargs)
-                        producer.commit_within(session, half_id)
+                        producer.decide(half_id, Resolution.COMMIT, session)
                     return result
                 result = call(*args, **kwargs)
             except rollback_on as error:

@@ -365,7 +365,8 @@ class Producer:
     ) -> UUID:
         """See `Outbox.prepare`."""
         half = self._half(topic, message)
-        preparation = Preparation(fenced, self._immunity(half.topic, immunity))
+        own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
+        preparation = Preparation(fenced, float(own))
         add(carrier, Write(self.schema, half, preparation, flow=self._flow), self._engine)
         return half.id
 
@@ -380,10 +381,6 @@ class Producer:
             )
         with self._sessions.begin() as session:
             return self.decide_now(session, half_id, resolution)
-
-    def commit_within(self, carrier: Carrier, half_id: UUID) -> None:
-        """Commit a half at the commit of the caller's transaction, which fails if a decision came first."""
-        add(carrier, Intent(self.schema, half_id, Resolution.COMMIT), self._engine)
 
     def decide_now(self, session: Session, half_id: UUID, resolution: Resolution) -> Decision:
         """Decide a half at once, in the session's transaction.
@@ -409,19 +406,8 @@ class Producer:
                 f"the body has {len(raw)} bytes; at most {self._settings.max_body_bytes} are allowed "
                 "(setting max_body_bytes): store it elsewhere and send a reference"
             )
-        return HalfMessage(
-            half_id or uuid7(),
-            self._group,
-            content.check_topic(topic),
-            content.check_text("key", options.get("key"), content.MAX_KEY_BYTES),
-            content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES),
-            content.check_headers(options.get("headers")),
-            content_type,
-            raw,
-            *delivery,
-        )
-
-    def _immunity(self, topic: str, immunity: dt.timedelta | float | None) -> float:
-        if immunity is None:
-            return float(self._immunity_of(topic))
-        return content.check_seconds("immunity", immunity)
+        topic = content.check_topic(topic)
+        key = content.check_text("key", options.get("key"), content.MAX_KEY_BYTES)
+        tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
+        headers = content.check_headers(options.get("headers"))
+        return HalfMessage(half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery)

@@ -6,7 +6,7 @@ Flow control finds the topics that have reached a limit, at a cost that doesn't 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from outbox.database.execute import Statement, in_schema
 from outbox.message.model import HalfMessage, Preparation
@@ -139,22 +139,10 @@ def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | 
 
 
 def _columns(half: HalfMessage) -> tuple[object, ...]:
-    return (
-        half.id,
-        half.producer_group,
-        half.topic,
-        half.key,
-        half.tag,
-        _json(half.headers),
-        half.content_type,
-        half.body,
-        half.deliver_at,
-        half.delay,
-    )
-
-
-def _json(headers: Mapping[str, str]) -> str | None:
-    return json.dumps(headers, ensure_ascii=False) if headers else None
+    """Return the values of `_HALF`, and the delay."""
+    names = half.producer_group, half.topic, half.key, half.tag
+    headers = json.dumps(half.headers, ensure_ascii=False) if half.headers else None
+    return half.id, *names, headers, half.content_type, half.body, half.deliver_at, half.delay
 
 
 def plan_by_index_until_back(seconds: float) -> Statement:

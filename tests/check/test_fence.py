@@ -472,7 +472,7 @@ def test_functions_and_checks_race(bench: Bench, at_once: int) -> None:
                         decorators._take_fence(session, "outbox", half_id)
                         session.execute(CHANGE, {"n": number_of[half_id]})
                     for half_id in random.sample(batch, len(batch)):
-                        bench.outbox._producer.commit_within(session, half_id)
+                        bench.outbox._producer.decide(half_id, Resolution.COMMIT, session)
                 told["committed"] += len(batch)
             except AlreadyRolledBack:
                 told["rolled back"] += len(batch)
@@ -526,7 +526,7 @@ def test_commit_in_the_middle_of_a_check(bench: Bench, monkeypatch: pytest.Monke
         pid = session.scalar(text("SELECT pg_backend_pid()"))
         check = pool.submit(bench.check)
         assert in_hand.wait(60)
-        bench.outbox._producer.commit_within(session, half_id)
+        bench.outbox._producer.decide(half_id, Resolution.COMMIT, session)
         commit = pool.submit(session.commit)
         bench.wait_for(
             lambda: bench.value("SELECT cardinality(pg_blocking_pids(:pid))", pid=pid), "the commit waits for the check"
