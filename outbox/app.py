@@ -163,8 +163,7 @@ class Outbox:
             InvalidHandler: the function has no parameter for its session.
             InvalidMessage: the topic isn't a name.
         """
-        decorator: Any = decorators.transactional(self._producer, topic=check_topic(topic), key=key, tag=tag)
-        return decorator  # type: ignore[no-any-return]
+        return decorators.transactional(self._producer, topic=check_topic(topic), key=key, tag=tag)
 
     def two_phase(
         self,
@@ -203,7 +202,7 @@ class Outbox:
             )
         if check is not None and (topic not in self.checkers or self.checkers[topic].function is not check):
             self.checker(topic)(check)
-        decorator: Any = decorators.two_phase(
+        return decorators.two_phase(
             self._producer,
             topic=check_topic(topic),
             key=key,
@@ -213,7 +212,6 @@ class Outbox:
             immunity=immunity,
             rollback_on=rollback_on,
         )
-        return decorator  # type: ignore[no-any-return]
 
     def checker(
         self,
@@ -239,10 +237,8 @@ class Outbox:
             InvalidHandler: the topic has a checker already, the function can't be called so, or a rule can't work.
             InvalidMessage: the topic isn't a name, or a duration isn't one.
         """
-        durations = {
-            name: None if value is None else check_seconds(name, value)
-            for name, value in (("immunity", immunity), ("interval", interval), ("timeout", timeout))
-        }
+        durations = {"immunity": immunity, "interval": interval, "timeout": timeout}
+        rules = {name: None if value is None else check_seconds(name, value) for name, value in durations.items()}
 
         def register(function: F) -> F:
             if (earlier := self.checkers.get(topic)) is not None:
@@ -250,9 +246,8 @@ class Outbox:
                     f"topic {topic!r} has a checker already: "
                     f"{getattr(earlier.function, '__qualname__', earlier.function)}; one answers for all its halves"
                 )
-            self.checkers[topic] = Checker.declare(
-                self.settings, topic, function, max_checks=max_checks, model=model, **durations
-            )
+            rules["max_checks"] = max_checks
+            self.checkers[topic] = Checker.declare(self.settings, topic, function, model, rules)
             return function
 
         return register

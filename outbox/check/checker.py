@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,24 +42,19 @@ class Checker:
         settings: Settings,
         topic: str,
         function: Callable[..., Any],
-        *,
-        immunity: float | None,
-        interval: float | None,
-        max_checks: int | None,
-        timeout: float | None,
         model: Any,
+        rules: Mapping[str, float | None],
     ) -> Checker:
-        """Return a checker; what it doesn't say is as the settings have it."""
-        checker = cls(
-            check_topic(topic),
-            function,
-            settings.immunity if immunity is None else immunity,
-            settings.check_interval if interval is None else interval,
-            settings.max_checks if max_checks is None else max_checks,
-            settings.check_timeout if timeout is None else timeout,
-            model,
-            _takes_session(topic, function),
-        )
+        """Return a checker; where a rule is None, it is as the settings have it."""
+        values: dict[str, Any] = {
+            "immunity": settings.immunity,
+            "interval": settings.check_interval,
+            "max_checks": settings.max_checks,
+            "timeout": settings.check_timeout,
+        }
+        values |= {name: value for name, value in rules.items() if value is not None}
+        takes_session = _takes_session(topic, function)
+        checker = cls(check_topic(topic), function, **values, model=model, takes_session=takes_session)
         if checker.timeout > settings.check_time_limit:
             raise InvalidHandler(
                 f"checker of {topic!r}: timeout = {checker.timeout!r} s is longer than a pass may take "

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outbox.compensate import quarantine, sql
@@ -69,7 +70,8 @@ def compensate_once(
         )
     if not due:
         return Counts()
-    run = _CompensationPass(connection, settings, compensations, new_runner, stopping)
+    items, databases = ItemTable(connection, settings.schema), InboxDatabases(connection, settings.schema)
+    run = _CompensationPass(items, databases, settings, compensations, new_runner, stopping)
     counts = Counts()
     try:
         for key in due:
@@ -83,24 +85,17 @@ def compensate_once(
     return counts + Counts(more=len(due) == limit)
 
 
+@dataclass(slots=True)
 class _CompensationPass:
     """What one pass keeps open: the consumers' databases, and a runner of each kind."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        settings: Settings,
-        compensations: Mapping[str, Compensation],
-        new_runner: NewRunner,
-        stopping: Callable[[], bool],
-    ) -> None:
-        self._items = ItemTable(connection, settings.schema)
-        self._settings = settings
-        self._compensations = compensations
-        self._new_runner = new_runner
-        self._stopping = stopping
-        self._runners: dict[bool, Runner] = {}
-        self._databases = InboxDatabases(connection, settings.schema)
+    _items: ItemTable
+    _databases: InboxDatabases
+    _settings: Settings
+    _compensations: Mapping[str, Compensation]
+    _new_runner: NewRunner
+    _stopping: Callable[[], bool]
+    _runners: dict[bool, Runner] = field(default_factory=dict)
 
     def end(self) -> None:
         """Close what was opened."""

@@ -11,7 +11,7 @@ A quarantine is an inbox row with the status `quarantined`, in a consumer's data
   that the message was consumed.
 - The group has passed it without a row, since its filter left it out or it began later: it needs no quarantine, since a
   group never goes back. Only a message that was sent again would come to it; so who compensates sees to it that it
-  wasn't meanwhile, and what was compensated isn't sent again (outbox/dispatch.py).
+  wasn't meanwhile, and what was compensated isn't sent again (outbox/dispatch/once.py).
 
 Groups that start later quarantine for themselves, before they consume (`quarantine_group`).
 
@@ -31,7 +31,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -173,7 +172,7 @@ def release(
 
     With ``doubt``, that is also done for each group which has passed the message without a row: its quarantine may have
     been released when nobody knew that the message was out. (What a filter has left out stays so: see
-    outbox/consumer/retrying.py.)
+    outbox/consumer/consumer.py.)
 
     Raises:
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if the groups' queues are busy all the while.
@@ -195,9 +194,7 @@ def release(
         # In one order everywhere.
         execute(connection, *map(take_lock, sorted(queue.lock for queue in queues)))
         rows, there = execute(
-            connection,
-            _reached(schema, order, group),
-            sql.inboxes(schema, order.topic, order.message_id),
+            connection, _reached(schema, order, group), sql.inboxes(schema, order.topic, order.message_id)
         )
         with_row = {name for name, *_ in there} - inserted
         passed = [
@@ -223,17 +220,10 @@ def _reached(schema: str, order: QuarantineOrder, group: str | None = None) -> S
 def _audits(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[str, str]) -> list[Statement]:
     """Return the records of what was done in each group."""
     word = "was" if action == "quarantine" else "is"
+    audited = {group: {word: status, "bulk_job": order.bulk_job_id} for group, status in by_group.items()}
     return [
-        audit(
-            schema,
-            order.actor,
-            action,
-            f"{group}/{order.message_id}",
-            order.reason,
-            {word: status, "bulk_job": order.bulk_job_id},
-            order.origin,
-        )
-        for group, status in by_group.items()
+        audit(schema, order.actor, action, f"{group}/{order.message_id}", order.reason, result, order.origin)
+        for group, result in audited.items()
     ]
 
 
@@ -269,8 +259,8 @@ def _quarantine(connection: Connection, schema: str, group: str, topic: str, ord
         (inserted,) = execute(connection, sql.insert(schema, topic, _missing(groups_in(rows), orders)))
         ids = {message_id for _, message_id in inserted}
         done = [order for order in orders if order.message_id in ids]
-        made = (_audits(schema, order, "quarantine", {group: "unconsumed"}) for order in done)
-        execute(connection, *chain.from_iterable(made))
+        was = {group: "unconsumed"}
+        execute(connection, *(record for order in done for record in _audits(schema, order, "quarantine", was)))
     return bool(done)
 
 

@@ -8,6 +8,12 @@ Crashes leave no trace of their own, because everything rolls back with them. So
 the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
 the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
 the one that kills its worker is known, and parked.
+
+Failed messages that their queue has left behind are retried one at a time. An unordered group leaves a message behind
+when it fails. An ordered one retries it in place, and leaves it behind only when it is parked; what an operator retries
+then is retried here. Each retry is two transactions: the first counts a start and commits, so that a message which
+kills its worker is found out; the second locks the row, runs the handler and writes the result. Two workers that
+counted the same row meet at the lock, and one of them goes on to the next.
 """
 
 from __future__ import annotations
@@ -20,10 +26,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from outbox.consumer import sql
-from outbox.consumer.retry import Retrier
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
+    HandlerFailure,
     Subscription,
     counts_of,
     crashed,
@@ -327,6 +333,60 @@ class QueueConsumer:
         self._position = position
 
 
+_PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
+
+
+def _retry_next(connection: Connection, source: Connection, subscription: Subscription, settings: Settings) -> Counts:
+    """Retry the group's failed message that is due first; nothing if none is due."""
+    schema, group, topic = settings.schema, subscription.group, subscription.topic
+    claim = sql.claim_due(schema, group=group, topic=topic, ordered=subscription.ordered)
+    with connection.begin():
+        (due,) = execute(connection, claim)
+        if not due:
+            return Counts()
+    message_id, queue, position, attempts, claims = due[0]
+    queue_of_group = GroupQueue(schema, group, topic, queue)
+    entry = Entry(position, message_id, None)
+    try:
+        if claims > settings.max_claims:
+            raise AttemptFailed(entry, attempts, crashed(claims))
+        with connection.begin():
+            (locked,) = execute(connection, sql.lock_failed(schema, group, message_id))
+            if not locked:
+                return Counts(more=True)
+            # The row lock is held: nobody else runs this message until this transaction ends. One that was never
+            # attempted (its quarantine was released) hasn't been through the group's filter.
+            taken = filter_of(subscription) if locked[0][1] else {"tags": None, "keys": None}
+            (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
+            if not rows:
+                raise AttemptFailed(entry, attempts + 1, _PRUNED)
+            entry = to_entry(rows[0], subscription, queue)
+            if entry.message is None:
+                execute(connection, sql.forget(schema, group, message_id))
+                return Counts(taken=1, more=True)
+            return _try_again(connection, subscription, queue_of_group, entry, attempts + 1)
+    except AttemptFailed as failed:
+        row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
+        with connection.begin():
+            at_commit(connection, sql.settle(queue_of_group, row))
+        return counts_of(row)
+
+
+def _try_again(
+    connection: Connection, subscription: Subscription, queue_of_group: GroupQueue, entry: Entry, attempt: int
+) -> Counts:
+    run_handler(connection, subscription, [entry], attempt)
+    row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+    at_commit(connection, sql.settle(queue_of_group, row))
+    try:
+        commit(connection)
+    except Exception as error:
+        if is_lost(connection):
+            raise
+        raise AttemptFailed(entry, attempt, failure_from(error)) from error
+    return Counts(taken=1, done=1, more=True)
+
+
 #: Transactions on one queue before a pass looks at the next one, so that none starves.
 STEPS_PER_QUEUE = 50
 
@@ -346,7 +406,6 @@ class Consumer:
         self._settings = settings
         self._stopping = stopping
         self._queues: dict[int, QueueConsumer] = {}
-        self._retrier = Retrier(subscription, settings)
 
     def start(self, connection: Connection, source: Connection) -> None:
         """Make the group ready to consume: to be called before anything else, by each worker.
@@ -441,7 +500,7 @@ class Consumer:
         for _ in range(limit):
             if self._stopping():
                 return counts
-            step = self._retrier.next(connection, source)
+            step = _retry_next(connection, source, self.subscription, self._settings)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
             if not step.more:
                 return counts

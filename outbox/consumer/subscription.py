@@ -87,11 +87,6 @@ class Subscription:
         """Is the handler a coroutine function?"""
         return is_async(self.handler)
 
-    @property
-    def max_attempts(self) -> int:
-        """How often a message is tried before it is parked: once, and once for each retry."""
-        return 1 + len(self.retry_delays)
-
 
 def as_filter(values: Collection[str] | None) -> tuple[str, ...] | None:
     """Return declared tags or keys as a tuple; a lone str would be read letter by letter, so it is refused."""
@@ -219,7 +214,8 @@ def settle(
     """
     status, delay = failure.status, None
     if status is Status.FAILED:
-        exhausted = attempts >= subscription.max_attempts
+        # It is tried once, and once for each retry.
+        exhausted = attempts > len(subscription.retry_delays)
         if exhausted and subscription.on_exhausted == "park":
             status = Status.PARKED
         else:

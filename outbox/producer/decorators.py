@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from outbox.database.decision import already, fence_key, op
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
     from outbox.producer.producer import Producer
 
-P = ParamSpec("P")
-R = TypeVar("R")
-Function = Callable[P, R]
+F = TypeVar("F", bound=Callable[..., Any])
 KeyOf = Callable[[Any], str | None]
 
 log = logging.getLogger("outbox.producer")
@@ -74,7 +72,7 @@ class _SessionParameter:
         return bound.args, bound.kwargs
 
 
-def _decorated(function: Function[P, R], run: Callable[..., Any]) -> Function[P, R]:
+def _decorated(function: F, run: Callable[..., Any]) -> F:
     """Return ``run(call, *args, **kwargs)`` in the shape of the function; ``call`` calls the function itself.
 
     ``run`` is plain code. For an async function it runs inside a greenlet, as all of SQLAlchemy's own asyncio does:
@@ -86,7 +84,7 @@ def _decorated(function: Function[P, R], run: Callable[..., Any]) -> Function[P,
         def plain(*args: Any, **kwargs: Any) -> Any:
             return run(function, *args, **kwargs)
 
-        return plain
+        return cast("F", plain)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return wait_for(function(*args, **kwargs))
@@ -97,12 +95,10 @@ def _decorated(function: Function[P, R], run: Callable[..., Any]) -> Function[P,
 
         return await greenlet_spawn(functools.partial(run, call, *args, **kwargs))
 
-    return cast("Function[P, R]", coroutine)
+    return cast("F", coroutine)
 
 
-def transactional(
-    producer: Producer, *, topic: str, key: KeyOf | None, tag: str | None
-) -> Callable[[Function[P, R]], Function[P, R]]:
+def transactional(producer: Producer, *, topic: str, key: KeyOf | None, tag: str | None) -> Callable[[F], F]:
     """Make ``@outbox.transactional``; see `Outbox.transactional`."""
 
     def send(session: Any, result: Any) -> None:
@@ -116,7 +112,7 @@ def transactional(
             options["tag"] = tag
         producer.send(session, topic, Outgoing(message.body, **options))
 
-    def decorate(function: Function[P, R]) -> Function[P, R]:
+    def decorate(function: F) -> F:
         parameter = _SessionParameter(function, "transactional")
         is_async = inspect.iscoroutinefunction(function)
 
@@ -146,10 +142,10 @@ def two_phase(
     fenced: bool,
     immunity: dt.timedelta | float | None,
     rollback_on: tuple[type[BaseException], ...],
-) -> Callable[[Function[P, R]], Function[P, R]]:
+) -> Callable[[F], F]:
     """Make ``@outbox.two_phase``; see `Outbox.two_phase`."""
 
-    def decorate(function: Function[P, R]) -> Function[P, R]:
+    def decorate(function: F) -> F:
         parameter = _SessionParameter(function, "two_phase") if fenced else None
         signature = inspect.signature(function)
         transaction = functools.partial(producer.transaction, is_async=inspect.iscoroutinefunction(function))
