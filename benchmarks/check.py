@@ -17,7 +17,7 @@ from benchmarks.pinned import held_open
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
-from outbox.worker.connections import Database, Runners
+from outbox.worker.connections import Runners, WorkerDatabase
 
 _TOGETHER = 100_000
 
@@ -84,7 +84,7 @@ class _Pass:
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
         self._connection = connection
         self._outbox = outbox
-        self._asker = Asker(Runners(Database(outbox.engine), Event()), outbox.settings.checks_in_flight)
+        self._asker = Asker(Runners(WorkerDatabase(outbox.engine), Event()), outbox.settings.checks_in_flight)
 
     def __call__(self) -> int:
         """Run one; return how many halves it decided."""

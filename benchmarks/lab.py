@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from benchmarks.measure import Figure
 from outbox.database.execute import driver_of
-from outbox.worker.connections import Database
+from outbox.worker.connections import WorkerDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Lab:
 
     def worker_connection(self, name: str) -> Connection:
         """Return a connection as the worker opens it."""
-        return Database(self.engine(name)).connect()
+        return WorkerDatabase(self.engine(name)).connect()
 
     def psycopg(self, name: str) -> psycopg.Connection[tuple[object, ...]]:
         """Return a bare connection of the driver to a database."""

@@ -13,7 +13,7 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Arm, Figure, Ratio, compared, interleave, per_second, rate
 from benchmarks.reading import TOPIC, Ours
 from outbox import Outbox, Settings
-from outbox.worker.connections import Database
+from outbox.worker.connections import WorkerDatabase
 
 _TRANSACTIONS, _TOGETHER = 20, 100
 _MESSAGES = _TRANSACTIONS * _TOGETHER
@@ -64,7 +64,7 @@ def held_open(engine: Engine, *, writing: bool) -> Iterator[None]:
 def _ours(engine: Engine, open_: ExitStack) -> Arm:
     outbox = Outbox(engine, settings=Settings())
     connection = open_.enter_context(engine.connect())
-    worker = open_.enter_context(Database(engine).connect())
+    worker = open_.enter_context(WorkerDatabase(engine).connect())
     consumer = Ours(worker, worker, outbox.settings, lambda _message, _session: None, _CLAIM)
 
     def chunk() -> float:

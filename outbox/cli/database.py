@@ -271,7 +271,7 @@ app = typer.Typer(
 )
 
 
-class Part(enum.StrEnum):
+class SchemaPart(enum.StrEnum):
     """What can be installed apart."""
 
     PRODUCER = "producer"
@@ -279,7 +279,7 @@ class Part(enum.StrEnum):
 
 
 PartOption = Annotated[
-    list[Part] | None,
+    list[SchemaPart] | None,
     typer.Option(
         "--part",
         metavar="producer|consumer",
@@ -329,7 +329,7 @@ def downgrade(
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    parts = part or list(Part)
+    parts = part or list(SchemaPart)
     what = f"the {' and '.join(parts)} tables in {database}"
     confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
     done = migration.downgrade(database.engine, parts, database.settings.schema, lock_timeout=lock_timeout)
@@ -384,7 +384,7 @@ def show_sql(
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    sys.stdout.write(migration.sql(part or list(Part), find_settings(schema).schema))
+    sys.stdout.write(migration.sql(part or list(SchemaPart), find_settings(schema).schema))
 
 
 def _listed(done: str, revisions: list[str]) -> str:

@@ -308,13 +308,13 @@ def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
     from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
     from outbox.operator.outbox_operator import check_now  # noqa: PLC0415
-    from outbox.worker.connections import Database, Runners  # noqa: PLC0415
+    from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415
 
     # What the application prints must not get among our data.
     with redirect_stdout(sys.stderr):
         outbox = processes.load(app)
         # Not the engine itself: it may be an async one.
-        database = Database(outbox.engine)
+        database = WorkerDatabase(outbox.engine)
         asker = Asker(Runners(database, threading.Event()), 1)
         try:
             with closing(database.connect()) as connection:

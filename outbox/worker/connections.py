@@ -34,7 +34,7 @@ _KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 10, 5, 3
 _CLOSE_TIMEOUT = 5.0
 
 
-class Database:
+class WorkerDatabase:
     """Opens connections to one database.
 
     From an `Engine`, they come from its pool and are detached from it: they have its connect arguments and events, and
@@ -135,7 +135,7 @@ class OwnRunner(ABC):
     ``source`` is the producer's database, None if it is the same one. Once ``stopping`` is set, no pass begins.
     """
 
-    def __init__(self, database: Database, source: Database | None, stopping: threading.Event) -> None:
+    def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
         self.database = database
         self.source = source
         self._drivers: tuple[Any, ...] = ()
@@ -192,7 +192,7 @@ class OwnRunner(ABC):
 class SyncRunner(OwnRunner):
     """Runs passes in the calling thread."""
 
-    def __init__(self, database: Database, source: Database | None, stopping: threading.Event) -> None:
+    def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
         super().__init__(database, source, stopping)
         self._connections: tuple[Connection, Connection] | None = None
 
@@ -245,7 +245,7 @@ class AsyncRunner(OwnRunner):
     The loop goes on between passes, so tasks and clients that a handler leaves behind live on.
     """
 
-    def __init__(self, database: Database, source: Database | None, stopping: threading.Event) -> None:
+    def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
         super().__init__(database, source, stopping)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -321,7 +321,7 @@ class AsyncRunner(OwnRunner):
                 self._connections = connection, await self._connect(self.source)
         return self._connections
 
-    async def _connect(self, database: Database) -> AsyncConnection:
+    async def _connect(self, database: WorkerDatabase) -> AsyncConnection:
         engine = database.async_engine()
         self._engines.append(engine)
         connection = await engine.connect()
@@ -348,7 +348,7 @@ class AsyncRunner(OwnRunner):
 class Runners:
     """Makes connections for checkers and compensations, and ends those that are open when the worker ends."""
 
-    def __init__(self, database: Database, stopping: threading.Event) -> None:
+    def __init__(self, database: WorkerDatabase, stopping: threading.Event) -> None:
         self._database = database
         self._stopping = stopping
         self._open: weakref.WeakSet[OwnRunner] = weakref.WeakSet()

@@ -15,7 +15,7 @@ from typing import Any
 
 from outbox.database.execute import driver_of
 from outbox.database.sql import PROBE, listen
-from outbox.worker.connections import Database, cut, discard
+from outbox.worker.connections import WorkerDatabase, cut, discard
 from outbox.worker.duty import Backoff, jittered
 
 logger = logging.getLogger("outbox.worker")
@@ -36,7 +36,7 @@ class Listener:
 
     def __init__(
         self,
-        database: Database,
+        database: WorkerDatabase,
         schema: str,
         *,
         wake: Callable[[str | None], None],

@@ -23,7 +23,7 @@ from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.worker.clock import Clock
-from outbox.worker.connections import AsyncRunner, Database, OwnRunner, Runners, SyncRunner
+from outbox.worker.connections import AsyncRunner, OwnRunner, Runners, SyncRunner, WorkerDatabase
 from outbox.worker.duty import Duty, Lane
 from outbox.worker.listener import Listener
 from outbox.worker.report import Reporter
@@ -67,21 +67,21 @@ class Plan:
         self.settings = outbox.settings
         self.duties: list[Duty] = []
         self.lanes: list[Lane] = []
-        self.listeners: dict[Database, Listener] = {}
+        self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
-        self.parts: dict[Database, set[str]] = {}
+        self.parts: dict[WorkerDatabase, set[str]] = {}
         #: What comes before the duties start, and after they have ended.
         self.starts: list[Callable[[], object]] = []
         self.ends: list[Callable[[], object]] = []
         self._roles = roles
         self._clock = clock
         self._stopping = stopping
-        self._own = Database(outbox.engine)
+        self._own = WorkerDatabase(outbox.engine)
         self._dispatching: list[Duty] = []
         self._dispatch_runner = SyncRunner(self._own, None, stopping)
-        self._consuming: dict[tuple[Database, str], list[Duty]] = {}
-        self._upkeep: dict[Database, Lane] = {}
-        self._sources: dict[str, Database] = {self._own.address: self._own}
+        self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
+        self._upkeep: dict[WorkerDatabase, Lane] = {}
+        self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
         if producing:
             self._plan_producer(outbox)
         if roles & _CONSUMER_ROLES:
@@ -225,18 +225,18 @@ class Plan:
         self.duties.append(duty)
         return duty
 
-    def _source_of(self, subscription: Subscription) -> Database:
+    def _source_of(self, subscription: Subscription) -> WorkerDatabase:
         if subscription.source is None:
             return self._own
-        source = Database(subscription.source)
+        source = WorkerDatabase(subscription.source)
         return self._sources.setdefault(source.address, source)
 
-    def _upkeep_of(self, database: Database) -> Lane:
+    def _upkeep_of(self, database: WorkerDatabase) -> Lane:
         if database not in self._upkeep:
             self._upkeep[database] = self._lane(SyncRunner(database, None, self._stopping))
         return self._upkeep[database]
 
-    def _listen(self, source: Database) -> None:
+    def _listen(self, source: WorkerDatabase) -> None:
         if not self.settings.listen or source in self.listeners:
             return
         schema, cap = self.settings.schema, self.settings.reconnect_cap
@@ -264,13 +264,13 @@ class Plan:
             reconnect_cap=cap,
         )
 
-    def _longest_wait(self, source: Database) -> float:
+    def _longest_wait(self, source: WorkerDatabase) -> float:
         listener = self.listeners.get(source)
         return (
             max(LISTENING_WAIT, self.settings.idle_wait) if listener and listener.working else self.settings.idle_wait
         )
 
-    def _wake(self, source: Database, payload: str | None) -> None:
+    def _wake(self, source: WorkerDatabase, payload: str | None) -> None:
         """Pass a notification on; None stands for all that may have been missed."""
         if payload != OPS:
             self._wake_consumers(source, payload)
@@ -278,7 +278,7 @@ class Plan:
             for duty in self._dispatching:
                 duty.wake()
 
-    def _wake_consumers(self, source: Database, topic: str | None) -> None:
+    def _wake_consumers(self, source: WorkerDatabase, topic: str | None) -> None:
         """Wake the consumers of a topic of this database; all consumers of this database if the topic is None."""
         for (database, name), duties in self._consuming.items():
             if database is source and topic in {None, name}:

@@ -21,7 +21,7 @@ from outbox.check.once import question_of
 from outbox.database.decision import decide
 from outbox.database.execute import driver_of, execute
 from outbox.database.runner import EngineRunner
-from outbox.worker.connections import Database, SyncRunner
+from outbox.worker.connections import SyncRunner, WorkerDatabase
 from tests.check.support import SHORT, Bench, asking_threads
 
 NewBench = Callable[..., Bench]
@@ -187,7 +187,7 @@ def test_connection_that_opens_too_late(bench: Bench) -> None:
     """A checker whose connection took longer than its time isn't asked any more, and the counter stays."""
     asked = bench.register(COMMIT, timeout=SHORT)
     half_id = bench.prepare()
-    database = Database(bench.engine)
+    database = WorkerDatabase(bench.engine)
     connect = database.connect
 
     def slowly() -> Connection:

@@ -32,7 +32,7 @@ from outbox.operator.acts import ACTS as TABLE
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.changes import ActRequest, apply
 from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Selector, Target
-from outbox.worker.connections import Database, Runners
+from outbox.worker.connections import Runners, WorkerDatabase
 from tests.check.support import SHORT, Bench
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -460,7 +460,7 @@ def test_check_that_takes_too_long_by_hand(bench: Bench) -> None:
 
 def with_runners(bench: Bench, half_id: UUID) -> Answer:
     """Have a half checked here and now, with connections as a worker's."""
-    new_runner = Runners(Database(bench.engine), threading.Event())
+    new_runner = Runners(WorkerDatabase(bench.engine), threading.Event())
     return bench.outbox.operator.check_now(half_id, new_runner=new_runner, **WHO)
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message
 from outbox.errors import ActRefused
-from outbox.worker.connections import AsyncRunner, Database
+from outbox.worker.connections import AsyncRunner, WorkerDatabase
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle
 
 
@@ -194,7 +194,7 @@ def test_async_compensation(town: Town) -> None:
     town.compensate_by(later)
     half_id = town.parked()
     bulk_job_id = town.order(half_id)
-    database = Database(town.producer)
+    database = WorkerDatabase(town.producer)
     town.work(lambda is_async: AsyncRunner(database, None, threading.Event()))
     assert town.item(bulk_job_id)[0] == "done"
     assert (town.balance, town.refunds(half_id)) == (1000, 1)
