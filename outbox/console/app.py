@@ -23,7 +23,7 @@ import outbox
 from outbox.console import api, pages
 from outbox.console.api import probes
 from outbox.console.auth import authentication
-from outbox.console.connections import operator_source
+from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Trust, context_of
 from outbox.console.guard import Guard
 from outbox.console.problems import Problem, as_problem, log, log_failure
@@ -84,13 +84,13 @@ def create_console_app(
     Raises:
         InvalidSettings: an option that isn't one.
     """
-    trust = Trust.of(allowed_hosts, trusted_origins, trusted_proxies)
+    trust = Trust(allowed_hosts, trusted_origins, trusted_proxies)
     if getattr(authorizer, "needs_proxies", False) and not trust.proxies:
         raise InvalidSettings(
             "TrustedHeader believes trusted_proxies only, and there are none: name the proxy's address"
         )
-    operator = operator_source(source, databases or {}, settings, redactor, read_only=read_only)
-    console = Console(operator, authorizer, trust, read_only=read_only, environment=environment)
+    operators = OperatorSource(source, databases, settings, redactor, read_only=read_only)
+    console = Console(operators, authorizer, trust, read_only=read_only, environment=environment)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -117,7 +117,7 @@ def create_console_app(
     # These answer to senders whom the authorizer knows; the last takes what no other has.
     for_known = [*api.ROUTERS, *pages.ROUTERS, pages.unknown]
     for_known[:0] = [probes.metrics] if metrics == "authenticated" else []
-    known = [Depends(authentication(authorizer, read_only=read_only))]
+    known = [Depends(authentication(authorizer))]
     for router in for_known:
         app.include_router(router, dependencies=known)
     return app

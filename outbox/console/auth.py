@@ -35,7 +35,7 @@ _REMEMBERED = 256
 _TRIES = 2
 
 
-def authentication(authorizer: Authorizer, *, read_only: bool) -> Callable[..., None]:
+def authentication(authorizer: Authorizer) -> Callable[..., None]:
     """Return a dependency that lets in a sender whom the authorizer knows, to act only unless the console only reads.
 
     An endpoint that changes nothing although its method is POST is marked by `only_reads`.
@@ -49,14 +49,12 @@ def authentication(authorizer: Authorizer, *, read_only: bool) -> Callable[..., 
     dependency = authorizer if is_plain else authorizer.__call__  # type: ignore[operator]
 
     def authenticate(request: Request, context: Context, found: Any = Depends(dependency)) -> None:  # noqa: B008
-        if found is None:
-            raise Problem.unauthenticated(context.console.challenges)
-        if not isinstance(found, Principal):
+        if found is not None and not isinstance(found, Principal):
             raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
         context.identity = found
         context.demand(VIEW)
         reads = request.method in SAFE_METHODS or getattr(request.scope["endpoint"], "only_reads", False)
-        if read_only and not reads:
+        if context.console.read_only and not reads:
             raise Problem.read_only()
 
     return authenticate
@@ -103,11 +101,7 @@ class Basic:
         self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
 
     def __call__(self, request: Request) -> Principal | None:
-        """Return the user whose name came with the right password.
-
-        Raises:
-            Problem: (429) too many have failed.
-        """
+        """Return the user whose name came with the right password; raise a `Problem` (429) if too many have failed."""
         if (sent := _credentials(request, "basic")) is None:
             return None
         try:
@@ -153,11 +147,7 @@ class Bearer:
         self.sessions = Sessions(tokens, throttle, key=session_key)
 
     def __call__(self, request: Request) -> Principal | None:
-        """Return whose token was sent, or whose session it is.
-
-        Raises:
-            Problem: (429) too many have failed.
-        """
+        """Return whose token was sent, or whose session it is; raise a `Problem` (429) if too many have failed."""
         if (token := _credentials(request, "bearer")) is None:
             return self.sessions.principal(request.cookies.get(COOKIE))
         found = self.sessions.find(token, context_of(request).client)
@@ -185,8 +175,8 @@ class TrustedHeader:
         default: Role | str | None = None,
     ) -> None:
         self._header, self._groups = header, groups
-        self._roles = {name: Role.named(str(role)) for name, role in (roles or {}).items()}
-        self._default = None if default is None else Role.named(str(default))
+        self._roles = {name: Role.named(role) for name, role in (roles or {}).items()}
+        self._default = None if default is None else Role.named(default)
 
     def __call__(self, request: Request) -> Principal | None:
         """Return whom the proxy names."""
@@ -211,11 +201,7 @@ class AnyOf:
         self.needs_proxies = any(getattr(one, "needs_proxies", False) for one in authorizers)
 
     def __call__(self, request: Request) -> Principal | None:
-        """Return the first principal that one of them knows.
-
-        Raises:
-            Problem: (429) too many logins have failed.
-        """
+        """Return the first principal that one of them knows; raise a `Problem` (429) if too many have failed."""
         return next((principal for one in self._authorizers if (principal := one(request)) is not None), None)
 
 

@@ -41,36 +41,6 @@ _AGAIN = 10.0
 _BEGIN = "SELECT set_config('application_name', %s, true), set_config('statement_timeout', %s, true)"
 
 
-def operator_source(
-    source: Source,
-    databases: Mapping[str, Bind],
-    settings: Settings | None,
-    redactor: Redactor | None,
-    *,
-    read_only: bool,
-) -> OperatorSource:
-    """Return what gives an `Operator` over ``source`` and further databases.
-
-    Raises:
-        InvalidSettings: two databases of one name, or further ones beside an `Operator`.
-    """
-    if isinstance(source, Operator):
-        if databases or redactor or settings:
-            raise InvalidSettings("an Operator has its databases, settings and redactor already; pass them to it")
-        reading = [
-            replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
-            for each in source.databases.values()
-        ]
-        return OperatorSource({}, ready=Operator(Databases(reading), source.redactor) if read_only else source)
-    if isinstance(source, Outbox):
-        settings, source = settings or source.settings, source.engine
-    binds = dict(source) if isinstance(source, Mapping) else {_url_of(source).database or "outbox": source}
-    if duplicates := sorted(binds.keys() & databases.keys()):
-        raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
-    engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | dict(databases)).items()}
-    return OperatorSource(engines, settings or Settings.from_env(), redactor)
-
-
 def own_engine(source: Bind, *, read_only: bool = False) -> Engine:
     """Return an engine with a small pool, whose connections are made as those of ``source``.
 
@@ -103,24 +73,40 @@ class OperatorSource:
     """Gives what operators see and do; it connects at the first request, to those of the databases that can be reached.
 
     The others are tried again from time to time: an operator needs the console most when one of them is down.
-    The connections of an Operator that is ``ready`` are the application's.
+    The connections of an `Operator` as the ``source`` are the application's. ``databases`` are further ones.
+
+    Raises:
+        InvalidSettings: two databases of one name, none at all, or further ones beside an `Operator`.
     """
 
     def __init__(
         self,
-        engines: Mapping[str, Engine],
+        source: Source,
+        databases: Mapping[str, Bind] | None = None,
         settings: Settings | None = None,
         redactor: Redactor | None = None,
         *,
-        ready: Operator | None = None,
+        read_only: bool = False,
     ) -> None:
-        if not engines and ready is None:
-            raise InvalidSettings("the console needs at least one database")
-        self._engines, self._settings, self._redactor = dict(engines), settings or Settings(), redactor
+        self._engines: dict[str, Engine] = {}
         self._opened: dict[str, Database] = {}
-        self._operator = ready
-        self._last_try = -_AGAIN
-        self._lock = threading.Lock()
+        self._operator: Operator | None = None
+        self._last_try, self._lock = -_AGAIN, threading.Lock()
+        self._redactor, further = redactor, dict(databases or {})
+        if isinstance(source, Operator):
+            if further or redactor or settings:
+                raise InvalidSettings("an Operator has its databases, settings and redactor already; pass them to it")
+            self._operator = _only_reading(source) if read_only else source
+            return
+        if isinstance(source, Outbox):
+            settings, source = settings or source.settings, source.engine
+        binds = dict(source) if isinstance(source, Mapping) else {_url_of(source).database or "outbox": source}
+        if duplicates := sorted(binds.keys() & further.keys()):
+            raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
+        self._engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | further).items()}
+        if not self._engines:
+            raise InvalidSettings("the console needs at least one database")
+        self._settings = settings or Settings.from_env()
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -158,6 +144,14 @@ class OperatorSource:
             raise errors[0]
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
         return Operator(Databases(in_order), self._redactor)
+
+
+def _only_reading(operator: Operator) -> Operator:
+    databases = [
+        replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
+        for each in operator.databases.values()
+    ]
+    return Operator(Databases(databases), operator.redactor)
 
 
 def _driver_connection(source: Engine) -> Any:

@@ -30,42 +30,31 @@ if TYPE_CHECKING:
 #: The key of the `RequestContext` in the scope of a request.
 SCOPE_KEY = "outbox.console"
 
-#: Names that lead nowhere but to this machine.
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:(?P<port>\d{1,5}))?", re.IGNORECASE)
 #: An address with a port, as some proxies have it.
 _PORT = re.compile(r"^(?:\[(.*)\]|([^:]*))(?::\d+)?$")
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-QueryValue = str | int | float | bool | list[str] | tuple[str, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Trust:
     """What is trusted.
 
     ``hosts`` are the names under which the console is reached: ``console.example.com``, ``*.example.com``, or ``*`` for
     any; those of this machine are always good, since no other site can have them. ``origins`` are those of other sites
-    that may send (``https://ops.example.com``). ``proxies`` are the networks whose ``X-Forwarded-*`` is believed.
+    that may send (``https://ops.example.com``). ``proxies`` are addresses or networks whose ``X-Forwarded-*`` is
+    believed.
+
+    Raises:
+        InvalidSettings: an origin that isn't ``scheme://host``, or a proxy that is no address or network.
     """
 
-    hosts: tuple[str, ...] = LOOPBACK
-    origins: frozenset[str] = frozenset()
-    proxies: tuple[Network, ...] = ()
-
-    @classmethod
-    def of(cls, hosts: Iterable[str] | None = None, origins: Iterable[str] = (), proxies: Iterable[str] = ()) -> Trust:
-        """Return the trust in these, and in this machine's own names.
-
-        Raises:
-            InvalidSettings: an origin that isn't ``scheme://host``, or a proxy that is no address or network.
-        """
-        names = (*LOOPBACK, *(host.strip().lower() for host in hosts or ()))
-        return cls(names, frozenset(map(_origin, origins)), tuple(map(_network, proxies)))
+    def __init__(
+        self, hosts: Iterable[str] | None = None, origins: Iterable[str] = (), proxies: Iterable[str] = ()
+    ) -> None:
+        self.hosts = ("localhost", "127.0.0.1", "[::1]", *(host.strip().lower() for host in hosts or ()))
+        self.origins = frozenset(map(_origin, origins))
+        self.proxies = tuple(map(_network, proxies))
 
     def is_proxy(self, address: str) -> bool:
         """Return whether an address is that of a trusted proxy."""
@@ -121,11 +110,6 @@ class Console:
         """The sessions of people who log in by a page; None where the authorizer has no such page."""
         return getattr(self.authorizer, "sessions", None)
 
-    @property
-    def challenges(self) -> tuple[str, ...]:
-        """The values of ``WWW-Authenticate`` that say how to log in."""
-        return tuple(getattr(self.authorizer, "challenges", ()))
-
 
 @dataclass(slots=True)
 class RequestContext:
@@ -176,12 +160,7 @@ class RequestContext:
 
     @property
     def operator(self) -> Operator:
-        """What an operator can see and do. Its calls are synchronous: use it in endpoints that are plain functions.
-
-        Raises:
-            SchemaMissing, SchemaOutdated: a database has no outbox tables, or not those of this code.
-            sqlalchemy.exc.DBAPIError: no database can be reached.
-        """
+        """What an operator can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
         return self.console.source()
 
     @property
@@ -189,10 +168,14 @@ class RequestContext:
         """The sender of the request.
 
         Raises:
-            Problem: (401) the authorizer doesn't know the sender.
+            Problem: (401) the authorizer doesn't know the sender; it says how to log in.
         """
         if self.identity is None:
-            raise Problem.unauthenticated(self.console.challenges)
+            challenges = tuple(getattr(self.console.authorizer, "challenges", ()))
+            # One of them: where several are in a header, Chromium understands none, and shows no password dialog.
+            chosen = next((each for each in challenges if each.startswith("Basic")), next(iter(challenges), None))
+            headers = {"WWW-Authenticate": chosen} if chosen else {}
+            raise Problem("unauthenticated", "log in, or send credentials", headers=headers)
         return self.identity
 
     @property
@@ -212,7 +195,7 @@ class RequestContext:
             "principal": self.identity.id if self.identity else None,
         }
 
-    def url(self, *segments: object, **query: QueryValue) -> str:
+    def url(self, *segments: object, **query: Any) -> str:
         """Return the path of something in this console, as the browser must request it: never with scheme or host.
 
         Each of ``segments`` is quoted: ``context.url("messages", id, status=["parked"])`` gives
@@ -228,9 +211,7 @@ class RequestContext:
 
         ``needed`` is a permission, or the name of an act.
         """
-        permission = _permission(needed)
-        writes = permission != VIEW
-        return self.principal.may(permission) and not (writes and self.console.read_only)
+        return self._refusal(needed) is None
 
     def demand(self, needed: str) -> None:
         """Refuse the request unless its sender could do this here.
@@ -238,11 +219,15 @@ class RequestContext:
         Raises:
             Problem: (403) the sender doesn't have the permission, or the console only reads.
         """
-        permission = _permission(needed)
+        if (refusal := self._refusal(needed)) is not None:
+            raise refusal
+
+    def _refusal(self, needed: str) -> Problem | None:
+        permission = ACTS[needed].permission if needed in ACTS else needed
         if not self.principal.may(permission):
-            raise Problem.forbidden(self.principal.id, permission)
-        if self.console.read_only and permission != VIEW:
-            raise Problem.read_only()
+            detail = f"{self.principal.id!r} doesn't have the permission {permission!r}; ask an admin of the console"
+            return Problem("forbidden", detail)
+        return Problem.read_only() if self.console.read_only and permission != VIEW else None
 
 
 def context_of(request: Request) -> RequestContext:
@@ -285,12 +270,8 @@ def _origin(text: str) -> str:
     return origin
 
 
-def _network(text: str) -> Network:
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     try:
         return ipaddress.ip_network(text.strip())
     except ValueError as error:
         raise InvalidSettings(f"trusted proxy {text!r} must be an address or network: {error}") from None
-
-
-def _permission(needed: str) -> str:
-    return ACTS[needed].permission if needed in ACTS else needed

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS
@@ -31,7 +29,7 @@ class Role(enum.StrEnum):
         return ROLES[self]
 
     @classmethod
-    def named(cls, name: str) -> Role:
+    def named(cls, name: Role | str) -> Role:
         """Return the role of this name.
 
         Raises:
@@ -40,7 +38,7 @@ class Role(enum.StrEnum):
         try:
             return cls(name)
         except ValueError:
-            raise InvalidSettings(f"role {name!r} must be one of: {', '.join(cls)}") from None
+            raise InvalidSettings(f"role {str(name)!r} must be one of: {', '.join(cls)}") from None
 
 
 _VIEWER = frozenset({VIEW})
@@ -49,9 +47,7 @@ _OPERATOR = _VIEWER | {CANCEL, *(act.permission for act in ACTS.values() if act.
 #: Every permission that there is.
 PERMISSIONS = _OPERATOR | {REVEAL, *(act.permission for act in ACTS.values())}
 #: The permissions of each role.
-ROLES: Mapping[Role, frozenset[str]] = MappingProxyType(
-    {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: PERMISSIONS}
-)
+ROLES = {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: PERMISSIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class Principal:
         Raises:
             InvalidSettings: there is no such role.
         """
-        return cls(id, name or id, Role.named(str(role)).permissions)
+        return cls(id, name or id, Role.named(role).permissions)
 
     @property
     def role(self) -> str:

@@ -71,21 +71,6 @@ class Problem(HTTPException):
         self.slug, self.errors, self.title = slug, errors, title or usual_title
 
     @classmethod
-    def unauthenticated(cls, challenges: Sequence[str], detail: str = "") -> Problem:
-        """Return the problem of a request by a stranger; ``challenges`` say how to log in."""
-        # One of them: where there are several in a header, Chromium understands none, and shows no password dialog.
-        chosen = next((each for each in challenges if each.startswith("Basic")), next(iter(challenges), None))
-        headers = {"WWW-Authenticate": chosen} if chosen else {}
-        return cls("unauthenticated", detail or "log in, or send credentials", headers=headers)
-
-    @classmethod
-    def forbidden(cls, principal: str, permission: str) -> Problem:
-        """Return the problem of a request by a principal without a permission."""
-        return cls(
-            "forbidden", f"{principal!r} doesn't have the permission {str(permission)!r}; ask an admin of the console"
-        )
-
-    @classmethod
     def read_only(cls) -> Problem:
         """Return the problem of an act in a console that only reads."""
         return cls(
@@ -149,7 +134,9 @@ def as_problem(error: Exception) -> Problem | None:
         case HTTPException():
             return _of_status(error)
         case RequestValidationError():
-            return Problem("invalid", "some of what was sent isn't valid", errors=_fields(error.errors()))
+            # Without the values, which may be secret.
+            fields = [{"field": ".".join(map(str, each["loc"])), "detail": each["msg"]} for each in error.errors()]
+            return Problem("invalid", "some of what was sent isn't valid", errors=fields)
         case OutboxError():
             return _of_outbox(error)
         case PoolTimeout():
@@ -173,12 +160,10 @@ def _of_outbox(error: OutboxError) -> Problem | None:
     if slug is None:
         return None
     field = error.field if isinstance(error, InvalidRequest) else None
-    if field == "page_token":
-        slug = "bad-page-token"
     return Problem(
-        slug,
+        "bad-page-token" if field == "page_token" else slug,
         str(error),
-        errors=[_field(field, str(error))] if field else [],
+        errors=[{"field": field, "detail": str(error)}] if field else [],
         headers=_RETRY if error.kind in _LATER else {},
     )
 
@@ -189,15 +174,6 @@ def _of_database(kind: ErrorKind | None) -> Problem | None:
     if kind is None or kind not in _DATABASE_SAYS:
         return None
     return Problem(_SLUGS[kind], _DATABASE_SAYS[kind], headers={} if kind is ErrorKind.USAGE else _RETRY)
-
-
-def _fields(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the invalid fields and what is wrong with each; without the values, which may be secret."""
-    return [_field(".".join(map(str, error["loc"])), str(error["msg"])) for error in errors]
-
-
-def _field(name: str, detail: str) -> dict[str, str]:
-    return {"field": name, "detail": detail}
 
 
 logger = logging.getLogger("outbox.console")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -168,7 +169,7 @@ def serve(
     """
     import uvicorn  # noqa: PLC0415 - only a server needs it
 
-    announce = announce or _print
+    announce = announce or partial(print, file=sys.stderr, flush=True)
     authorizer, token = authorizer_of(config)
     app = app_of(config, authorizer, settings)
     console = app.state.console
@@ -217,11 +218,7 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
 
 
 def app_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None) -> FastAPI:
-    """Return the application of a configuration; it hasn't connected yet.
-
-    Raises:
-        InvalidSettings: an option that isn't one.
-    """
+    """Return the application of a configuration; it hasn't connected yet. Errors are those of `create_console_app`."""
     same = ("read_only", "allowed_hosts", "trusted_origins", "trusted_proxies", "metrics", "root_path")
     return create_console_app(
         config.databases,
@@ -231,7 +228,3 @@ def app_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | N
         redactor=Redactor(config.payload),
         **{name: getattr(config, name) for name in same},
     )
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it

@@ -99,17 +99,18 @@ def test_one_database_that_is_down_hides_no_other(museum: Shop, make_console: Ca
 def test_a_database_that_comes_back_is_found(museum: Shop, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that couldn't be reached, or wasn't migrated, is tried again."""
     monkeypatch.setattr(connections, "_AGAIN", 0.0)
-    engines = {"a": own_engine(museum.engine), "b": own_engine(url)}
-    with engines["b"].begin() as connection:
+    engine = own_engine(url)
+    with engine.begin() as connection:
         connection.execute(text("ALTER SCHEMA outbox RENAME TO hidden"))
-    opened = OperatorSource(engines, Settings())
+    opened = OperatorSource({"a": museum.engine, "b": url}, settings=Settings())
     assert list(opened().databases) == ["a"]
     assert list(opened.missing) == ["b"]
-    with engines["b"].begin() as connection:
+    with engine.begin() as connection:
         connection.execute(text("ALTER SCHEMA hidden RENAME TO outbox"))
     assert list(opened().databases) == ["a", "b"]
     assert not opened.missing
     opened.close()
+    engine.dispose()
 
 
 def test_what_nobody_expected_is_told_to_the_log_only(

@@ -179,11 +179,7 @@ class SelectorBody:
     halves: model.HalfFilter | None = option(None, "The undecided halves that match.")
 
     def selector(self) -> Selector:
-        """Return the selection as the operator takes it.
-
-        Raises:
-            InvalidRequest: not exactly one of them, a group without ids, or too many ids.
-        """
+        """Return the selection as the operator takes it."""
         names = [name for name in ("ids", "targets", "messages", "inbox", "halves") if getattr(self, name) is not None]
         if len(names) != 1:
             found = f"it has {', '.join(names)}" if names else "it has none"

@@ -41,11 +41,7 @@ class BulkForm:
 
     @property
     def act(self) -> Act:
-        """The act.
-
-        Raises:
-            InvalidRequest: no such act, or no row is selected.
-        """
+        """The act; `InvalidRequest` if there is none, or no row is selected."""
         act = act_named(self.action)
         if not self.target and not self.all:
             raise InvalidRequest("no row is selected; select some, or all that the filter fits", "target")
@@ -58,11 +54,7 @@ class BulkForm:
 
     @property
     def selector(self) -> Selector:
-        """What the bulk job acts on.
-
-        Raises:
-            InvalidRequest: a target or a filter that isn't one.
-        """
+        """What the bulk job acts on."""
         if self.named:
             return Selector(targets=tuple(target for target, _ in map(_target, self.named)))
         criteria: Any = read(_FILTERS[self.of], pairs_of(self.filter))

@@ -49,11 +49,7 @@ def pairs_of(query: str) -> Pairs:
 
 
 def read(kind: type[F], pairs: Pairs) -> F:
-    """Return the dataclass that these fields are, the others are left out; ``within`` is a period that begins now.
-
-    Raises:
-        InvalidRequest: a text that isn't a value; names the field.
-    """
+    """Return the dataclass that these fields are, the others are left out; ``within`` is a period that ends now."""
     return READER.read(kind, grouped(_readable(kind, pairs)))
 
 
@@ -67,11 +63,7 @@ FormPairs = Annotated[Pairs, Depends(_form_pairs)]
 
 
 def options_of(act: Act, pairs: Pairs) -> dict[str, Any]:
-    """Return the options of an act that are set in a form.
-
-    Raises:
-        InvalidRequest: a text that isn't a value; names the option.
-    """
+    """Return the options of an act that are set in a form."""
     texts = dict(pairs)
     options: dict[str, Any] = {}
     for each in act.options:

@@ -108,40 +108,23 @@ _CHIPS = {
     "no_answer": Chip("alert", "warn", "no answer", "the worker died over it, or was cut off"),
 }
 
-#: The icon of each act.
-_ICONS = {
-    "resend": "send",
-    "recall": "undo",
-    "compensate": "undo",
-    "check": "question",
-    "reset": "retry",
-    "commit": "check",
-    "rollback": "x",
-    "retry": "retry",
-    "park": "stop",
-    "discard": "archive",
-    "restore": "undo",
+#: What each icon stands for: acts, and the kinds of events in a timeline.
+_MEANINGS = {
+    "archive": ("discard", "discarded"),
+    "check": ("commit", "committed", "consumed"),
+    "half": ("written",),
+    "inbox": ("received",),
+    "person": ("act",),
+    "question": ("check", "checked"),
+    "retry": ("reset", "retry", "failed"),
+    "search": ("found",),
+    "send": ("resend", "dispatched"),
+    "shield": ("quarantined",),
+    "stop": ("park", "half_parked", "parked"),
+    "undo": ("recall", "recalled", "compensate", "compensated", "restore", "rolled_back"),
+    "x": ("rollback",),
 }
-
-#: The icon of each kind of event in a timeline.
-EVENTS = {
-    "written": "half",
-    "committed": "check",
-    "dispatched": "send",
-    "recalled": "undo",
-    "compensated": "undo",
-    "checked": "question",
-    "half_parked": "stop",
-    "received": "inbox",
-    "consumed": "check",
-    "failed": "retry",
-    "parked": "stop",
-    "rolled_back": "undo",
-    "quarantined": "shield",
-    "discarded": "archive",
-    "act": "person",
-    "found": "search",
-}
+ICONS = {name: icon for icon, names in _MEANINGS.items() for name in names}
 
 
 class Badges:
@@ -289,10 +272,9 @@ def _environment() -> Environment:
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
         "ACTS": ACTS,
-        "EVENTS": EVENTS,
+        "ICONS": ICONS,
         "acts_for": acts_for,
         "acts_in": lambda noun, state: [act for act in acts_for(noun) if state in act.from_states],
-        "act_icon": lambda name: _ICONS.get(name, "play"),
         "chip_of": lambda status: _CHIPS.get(status, _UNKNOWN),
     }
     return environment
