@@ -175,8 +175,8 @@ class TrustedHeader:
         default: Role | str | None = None,
     ) -> None:
         self._header, self._groups = header, groups
-        self._roles = {name: Role.named(role) for name, role in (roles or {}).items()}
-        self._default = None if default is None else Role.named(default)
+        self._roles = {name: Role(role) for name, role in (roles or {}).items()}
+        self._default = None if default is None else Role(default)
 
     def __call__(self, request: Request) -> Principal | None:
         """Return whom the proxy names."""

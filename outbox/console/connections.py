@@ -42,10 +42,7 @@ _BEGIN = "SELECT set_config('application_name', %s, true), set_config('statement
 
 
 def own_engine(source: Bind, *, read_only: bool = False) -> Engine:
-    """Return an engine with a small pool, whose connections are made as those of ``source``.
-
-    With ``read_only`` every transaction is a READ ONLY one.
-    """
+    """Return an engine with a small pool, whose connections are made as those of ``source``."""
     options: dict[str, Any] = {
         "pool_size": POOL,
         "max_overflow": 0,

@@ -133,11 +133,9 @@ class RequestContext:
 
     @classmethod
     def of(cls, console: Console, scope: Scope) -> RequestContext:
-        """Return what a request says of itself, in the light of the console's trust.
-
-        ``scope["root_path"]`` is the prefix of the console, after what a proxy takes off the path.
-        """
+        """Return what a request says of itself, in the light of the console's trust."""
         trust, headers = console.trust, Headers(scope=scope)
+        # The prefix of the console, after what a proxy takes off the path.
         root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
         # Some servers put root_path before the path, others don't.
         if root and (path == root or path.startswith(root + "/")):
@@ -165,11 +163,7 @@ class RequestContext:
 
     @property
     def principal(self) -> Principal:
-        """The sender of the request.
-
-        Raises:
-            Problem: (401) the authorizer doesn't know the sender; it says how to log in.
-        """
+        """The sender of the request; a `Problem` (401) that says how to log in if the authorizer doesn't know it."""
         if self.identity is None:
             challenges = tuple(getattr(self.console.authorizer, "challenges", ()))
             # One of them: where several are in a header, Chromium understands none, and shows no password dialog.
@@ -214,11 +208,7 @@ class RequestContext:
         return self._refusal(needed) is None
 
     def demand(self, needed: str) -> None:
-        """Refuse the request unless its sender could do this here.
-
-        Raises:
-            Problem: (403) the sender doesn't have the permission, or the console only reads.
-        """
+        """Refuse the request by a `Problem` (403) unless its sender could do this here, as `may` has it."""
         if (refusal := self._refusal(needed)) is not None:
             raise refusal
 

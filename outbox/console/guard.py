@@ -141,11 +141,7 @@ def check_origin(trust: Trust, headers: Headers, context: RequestContext) -> Non
 
 
 async def buffered(receive: Receive, headers: Headers) -> Receive:
-    """Read the body before the request takes a slot, and return a ``receive`` that gives it once more.
-
-    Raises:
-        Problem: (413) it is bigger than `MAX_BODY`.
-    """
+    """Read the body before the request takes a slot, and return a ``receive`` that gives it once more."""
     too_large = Problem("too-large", f"the body has more than {MAX_BODY} bytes; name fewer messages, or use a filter")
     with contextlib.suppress(ValueError):
         if int(headers.get("content-length", "0")) > MAX_BODY:

@@ -43,11 +43,7 @@ class PasswordHash:
 
     @classmethod
     def read(cls, text: str) -> PasswordHash:
-        """Return the hash that a text is.
-
-        Raises:
-            InvalidSettings: the text isn't one of `hash_password`.
-        """
+        """Return the hash that a text is; raise `InvalidSettings` if it isn't one of `hash_password`."""
         match = re.fullmatch(r"scrypt\$(\d{1,2})\$(\d{1,2})\$(\d{1,2})\$([\w-]+)\$([\w-]+)", text, re.ASCII)
         found = None
         with contextlib.suppress(binascii.Error):
@@ -116,11 +112,7 @@ class Throttle:
         return len(self._failures)
 
     def check(self, client: Hashable) -> None:
-        """Refuse a client that has to wait.
-
-        Raises:
-            Problem: (429) too many logins have failed; ``Retry-After`` says how many seconds are left.
-        """
+        """Refuse a client that has to wait by a `Problem` (429); ``Retry-After`` says how many seconds are left."""
         with self._lock:
             count, last = self._failures.get(client, (0, 0.0))
         wait = min(2.0 ** min(count - self._free, 30), self._longest) if count >= self._free else 0.0
@@ -185,11 +177,7 @@ class Sessions:
         self._key = key.encode() if key is not None else secrets.token_bytes(32)
 
     def find(self, token: str, client: str) -> tuple[str, Principal] | None:
-        """Return the hash of a token that a client sent, and its principal; None if it isn't a token.
-
-        Raises:
-            Problem: (429) too many have failed from this address.
-        """
+        """Return the hash of a token that a client sent, and its principal; None if it isn't one, or raise a 429."""
         self._throttle.check(client)
         presented = hash_token(token)
         matches = [hashed for hashed in self._tokens if hmac.compare_digest(hashed, presented)]

@@ -29,16 +29,8 @@ class Role(enum.StrEnum):
         return ROLES[self]
 
     @classmethod
-    def named(cls, name: Role | str) -> Role:
-        """Return the role of this name.
-
-        Raises:
-            InvalidSettings: there is none.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            raise InvalidSettings(f"role {str(name)!r} must be one of: {', '.join(cls)}") from None
+    def _missing_(cls, value: object) -> Role:
+        raise InvalidSettings(f"role {value!r} must be one of: {', '.join(cls)}")
 
 
 _VIEWER = frozenset({VIEW})
@@ -73,7 +65,7 @@ class Principal:
         Raises:
             InvalidSettings: there is no such role.
         """
-        return cls(id, name or id, Role.named(role).permissions)
+        return cls(id, name or id, Role(role).permissions)
 
     @property
     def role(self) -> str:

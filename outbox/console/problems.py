@@ -148,11 +148,10 @@ def _of_status(error: HTTPException) -> Problem:
     """Return the problem of an HTTP status: by FastAPI, or by a dependency of the application's."""
     status, headers, detail = error.status_code, error.headers, str(error.detail)
     slug = _OF_STATUS.get(status, "internal" if status >= 500 else "invalid")
-    known = status in {each.value for each in HTTPStatus}
     if status == 405:
         detail = f"this method can't be used here, only {(headers or {}).get('Allow', 'others')}"
-    title = HTTPStatus(status).phrase if known and (status == 400 or status not in _OF_STATUS) else ""
-    return Problem(slug, detail, headers=headers, status=status, title=title)
+    titles = {each.value: each.phrase for each in HTTPStatus if each == 400 or each not in _OF_STATUS}
+    return Problem(slug, detail, headers=headers, status=status, title=titles.get(status, ""))
 
 
 def _of_outbox(error: OutboxError) -> Problem | None:

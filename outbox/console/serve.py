@@ -119,17 +119,6 @@ class ConsoleConfig:
         except ValueError:
             return False
 
-    def authorizer(self) -> Authorizer | None:
-        """Return the authorizer; None where nothing is configured."""
-        found: list[Any] = []
-        if self.user_header:
-            found.append(TrustedHeader(self.user_header, roles=self.user_roles, default=self.user_default_role))
-        if self.tokens:
-            found.append(Bearer(self.tokens, session_key=self.session_key))
-        if self.users:
-            found.append(Basic(self.users))
-        return (found[0] if len(found) == 1 else AnyOf(*found)) if found else None
-
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> ConsoleConfig:
         """Return the configuration of the environment; ``overrides`` that aren't None go before it.
@@ -204,8 +193,15 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
     Raises:
         InvalidSettings: nothing is configured, and others than this machine could reach the console.
     """
-    if (authorizer := config.authorizer()) is not None:
-        return authorizer, None
+    found: list[Any] = []
+    if config.user_header:
+        found.append(TrustedHeader(config.user_header, roles=config.user_roles, default=config.user_default_role))
+    if config.tokens:
+        found.append(Bearer(config.tokens, session_key=config.session_key))
+    if config.users:
+        found.append(Basic(config.users))
+    if found:
+        return (found[0] if len(found) == 1 else AnyOf(*found)), None
     if not config.is_local:
         raise InvalidSettings(
             f"host {config.host!r} can be reached from other machines, and there is no authentication: set "

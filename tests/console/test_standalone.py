@@ -112,7 +112,7 @@ def test_everything_comes_from_the_environment(tmp_path: Path) -> None:
     assert (config.allowed_hosts, config.root_path) == (("a.test", "b.test"), "/tools")
     assert config.payload == "hidden"
     assert config.users == {"ann": (HASH, Role.ADMIN), "bob": (HASH, Role.VIEWER)}
-    way = config.authorizer()
+    way, _ = authorizer_of(config)
     assert isinstance(way, AnyOf)
     console = app_of(config, way).state.console
     assert (console.read_only, console.environment, len(console.trust.proxies)) == (True, "prod", 1)
@@ -132,10 +132,12 @@ def test_the_settings_come_from_the_environment(museum: Shop, monkeypatch: pytes
 def test_each_way_in_alone() -> None:
     """Users, tokens, or the header of a proxy."""
     databases = {"a": URL_A}
-    assert isinstance(ConsoleConfig(databases, users={"ann": (HASH, Role.ADMIN)}).authorizer(), Basic)
-    assert isinstance(ConsoleConfig(databases, tokens={hash_token("x"): Principal.of("ci")}).authorizer(), Bearer)
+    users = ConsoleConfig(databases, users={"ann": (HASH, Role.ADMIN)})
+    assert isinstance(authorizer_of(users)[0], Basic)
+    tokens = ConsoleConfig(databases, tokens={hash_token("x"): Principal.of("ci")})
+    assert isinstance(authorizer_of(tokens)[0], Bearer)
     header = ConsoleConfig(databases, user_header="X-User", trusted_proxies=("10.0.0.1",))
-    assert isinstance(header.authorizer(), TrustedHeader)
+    assert isinstance(authorizer_of(header)[0], TrustedHeader)
 
 
 @pytest.mark.parametrize(

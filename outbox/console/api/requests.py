@@ -59,10 +59,8 @@ class PageQuery:
 def from_query(*kinds: type, without: tuple[str, ...] = ()) -> Any:
     """Return a default for a parameter that is the query, read into these dataclasses: one, or a tuple of them.
 
-    ``without`` names fields that the query hasn't. A `PageQuery` becomes a `PageRequest`.
-
-    Raises (when it is read):
-        InvalidRequest: a value that isn't one, or a name that isn't known.
+    ``without`` names fields that the query hasn't. A `PageQuery` becomes a `PageRequest`. What can't be read, or isn't
+    known, raises `InvalidRequest` when the request is read.
     """
     shapes = {kind: [each for each in shape_of(kind) if each.name not in without] for kind in kinds}
 

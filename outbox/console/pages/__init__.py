@@ -13,13 +13,13 @@ from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from outbox.console.login import COOKIE
-from outbox.console.pages import bulk_jobs, lists, message, overview
+from outbox.console.pages import acts, lists, overview
 from outbox.console.pages.view import Badges, PageView, View, problem_page, static_files
 from outbox.console.problems import Problem, log
 
 __all__ = ["ROUTERS", "Badges", "login", "problem_page", "static", "unknown"]
 
-ROUTERS = (overview.router, lists.router, message.router, bulk_jobs.router)
+ROUTERS = (overview.router, lists.router, acts.router)
 
 #: Everything else below the console.
 unknown = APIRouter(include_in_schema=False)
