@@ -30,7 +30,7 @@ from outbox.errors import pip_install
 from outbox.reader import option
 from outbox.reconcile import record
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
-from outbox.reconcile.job import POSSIBLE, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
+from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
@@ -152,7 +152,7 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, m
     outbox = load_quietly(source.app) if source.app else None
     known = list(values.get("pairs", ()))
     if outbox is not None and "pairs" not in values:
-        known = [Pair.of(topic, group) for topic, group in outbox.subscriptions]
+        known = [Pair(topic, group) for topic, group in outbox.subscriptions]
     if (chosen := pairs.pairs(known, read_options(Pair, filters))) is not None:
         values = merged(values, {"pairs": chosen})
     if outbox is not None:
@@ -173,7 +173,7 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, m
 
 app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
-_KINDS = "\n".join(f"  {kind.label:<30}{', '.join(repairs)}" for kind, repairs in POSSIBLE.items())
+_KINDS = "\n".join(f"  {kind.label:<30}{', '.join(kind.repairs)}" for kind in KINDS)
 _HELP = f"""Compare the message tables of producer and consumer, and repair what differs.
 
 Each message of the window is compared on both sides; each difference has a kind and a mend. Nothing is changed without
@@ -326,7 +326,7 @@ def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
         (pair.pair, kind, number, repair)
         for pair in result.pairs
         for kind, number in pair.differences.items()
-        if (repair := job.repair_of(kind)) is not Repair.ALERT
+        if (repair := kind.repair(job.policy)) is not Repair.ALERT
     ]
     if yes or not repairs:
         return True
@@ -433,8 +433,7 @@ def show_run(
     """
     run_id = options.as_id(run, "RUN")
     with where.opened() as (connection, schema):
-        found = record.run(connection, schema, run_id)
-        if found is None:
+        if not (found := next(iter(record.runs(connection, schema, run_id=run_id)), None)):
             raise Failure(f"no run {run_id} is recorded here; see `outbox reconcile runs`", Code.NOT_FOUND)
         findings = record.findings(connection, schema, run_id, after, limit)
     following = findings[-1]["id"] if len(findings) == limit else None

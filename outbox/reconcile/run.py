@@ -13,7 +13,7 @@ import datetime as dt
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -107,11 +107,11 @@ class _PairRun:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
+def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
     """Compare producer and consumer, write down what differs, and repair it if the job says so.
 
     Both databases are read in one snapshot each; what differs is read again before it counts. Without ``job.apply``
-    nothing is changed but the record, and that only if ``job.record`` is on.
+    nothing is changed but the record, and that only if ``job.record`` is on. ``ids`` are those that are in it already.
 
     Raises:
         SourceError: a source can't be read; what was found until then is in the record.
@@ -120,7 +120,7 @@ def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
         SchemaMissing, SchemaOutdated: a database isn't migrated.
         sqlalchemy.exc.DBAPIError: a connection was lost over a repair. What is done is found healed by the next job.
     """
-    result = compare(job, progress)
+    result = compare(job, progress, ids)
     if job.apply:
         mend(job, result, progress)
     return result
@@ -135,7 +135,8 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     began = time.monotonic()
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
     runs = [_PairRun(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
-    with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
+    record = Record(job)
+    with _engines(job) as engine, _recorded(record, ids.runs, ids):
         with snapshots_of(job.producer, job.consumer) as snapshots:
             check_measures(
                 job.measures, job.pairs, snapshots.producer.connection, snapshots.consumer.connection, job.window
@@ -163,12 +164,12 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
         sqlalchemy.exc.DBAPIError: a connection was lost. What is done is found healed by the next job.
     """
     began, result.applied = time.monotonic(), True
-    with closing(Record(job)) as record:
-        for pair in result.pairs:
-            with _recorded(record, [pair.run_id]):
-                record.reopen(pair.run_id)
-                _repair(job, pair, record, progress or NoProgress())
-                record.end(pair)
+    record = Record(job)
+    for pair in result.pairs:
+        with _recorded(record, [pair.run_id]):
+            record.reopen(pair.run_id)
+            _repair(job, pair, record, progress or NoProgress())
+            record.end(pair)
     result.seconds += time.monotonic() - began
 
 

@@ -20,25 +20,31 @@ from typing import TYPE_CHECKING
 from apscheduler.triggers.cron import CronTrigger
 
 from outbox.database.execute import execute, lock_key
-from outbox.database.sql import plan_by_index, try_lock
+from outbox.database.sql import try_lock
 from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
-from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation
-from outbox.reconcile.record.sql import last_scheduled
+from outbox.reconcile.job import Interrupted, Job, Reconciliation
+from outbox.reconcile.record import last_scheduled
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.app import Outbox
     from outbox.reconcile.record.write import RunIds
-    from outbox.reconcile.rows import JobResult
 
+logger = logging.getLogger("outbox.worker")
+
+#: The longest and the shortest time (seconds) between two readings of the record.
+READ_EVERY = 60.0
+_READ_FIRST = 0.1
 #: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
 RETRY_AFTER = 600.0
 #: A run without an end counts as lost after so many seconds: its worker was killed.
 LOST_AFTER = 3600.0
 _MOMENT = dt.timedelta(microseconds=1)
+_SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+_PAIRS_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +83,13 @@ class Timetable:
         if last.running or last.ended is None:
             due = last.began + dt.timedelta(seconds=LOST_AFTER)
         else:
-            due = self._after(last.began)
+            due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
+            if self._trigger is not None:
+                following = self._trigger.get_next_fire_time(None, last.began + _MOMENT)
+                due = following or dt.datetime.max.replace(tzinfo=dt.UTC)
             if last.failed:
                 due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
         return (due - last.now).total_seconds()
-
-    def _after(self, began: dt.datetime) -> dt.datetime:
-        if self._trigger is None:
-            return began + dt.timedelta(seconds=self._seconds or 0.0)
-        following: dt.datetime | None = self._trigger.get_next_fire_time(None, began + _MOMENT)
-        return dt.datetime.max.replace(tzinfo=dt.UTC) if following is None else following
-
-
-logger = logging.getLogger("outbox.worker")
-
-#: The longest and the shortest time (seconds) between two readings of the record.
-READ_EVERY = 60.0
-_READ_FIRST = 0.1
-
-_PAIRS_NAMED = 3
-_SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 
 def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[Reconciler]:
@@ -114,13 +107,12 @@ def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[Reconciler]:
 
 def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
     try:
-        importlib.import_module("outbox.reconcile.job")  # an extra
+        importlib.import_module("outbox.reconcile.run")  # an extra
     except ModuleNotFoundError as error:
         raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
     try:
-        values = merged(
-            {"actor": f"reconciliation {declared.name}"}, read_file(declared.config) if declared.config else {}
-        )
+        written = read_file(declared.config) if declared.config else {}
+        values = merged({"actor": f"reconciliation {declared.name}"}, written)
         values = merged(values, read_mapping(declared.job or {}))
     except InvalidSettings as error:
         raise declared.refused(str(error)) from None
@@ -139,19 +131,16 @@ class _Stoppable:
 
     def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002
         """A stage begins."""
-        self._check()
+        self.done(0)
 
     def done(self, steps: int) -> None:  # noqa: ARG002
         """Steps are done."""
-        self._check()
+        if self._stopping.is_set():
+            raise Interrupted
 
     def say(self, sentence: str) -> None:
         """Something was decided."""
         logger.debug("%s", sentence, extra={"event": "reconcile.plan"})
-
-    def _check(self) -> None:
-        if self._stopping.is_set():
-            raise Interrupted
 
 
 class Reconciler:
@@ -165,7 +154,7 @@ class Reconciler:
         self._due_at = time.monotonic()
         # Refused now rather than at night.
         job = self._job(_SOME_TIME)
-        self._names = [(pair.topic, pair.group) for pair in job.pairs]
+        self._names = [pair.names for pair in job.pairs]
         self._schema = job.consumer.schema
         self._key = lock_key("reconcile", self._schema, declared.name, *self._names[0])
         shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
@@ -185,24 +174,17 @@ class Reconciler:
         job = self._job(last.now)
         if (ids := self._claim(connection, job)) is None:
             return Counts()
-        result = self._run(job, ids)
         pairs = len(job.pairs)
-        return Counts(taken=pairs, failed=pairs) if result is None else Counts(taken=pairs, done=pairs)
+        return Counts(taken=pairs, done=pairs) if self._run(job, ids) else Counts(taken=pairs, failed=pairs)
 
     def _job(self, now: dt.datetime) -> Job:
-        def clock(_: Access) -> dt.datetime:
-            return now
-
         try:
-            return job_of(self._values, clock)
+            return job_of(self._values, lambda _: now)
         except InvalidSettings as error:
             raise self._declared.refused(str(error)) from None
 
     def _last(self, connection: Connection) -> LastRun:
-        *_, ((now, began, ended, running, failed),) = execute(
-            connection, plan_by_index(), last_scheduled(self._schema, self._declared.name, self._names)
-        )
-        return LastRun(now, began, ended, running, failed)
+        return LastRun(*last_scheduled(connection, self._schema, self._declared.name, self._names))
 
     def _is_due(self, last: LastRun) -> bool:
         due_in = self._timetable.due_in(last)
@@ -219,40 +201,33 @@ class Reconciler:
             if not taken or not self._is_due(self._last(connection)):
                 return None
             ids = RunIds.new(job, self._declared.name)
-            execute(connection, *(ids.begin(job, number) for number in range(len(job.pairs))))
+            execute(connection, *ids.begin(job))
         return ids
 
-    def _run(self, job: Job, ids: RunIds) -> JobResult | None:
-        """Run the job; None if it came to no result, which is in the record, and a line in the log."""
+    def _run(self, job: Job, ids: RunIds) -> bool:
+        """Run the job; False if it came to no result, which is in the record, and a line in the log."""
         from outbox.reconcile.record.write import why_of  # noqa: PLC0415
-        from outbox.reconcile.run import compare, mend  # noqa: PLC0415 - an extra
+        from outbox.reconcile.report import verdict  # noqa: PLC0415
+        from outbox.reconcile.run import reconcile  # noqa: PLC0415 - an extra
 
         try:
-            result = compare(job, self._progress, ids)
-            if job.apply:
-                mend(job, result, self._progress)
+            result = reconcile(job, self._progress, ids)
         except Interrupted:
             self._log(logging.INFO, "was interrupted, and will be run again", "reconcile.interrupted")
-            return None
+            return False
         except Exception as error:  # the duty goes on, and the record says when it is due again
             self._log(logging.ERROR, why_of(error, job), "reconcile.failed")
             logger.debug("%s failed", self.name, exc_info=error)
-            return None
-        self._report(result, job)
-        return result
-
-    def _report(self, result: JobResult, job: Job) -> None:
-        from outbox.reconcile.record.write import why_of  # noqa: PLC0415
-        from outbox.reconcile.report import verdict  # noqa: PLC0415
-
-        outcome = verdict(result)
-        level = logging.WARNING if outcome.left or outcome.measures else logging.INFO
-        self._log(level, outcome.sentence, "reconcile.finished")
-        if self._declared.report is not None:
-            try:
+            return False
+        reached = verdict(result)
+        level = logging.WARNING if reached.left or reached.measures else logging.INFO
+        self._log(level, reached.sentence, "reconcile.finished")
+        try:
+            if self._declared.report is not None:
                 self._declared.report(result)
-            except Exception as error:  # it is the application's function
-                self._log(logging.ERROR, f"its report failed: {why_of(error, job)}", "reconcile.report_failed")
+        except Exception as error:  # it is the application's function
+            self._log(logging.ERROR, f"its report failed: {why_of(error, job)}", "reconcile.report_failed")
+        return True
 
     def _log(self, level: int, what: str, event: str) -> None:
         logger.log(level, "%s: %s", self.name, what, extra={"event": event, "reconciliation": self._declared.name})

@@ -12,7 +12,6 @@ import pytest
 from outbox.database.execute import execute
 from outbox.reconcile.job import Outcome, Pair, Tier, Window
 from outbox.reconcile.record import settled
-from outbox.reconcile.record import sql as settled_sql
 from outbox.reconcile.rows import InboxState, PairResult, ProducerState
 from outbox.reconcile.source import snapshots_of
 from tests.reconcile.town import HOUR, IN_SYNC, PAIR, WITH_EFFECT, Progress, Town, counted, explain, fate, ids_at, kinds
@@ -192,7 +191,7 @@ def test_after_a_restore_into_another_cluster_nothing_is_trusted(town: Town, ids
 
 @pytest.mark.parametrize(
     "pair",
-    [Pair.of("t", "g", tags=["mine"]), Pair.of("t", "g", keys=["k*"]), Pair.of("t", "g", tags=[]), WITH_EFFECT],
+    [Pair("t", "g", tags=["mine"]), Pair("t", "g", keys=["k*"]), Pair("t", "g", tags=[]), WITH_EFFECT],
     ids=["tags", "keys", "no tags", "effect"],
 )
 def test_with_another_filter_nothing_is_trusted(town: Town, ids: list[UUID], pair: Pair) -> None:
@@ -335,9 +334,11 @@ def test_the_lookups_of_what_was_touched_use_indexes(town: Town, ids: list[UUID]
         lookups = (
             (
                 snapshots.producer,
-                settled_sql.touched_at_producer("outbox", "t", ids, mark["snapshot"], dict(mark["heads"])),
+                settled.touched_at_producer(
+                    snapshots.producer.access, PAIR, ids, mark["snapshot"], dict(mark["heads"])
+                ),
             ),
-            (snapshots.consumer, settled_sql.touched_at_consumer("outbox", "g", "t", ids)),
+            (snapshots.consumer, settled.touched_at_consumer(snapshots.consumer.access, PAIR, ids)),
         )
         for snapshot, statement in lookups:
             plans += [row[0] for row in execute(snapshot.connection, explain(statement))[0]]

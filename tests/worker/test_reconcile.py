@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -282,6 +283,14 @@ def test_a_job_as_a_file(bench: Bench, tmp_path: Path) -> None:
     (pair,) = results[0].pairs
     assert (pair.plan.tier.value, pair.window.grace) == ("digest", 5.0)
     assert pair.window.since is not None
+
+
+def test_refused_without_the_libraries(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker without the extra says at its start how to install it, and doesn't fail at night."""
+    declare(bench)
+    monkeypatch.setitem(sys.modules, "outbox.reconcile.run", None)
+    with pytest.raises(InvalidSettings, match=re.escape("it needs outbox.reconcile.run; pip install")):
+        reconcilers(bench.outbox, threading.Event())
 
 
 @pytest.mark.parametrize(

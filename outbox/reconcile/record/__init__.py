@@ -1,53 +1,87 @@
-"""What is recorded of reconciliations: runs and their findings, as commands and pages show them."""
+"""What is recorded of reconciliations: runs and their findings, as commands, pages and the worker read them."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, execute
+from outbox.database.execute import Row, Statement, execute, in_schema
+from outbox.database.sql import plan_by_index
+from outbox.operator.look.message_sql import named
 from outbox.reconcile.job import KINDS
-from outbox.reconcile.record import sql
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Connection
+
+#: What the columns that are read are called by what shows them.
+RUN = ("id", "job_id", "topic", "group", "window_start", "window_end", "started_at", "finished_at", "applied",
+       "counts", "plan", "error", "schedule")  # fmt: skip
+FINDING = ("id", "message_id", "kind", "detail", "action", "result", "acted_at")
+_JSON = frozenset({"counts", "plan", "detail"})
+_AS = {"group": "consumer_group", **{name: f"{name}::text" for name in _JSON}}
+
+_RUNS = f"""
+SELECT {", ".join(_AS.get(name, name) for name in RUN)}
+  FROM {{s}}.reconciliation_run
+ WHERE (%(id)s::uuid IS NULL OR id = %(id)s)
+   AND (%(topic)s::text IS NULL OR topic = %(topic)s) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
+ ORDER BY started_at DESC, id DESC LIMIT %(limit)s
+"""
+
+_FINDINGS = f"""
+SELECT {", ".join(_AS.get(name, name) for name in FINDING)}
+  FROM {{s}}.reconciliation_finding
+ WHERE run_id = %s AND id > %s ORDER BY id LIMIT %s
+"""
+
+# The runs of the newest job of the schedule, found pair by pair at the end of an index.
+_LAST_SCHEDULED = """
+WITH run AS MATERIALIZED (
+    SELECT r.* FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS p (topic, consumer_group)
+     CROSS JOIN LATERAL (SELECT job_id, started_at, finished_at, error FROM {s}.reconciliation_run r
+                          WHERE r.topic = p.topic AND r.consumer_group = p.consumer_group
+                            AND r.schedule = %(schedule)s
+                          ORDER BY r.started_at DESC LIMIT 1) r
+)
+SELECT clock_timestamp(), min(started_at), max(finished_at), bool_or(finished_at IS NULL), bool_or(error IS NOT NULL)
+  FROM run WHERE job_id = (SELECT job_id FROM run ORDER BY started_at DESC LIMIT 1)
+"""
 
 
 def runs(
-    connection: Connection, schema: str, topic: str | None = None, group: str | None = None, limit: int = 50
+    connection: Connection,
+    schema: str,
+    topic: str | None = None,
+    group: str | None = None,
+    limit: int = 50,
+    run_id: UUID | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the newest runs, the newest first, by the names of `store.RUN`."""
-    (rows,) = execute(connection, sql.runs(schema, topic, group, limit))
-    return [_run(row) for row in rows]
-
-
-def run(connection: Connection, schema: str, run_id: UUID) -> dict[str, Any] | None:
-    """Return one run; None if there is none."""
-    (rows,) = execute(connection, sql.run(schema, run_id))
-    return _run(rows[0]) if rows else None
+    """Return the newest runs, or the one of this id, by the names of `RUN`, with the number of their differences."""
+    values = {"id": run_id, "topic": topic, "group": group, "limit": limit}
+    (rows,) = execute(connection, Statement(in_schema(_RUNS, schema), values))
+    found = named(RUN, rows, _JSON)
+    for each in found:
+        counts = each["counts"]
+        each["differences"] = None if counts is None else sum(counts.get(kind.label, 0) for kind in KINDS)
+    return found
 
 
 def findings(
     connection: Connection, schema: str, run_id: UUID, after: int = 0, limit: int = 50
 ) -> list[dict[str, Any]]:
-    """Return findings of a run behind the one of this number, by the names of `store.FINDING`."""
-    (rows,) = execute(connection, sql.findings_of(schema, run_id, after, limit))
-    return [_named(sql.FINDING, row) for row in rows]
+    """Return findings of a run behind the one of this number, by the names of `FINDING`."""
+    (rows,) = execute(connection, Statement(in_schema(_FINDINGS, schema), (run_id, after, limit)))
+    return named(FINDING, rows, _JSON)
 
 
-def differences(counts: dict[str, int] | None) -> int | None:
-    """Return how many differences a run has counted; None if it has counted nothing."""
-    return None if counts is None else sum(counts.get(kind.label, 0) for kind in KINDS)
+def last_scheduled(connection: Connection, schema: str, schedule: str, pairs: Sequence[tuple[str, str]]) -> Row:
+    """Return how the newest job of a schedule on pairs (topic, group) fares.
 
-
-def _run(row: Row) -> dict[str, Any]:
-    found = _named(sql.RUN, row)
-    return found | {"differences": differences(found["counts"])}
-
-
-def _named(names: tuple[str, ...], row: Row) -> dict[str, Any]:
-    values = dict(zip(names, row, strict=True))
-    return values | {
-        name: json.loads(values[name]) for name in ("counts", "plan", "detail") if values.get(name) is not None
-    }
+    That is ``(the time now, begun, last end, still running, failed)``, all but the first None if there was none.
+    """
+    topics, groups = map(list, zip(*pairs, strict=True))
+    values = {"topics": topics, "groups": groups, "schedule": schedule}
+    _, (row,) = execute(connection, plan_by_index(), Statement(in_schema(_LAST_SCHEDULED, schema), values))
+    return row

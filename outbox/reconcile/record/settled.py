@@ -15,14 +15,14 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox.database.execute import execute
-from outbox.reconcile.job import Outcome, Pair, Range
-from outbox.reconcile.record import sql
-from outbox.reconcile.source import Snapshot, Snapshots, engine_of, in_savepoint, reaching
+from outbox.database.execute import Statement, execute, in_schema
+from outbox.reconcile.job import Access, Outcome, Pair, Range
+from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint, reaching
+from outbox.reconcile.sql import as_array
 
 #: With another meaning of a range or a mark, older ones are forgotten.
 _FORMAT = 2
@@ -31,6 +31,80 @@ _FORMAT = 2
 ROWS_OF_RANGE = 600
 
 SettledRange = tuple[Range, Counter[Outcome]]
+#: Where everything stood at a run, as JSON has it.
+Mark = Mapping[str, Any]
+
+# Verified within so many seconds, in order.
+KNOWN = """
+SELECT first_id, end_id, counts::text FROM {s}.reconciliation_settled
+ WHERE consumer_group = %(group)s AND topic = %(topic)s
+   AND verified_at > clock_timestamp() - make_interval(secs => %(keep_for)s)
+ ORDER BY first_id
+"""
+
+_MARK = "SELECT version, mark::text FROM {s}.reconciliation_mark WHERE consumer_group = %(group)s AND topic = %(topic)s"
+
+_WRITE_MARK = """
+INSERT INTO {s}.reconciliation_mark AS m (consumer_group, topic, version, mark)
+VALUES (%(group)s, %(topic)s, %(version)s + 1, %(mark)s::jsonb)
+ON CONFLICT (consumer_group, topic) DO UPDATE
+   SET version = excluded.version, mark = excluded.mark, written_at = clock_timestamp()
+ WHERE m.version = %(version)s
+RETURNING version
+"""
+
+_FORGET = """
+DELETE FROM {s}.reconciliation_settled
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND NOT first_id = ANY (%(keep)s::uuid[])
+"""
+
+_KEEP = """
+INSERT INTO {s}.reconciliation_settled (consumer_group, topic, first_id, end_id, counts)
+SELECT %(group)s, %(topic)s, * FROM unnest(%(firsts)s::uuid[], %(ends)s::uuid[], %(counts)s::jsonb[])
+"""
+
+# A restore to a point in time, and a standby that takes over, may lose what the consumer has seen: another timeline.
+_HERE = """
+SELECT (SELECT system_identifier FROM pg_control_system())::text,
+       (SELECT timeline_id FROM pg_control_checkpoint())::text, current_database()::text, pg_current_snapshot()::text
+"""
+
+_HEADS = """
+SELECT q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 0)
+  FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
+"""
+
+# All that became visible since the mark, whatever its age; what waits for a decision, or was compensated; by bucket.
+_TOUCHED_AT_PRODUCER = """
+SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
+  FROM (SELECT half_id FROM {s}.op_message
+         WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+           AND NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
+         UNION ALL
+        SELECT m.half_id
+          FROM unnest(%(queues)s::int[], %(positions)s::int8[]) AS q (queue, position)
+         CROSS JOIN LATERAL (SELECT half_id FROM {s}.message m
+                              WHERE m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position OFFSET 0) m
+         UNION ALL
+        SELECT half_id FROM {s}.half_check
+         UNION ALL
+        SELECT half_id FROM {s}.compensation) t
+"""
+
+# Each of the two has an index of its own.
+_TOUCHED_AT_CONSUMER = """
+SELECT DISTINCT width_bucket(message_id, %(bounds)s::uuid[])
+  FROM (SELECT message_id FROM {s}.consumer_message
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
+         UNION ALL
+        SELECT message_id FROM {s}.consumer_message
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'parked') t
+"""
+
+
+def statement(template: str, access: Access, pair: Pair, **values: object) -> Statement:
+    """Return one of these statements for a pair."""
+    return Statement(in_schema(template, access.schema), {"group": pair.group, "topic": pair.topic, **values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +117,7 @@ class SettledRanges:
 
     ranges: list[SettledRange]
     version: int
-    mark: Mapping[str, Any]
+    mark: Mark
     outside: tuple[UUID, ...] = ()
     forgotten: int = 0
 
@@ -53,42 +127,34 @@ class SettledRanges:
         return sum((counts for _, counts in self.ranges), Counter())
 
 
-@dataclass(slots=True)
-class _Mark:
-    """Where everything stood at a run: the snapshot of the producer's database, and the end of each queue."""
-
-    identity: list[Any]
-    snapshot: str
-    heads: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, snapshots: Snapshots, pair: Pair) -> _Mark:
-        schema = snapshots.producer.access.schema
-        with reaching(snapshots.producer.access):
-            ((here,), heads) = execute(snapshots.producer.connection, sql.here(), sql.heads(schema, pair.topic))
-        filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
-        effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
-        horizon = snapshots.producer.access.settings.retention
-        return cls([_FORMAT, *here[:-1], schema, *filters, effect, horizon], here[-1], dict(heads))
-
-    def as_json(self) -> dict[str, Any]:
-        return {"identity": self.identity, "snapshot": self.snapshot, "heads": list(self.heads.items())}
+def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
+    """Return where everything stands: the snapshot of the producer's database, and the end of each queue."""
+    access = snapshots.producer.access
+    with reaching(access):
+        (here,), heads = execute(snapshots.producer.connection, Statement(_HERE), statement(_HEADS, access, pair))
+    filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
+    effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
+    identity = [_FORMAT, *here[:-1], access.schema, *filters, effect, access.settings.retention]
+    return {"identity": identity, "snapshot": here[-1], "heads": [list(head) for head in heads]}
 
 
 def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> SettledRanges:
     """Return the ranges inside the window that needn't be looked at; none if ``keep_for`` (seconds) is 0."""
-    now = _Mark.of(snapshots, pair)
-    consumer, schema = snapshots.consumer, snapshots.consumer.access.schema
-    with reaching(consumer.access):
+    now = _mark_of(snapshots, pair)
+    access = snapshots.consumer.access
+    with reaching(access):
         marks, rows = execute(
-            consumer.connection,
-            sql.mark(schema, pair.group, pair.topic),
-            sql.load(schema, pair.group, pair.topic, keep_for),
+            snapshots.consumer.connection,
+            statement(_MARK, access, pair),
+            statement(KNOWN, access, pair, keep_for=keep_for),
         )
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
-    if not keep_for or before is None or before["identity"] != now.identity or not rows:
-        return SettledRanges([], version, now.as_json())
-    known = [(Range(first, end), _counter(counts)) for first, end, counts in rows]
+    if not keep_for or before is None or before["identity"] != now["identity"] or not rows:
+        return SettledRanges([], version, now)
+    known = [
+        (Range(first, end), Counter({Outcome[name.upper()]: number for name, number in json.loads(counts).items()}))
+        for first, end, counts in rows
+    ]
     # With the ends too: what lies between two ranges must not count for the one before it.
     bounds = sorted({bound for each, _ in known for bound in each if bound is not None})
     touched = {bounds[number - 1] for number in _touched(snapshots, pair, bounds, before, now) if number}
@@ -96,69 +162,66 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     ranges = [each for each in untouched if _inside(each[0], window)]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
     outside = tuple(each.first for each, _ in untouched if _apart(each, window))
-    return SettledRanges(ranges, version, now.as_json(), outside, len(known) - len(untouched))
+    return SettledRanges(ranges, version, now, outside, len(known) - len(untouched))
 
 
 def keep(consumer: Snapshot, pair: Pair, settled: SettledRanges, fresh: Sequence[SettledRange]) -> bool:
     """Write down what is settled now; False if another run of the same pair was faster, which is no harm."""
     access = consumer.access
-    engine = engine_of(access)
-    try:
-        with reaching(access), engine.begin() as connection:
-            (written,) = execute(
-                connection,
-                sql.write_mark(access.schema, pair.group, pair.topic, settled.version, settled.mark),
-            )
-            if not written:
-                return False
-            old = [each.first for each, _ in settled.ranges]
-            execute(
-                connection,
-                sql.forget(access.schema, pair.group, pair.topic, [*old, *settled.outside]),
-                sql.keep(
-                    access.schema,
-                    pair.group,
-                    pair.topic,
-                    [each for each, _ in fresh],
-                    [{outcome.label: number for outcome, number in counts.items()} for _, counts in fresh],
-                ),
-            )
-            return True
-    finally:
-        engine.dispose()
+    with connected(access) as connection:
+        # The first run that writes at a version wins; the loser's ranges were judged against a mark that is gone.
+        mark = json.dumps(settled.mark)
+        (written,) = execute(connection, statement(_WRITE_MARK, access, pair, version=settled.version, mark=mark))
+        if not written:
+            return False
+        old = [*(each.first for each, _ in settled.ranges), *settled.outside]
+        counted = [{outcome.label: number for outcome, number in counts.items()} for _, counts in fresh]
+        ranges = {
+            "firsts": [each.first for each, _ in fresh],
+            "ends": [each.end for each, _ in fresh],
+            "counts": [json.dumps(counts) for counts in counted],
+        }
+        execute(connection, statement(_FORGET, access, pair, keep=old), statement(_KEEP, access, pair, **ranges))
+        return True
 
 
-def _touched(snapshots: Snapshots, pair: Pair, bounds: list[UUID], before: Mapping[str, Any], now: _Mark) -> set[int]:
-    producer, consumer = snapshots.producer, snapshots.consumer
-    heads = dict.fromkeys(now.heads, 0) | {int(queue): int(position) for queue, position in before["heads"]}
-    # By index: both are about what came lately, and statistics don't know what is late.
-    with reaching(producer.access), in_savepoint(producer.connection, 0.0, by_index=True):
-        (ours,) = execute(
-            producer.connection,
-            sql.touched_at_producer(producer.access.schema, pair.topic, bounds, before["snapshot"], heads),
-        )
-    with reaching(consumer.access), in_savepoint(consumer.connection, 0.0, by_index=True):
-        (theirs,) = execute(
-            consumer.connection,
-            sql.touched_at_consumer(consumer.access.schema, pair.group, pair.topic, bounds),
-        )
-    return {number for (number,) in (*ours, *theirs)}
+def _touched(
+    snapshots: Snapshots, pair: Pair, bounds: list[UUID], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> set[int]:
+    heads = {queue: 0 for queue, _ in now["heads"]} | dict(before["heads"])
+    touched: set[int] = set()
+    for each, lookup in (
+        (snapshots.producer, touched_at_producer(snapshots.producer.access, pair, bounds, before["snapshot"], heads)),
+        (snapshots.consumer, touched_at_consumer(snapshots.consumer.access, pair, bounds)),
+    ):
+        # By index: both are about what came lately, and statistics don't know what is late.
+        with reaching(each.access), in_savepoint(each.connection, 0.0, by_index=True):
+            touched.update(number for (number,) in execute(each.connection, lookup)[0])
+    return touched
+
+
+def touched_at_producer(
+    access: Access, pair: Pair, bounds: Sequence[UUID], snapshot: str, heads: Mapping[int, int]
+) -> Statement:
+    """Find the ranges in which anything was written since a mark; range n begins with the n-th of ``bounds``.
+
+    Rows: ``(n,)``; 0 is before the first. New queues must be in ``heads``, with 0.
+    """
+    ends = {"queues": list(heads), "positions": list(heads.values())}
+    return statement(_TOUCHED_AT_PRODUCER, access, pair, bounds=as_array(bounds), snapshot=snapshot, **ends)
+
+
+def touched_at_consumer(access: Access, pair: Pair, bounds: Sequence[UUID]) -> Statement:
+    """Find the ranges with messages that failed or are parked. Rows: ``(n,)`` as of `touched_at_producer`."""
+    return statement(_TOUCHED_AT_CONSUMER, access, pair, bounds=as_array(bounds))
 
 
 def _inside(each: Range, window: Range) -> bool:
-    if each.first < window.first:
-        return False
-    return window.end is None or (each.end is not None and each.end <= window.end)
+    return each.first >= window.first and (window.end is None or (each.end is not None and each.end <= window.end))
 
 
 def _apart(each: Range, window: Range) -> bool:
-    if window.end is not None and each.first >= window.end:
-        return True
-    return each.end is not None and each.end <= window.first
-
-
-def _counter(text: str) -> Counter[Outcome]:
-    return Counter({Outcome[name.upper()]: number for name, number in json.loads(text).items()})
+    return (window.end is not None and each.first >= window.end) or (each.end is not None and each.end <= window.first)
 
 
 def settled_by(ranges: Sequence[SettledRange], excluded: Sequence[UUID]) -> list[SettledRange]:
@@ -170,16 +233,12 @@ def settled_by(ranges: Sequence[SettledRange], excluded: Sequence[UUID]) -> list
     settled: list[SettledRange] = []
     for each, counts in ranges:
         index = bisect_left(ids, each.first)
-        if each.end is not None and (index == len(ids) or ids[index] >= each.end):
-            _append(settled, each, counts)
-    return settled
-
-
-def _append(settled: list[SettledRange], each: Range, counts: Counter[Outcome]) -> None:
-    """Add a range to others before it; to the last of them, if that is its neighbour and both are small."""
-    if settled:
-        before, others = settled[-1]
-        if before.end == each.first and others.total() + counts.total() <= ROWS_OF_RANGE:
+        if each.end is None or (index < len(ids) and ids[index] < each.end):
+            continue
+        before, others = settled[-1] if settled else (None, counts)
+        # One range with its neighbour, if both are small.
+        if before and before.end == each.first and others.total() + counts.total() <= ROWS_OF_RANGE:
             settled[-1] = Range(before.first, each.end), others + counts
-            return
-    settled.append((each, counts))
+        else:
+            settled.append((each, counts))
+    return settled

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine
-
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, execute, in_schema
 from outbox.message.model import uuid7
 from outbox.reader import plain
 from outbox.reconcile.job import Interrupted, Job, hidden
-from outbox.reconcile.record import sql
 from outbox.reconcile.rows import Finding, PairResult, Repaired, to_findings
-from outbox.reconcile.source import engine_of, reaching
+from outbox.reconcile.source import connected
 from outbox.text import summary_of
 
-if TYPE_CHECKING:
-    pass
-
-
-T = TypeVar("T")
-
 _BATCH = 2_000
+
+_BEGIN = """
+INSERT INTO {s}.reconciliation_run (id, job_id, topic, consumer_group, window_start, window_end, schedule)
+VALUES (%(id)s, %(job)s, %(topic)s, %(group)s, %(since)s::timestamptz, %(until)s::timestamptz, %(schedule)s)
+ON CONFLICT (id) DO NOTHING
+"""
+
+_REOPEN = "UPDATE {s}.reconciliation_run SET applied = true, finished_at = NULL WHERE id = %(id)s"
+
+_END = """
+UPDATE {s}.reconciliation_run
+   SET finished_at = clock_timestamp(), counts = %(counts)s::jsonb, plan = %(plan)s::jsonb
+ WHERE id = %(id)s
+"""
+
+_FAIL = "UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), error = %(error)s WHERE id = %(id)s"
+
+_FINDINGS = """
+INSERT INTO {s}.reconciliation_finding (run_id, message_id, kind, detail, action)
+SELECT %(id)s, * FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[])
+"""
+
+_ACTED = """
+UPDATE {s}.reconciliation_finding f
+   SET action = a.action, result = a.result, acted_at = clock_timestamp()
+  FROM unnest(%(ids)s::uuid[], %(actions)s::text[], %(results)s::text[]) AS a (id, action, result)
+ WHERE f.run_id = %(id)s AND f.message_id = a.id
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +60,16 @@ class RunIds:
         """Return new ones for a job."""
         return cls(uuid7(), tuple(uuid7() for _ in job.pairs), schedule)
 
-    def begin(self, job: Job, number: int) -> Statement:
-        """Return what writes that the pair of this number is being compared: without an end, it died over it."""
-        pair, window = job.pairs[number], job.window
-        values = {"id": self.runs[number], "job": self.job, "topic": pair.topic, "group": pair.group}
-        values |= {"since": window.since, "until": window.until, "schedule": self.schedule}
-        return sql.begin_run(job.consumer.schema, values)
+    def begin(self, job: Job) -> list[Statement]:
+        """Return what writes that the pairs are being compared, where it isn't written: without an end, it died."""
+        known = {"job": self.job, "since": job.window.since, "until": job.window.until, "schedule": self.schedule}
+        return [
+            Statement(
+                in_schema(_BEGIN, job.consumer.schema),
+                {**known, "id": run_id, "topic": pair.topic, "group": pair.group},
+            )
+            for run_id, pair in zip(self.runs, job.pairs, strict=True)
+        ]
 
 
 class Record:
@@ -55,54 +77,59 @@ class Record:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._schema = job.consumer.schema
-        self._engine: Engine | None = engine_of(job.consumer) if job.record else None
-
-    def close(self) -> None:
-        """Close all connections."""
-        if self._engine is not None:
-            self._engine.dispose()
 
     def begin(self, ids: RunIds) -> None:
         """Write that all pairs are being compared, of those that it isn't written of."""
-        self._write(*(ids.begin(self._job, number) for number in range(len(ids.runs))))
+        self._execute(*ids.begin(self._job))
 
     def reopen(self, run_id: UUID) -> None:
         """Write that what a run found is being repaired: without an end, it died over it."""
-        self._write(sql.reopen_run(self._schema, run_id))
+        self._write(_REOPEN, run_id)
 
     def fail(self, run_id: UUID, error: BaseException) -> None:
-        """Write why a run ended before its time."""
+        """Write why a run ended before its time; what was counted until then stays."""
         stopped = isinstance(error, KeyboardInterrupt | Interrupted)
-        self._write(sql.fail_run(self._schema, run_id, "interrupted" if stopped else why_of(error, self._job)))
+        self._write(_FAIL, run_id, error="interrupted" if stopped else why_of(error, self._job))
 
     def findings(self, result: PairResult) -> None:
         """Write the differences of a pair, before anything is done about them."""
-        for some in _batches(to_findings(result.findings), _BATCH):
-            rows = [
-                (each.id, each.outcome.label, json.dumps(detail_of(each)), self._job.repair_of(each.outcome).value)
-                for each in some
-            ]
-            self._write(sql.write_findings(self._schema, result.run_id, rows))
+        for start in range(0, result.findings.num_rows, _BATCH):
+            some = list(to_findings(result.findings.slice(start, _BATCH)))
+            self._write(
+                _FINDINGS,
+                result.run_id,
+                ids=[each.id for each in some],
+                kinds=[each.outcome.label for each in some],
+                details=[json.dumps(detail_of(each)) for each in some],
+                actions=[each.outcome.repair(self._job.policy).value for each in some],
+            )
 
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
         """Write what was done about differences."""
-        for some in _batches(repairs, _BATCH):
-            rows = [(each.id, each.action.value, each.result) for each in some]
-            self._write(sql.mark_acted(self._schema, run_id, rows))
+        for start in range(0, len(repairs), _BATCH):
+            some = repairs[start : start + _BATCH]
+            self._write(
+                _ACTED,
+                run_id,
+                ids=[each.id for each in some],
+                actions=[each.action.value for each in some],
+                results=[each.result for each in some],
+            )
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
         counts = {outcome.label: number for outcome, number in sorted(result.counts.items()) if number}
         seconds = {name: round(seconds, 3) for name, seconds in result.seconds.items()}
         plan = plain(result.plan) | {"healed": result.healed, "seconds": seconds}
-        self._write(sql.end_run(self._schema, result.run_id, counts, plan))
+        self._write(_END, result.run_id, counts=json.dumps(counts), plan=json.dumps(plan))
 
-    def _write(self, *statements: Statement) -> None:
-        if self._engine is None:
-            return
-        with reaching(self._job.consumer), self._engine.begin() as connection:
-            execute(connection, *statements)
+    def _write(self, template: str, run_id: UUID, **values: object) -> None:
+        self._execute(Statement(in_schema(template, self._job.consumer.schema), {"id": run_id, **values}))
+
+    def _execute(self, *statements: Statement) -> None:
+        if self._job.record:
+            with connected(self._job.consumer) as connection:
+                execute(connection, *statements)
 
 
 def why_of(error: BaseException, job: Job) -> str:
@@ -113,15 +140,8 @@ def why_of(error: BaseException, job: Job) -> str:
 
 def detail_of(finding: Finding) -> dict[str, Any]:
     """Return what either side says of a difference, as JSON can hold it; without what it doesn't say."""
-    values = {name: value for name, value in plain(finding).items() if name not in {"id", "outcome"}}
     return {
         name: value
-        for name, value in values.items()
-        if value is not None and value is not False and value not in {"none", ""}
+        for name, value in plain(finding).items()
+        if name not in {"id", "outcome"} and value is not None and value is not False and value not in {"none", ""}
     }
-
-
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while some := list(islice(iterator, size)):
-        yield some
