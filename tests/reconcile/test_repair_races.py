@@ -22,9 +22,7 @@ from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.message.model import Counts
 from outbox.reconcile import repair
 from outbox.reconcile.job import Outcome, Repair
-from outbox.reconcile.repair import acts as dispatch
-from outbox.reconcile.repair import work
-from outbox.reconcile.repair.work import BUSY
+from outbox.reconcile.repair import BUSY
 from outbox.worker import Worker
 from tests.consumer.support import record
 from tests.dispatch.support import WAITING, flush
@@ -44,8 +42,7 @@ def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Nigh
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs that soon give up waiting."""
-    for module in (work, dispatch):
-        monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(repair, "PATIENCE", 0.2)
 
 
 @pytest.fixture

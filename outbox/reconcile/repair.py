@@ -1,0 +1,540 @@
+"""Repair what a reconciliation has found, through the framework's own functions.
+
+Safe beside dispatchers, consumers, retries, prune, operators and another repair, and safe to kill and run again: each
+act is one transaction in one database, which locks what it is about, looks whether it is still as it was found, acts,
+and records the act. What has healed meanwhile is left alone.
+
+A resend done twice would do no harm, since the inbox knows what it has; but each night would add a send. So the newest
+send number decides: only a repair that still finds the one which the finding has may append the next.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import Statement, execute, in_schema
+from outbox.database.failure import CONTENDED, sqlstate
+from outbox.database.sql import audit, plan_by_index, wait_at_most
+from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
+from outbox.dispatch.sql import compensated
+from outbox.message.model import Status
+from outbox.operator.acts import ACTS, STATES
+from outbox.operator.changes import ActRequest, apply, lock, resend
+from outbox.operator.model import Target
+from outbox.reconcile.job import Job, Outcome, Pair, Repair
+from outbox.reconcile.rows import Finding, InboxState, ProducerState, Repaired
+from outbox.text import summary_of
+
+DONE = "done"
+HEALED = "healed"
+BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
+
+#: How many messages an act is about at most.
+BATCH = 500
+
+#: How long (seconds) a statement waits for a lock; and how long a repair waits for dispatch to get on.
+PATIENCE = 3.0
+
+
+def repair(
+    job: Job,
+    pair: Pair,
+    run_id: UUID,
+    findings: Iterable[Finding],
+    producer: Engine,
+    consumer: Engine,
+    report: Callable[[Sequence[Repaired]], None] = lambda _: None,
+) -> list[Repaired]:
+    """Do what ``job.policy`` says about each difference of a pair; return what became of each attempt.
+
+    ``findings`` are those of `result.to_findings`, in any order; what the policy only alerts to, and what is no
+    difference, is left out. ``producer`` and ``consumer`` are engines on the databases of ``job``. ``report`` gets the
+    results of each batch once it is committed: it may write them down, and a repair that is killed has reported all
+    but its last batch.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: a connection was lost. Run it again: what is done is found healed.
+    """
+    work = Work(job, pair, run_id, producer, consumer)
+    by_kind: dict[Outcome, list[Finding]] = {}
+    for finding in findings:
+        if finding.outcome.differs and finding.outcome.repair(job.policy) is not Repair.ALERT:
+            by_kind.setdefault(finding.outcome, []).append(finding)
+    repaired: list[Repaired] = []
+    for kind in sorted(by_kind):
+        action = kind.repair(job.policy)
+        # By id, so that two repairs take their locks in the same order.
+        found = sorted(by_kind[kind], key=attrgetter("id"))
+        for batch in (found[start : start + BATCH] for start in range(0, len(found), BATCH)):
+            results = attempt(_ACTS[action], work, batch)
+            news = [Repaired(finding.id, kind, action, results[finding.id]) for finding in batch]
+            report(news)
+            repaired += news
+    return repaired
+
+
+# --- the two databases -----------------------------------------------------------------------------------
+
+# One probe for each id in what follows, whatever the statistics say.
+
+# The consumer that runs the handler of a failed message holds its row: it is left alone.
+_LOCK_INBOX = """
+SELECT c.* FROM unnest(%(ids)s::uuid[]) AS m (id) CROSS JOIN LATERAL (
+    SELECT message_id, status, attempts, changed_at FROM {s}.consumer_message
+     WHERE consumer_group = %(group)s AND message_id = m.id
+       FOR UPDATE SKIP LOCKED) c
+"""
+
+_STATUSES = """
+SELECT c.* FROM unnest(%(ids)s::uuid[]) AS m (id) CROSS JOIN LATERAL (
+    SELECT message_id, status FROM {s}.consumer_message
+     WHERE consumer_group = %(group)s AND message_id = m.id OFFSET 0) c
+"""
+
+_EFFECTS = """
+SELECT m.id, c.number FROM unnest(%(ids)s::uuid[]) AS m (id) CROSS JOIN LATERAL (
+    SELECT count(*) AS number FROM {table} b WHERE b.{column} = m.id) c
+"""
+
+# Without a reason there is nothing to tell: a consumed row with an error is one that the handler has skipped.
+_SETTLE_INBOX = """
+UPDATE {s}.consumer_message
+   SET status = %(status)s, next_attempt_at = NULL, claims = 0, changed_at = clock_timestamp(),
+       discarded_at = NULL, quarantined_by = NULL, quarantined_from = NULL,
+       error_kind = CASE WHEN %(status)s = 'parked' THEN coalesce(error_kind, 'parked by a repair') END,
+       last_error = CASE WHEN %(why)s::text IS NOT NULL THEN concat_ws('; before: ', %(why)s::text, last_error) END
+ WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The repairs of one pair in one run, with an engine for each side's database."""
+
+    job: Job
+    pair: Pair
+    run_id: UUID
+    producer: Engine
+    consumer: Engine
+
+    def reason(self, kind: Outcome) -> str:
+        """Return what the audit gives as the reason of an act."""
+        return f"reconciliation {self.run_id}: {kind.label}"
+
+    def request(self, name: str, kind: Outcome) -> ActRequest:
+        """Return an operator's act, as this run requests it for a finding of a kind."""
+        return ActRequest(ACTS[name], self.job.actor, self.reason(kind))
+
+    def audits(self, action: Repair, results: Mapping[Finding, object]) -> list[Statement]:
+        """Return what records acts in the consumer's database, each with its result."""
+        schema, actor, group = self.job.consumer.schema, self.job.actor, self.pair.group
+        return [
+            audit(schema, actor, action.value, f"{group}/{finding.id}", self.reason(finding.outcome), result)
+            for finding, result in results.items()
+        ]
+
+    def at_consumer(self, template: str, findings: Sequence[Finding], **values: object) -> Statement:
+        """Return a statement about messages of the group, for the consumer's database."""
+        values |= {"group": self.pair.group, "ids": ids_of(findings)}
+        return Statement(in_schema(template, self.job.consumer.schema), values)
+
+    def statuses(self, findings: Sequence[Finding]) -> Statement:
+        """Read what the inbox says of messages. Rows: ``(id, status)``."""
+        return self.at_consumer(_STATUSES, findings)
+
+    def settle(self, findings: Sequence[Finding], status: Status, why: str | None) -> Statement:
+        """Give locked inbox rows their last status; ``why`` is put before what they say of their failure."""
+        return self.at_consumer(_SETTLE_INBOX, findings, status=status.value, why=why)
+
+    def at_producer(self, template: str, findings: Sequence[Finding]) -> Statement:
+        """Return a statement about messages, for the producer's database."""
+        return Statement(in_schema(template, self.job.producer.schema), {"ids": ids_of(findings)})
+
+    def effects(self, connection: Connection, findings: Sequence[Finding]) -> dict[UUID, int]:
+        """Count the rows of each message in the consumer's business table; nothing where none is named."""
+        if self.pair.effect is None:
+            return {}
+        table, column = self.pair.effect.quoted
+        sql = _EFFECTS.replace("{table}", table).replace("{column}", column)
+        return dict(execute(connection, Statement(sql, {"ids": ids_of(findings)}))[0])
+
+
+def ids_of(findings: Sequence[Finding]) -> list[UUID]:
+    """Return the ids of findings, in their order."""
+    return [finding.id for finding in findings]
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction in a database; it commits at the end of the block."""
+    # READ COMMITTED, whatever the server's default: what is read after a lock must be newer than the lock.
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
+        execute(connection, wait_at_most(PATIENCE), plan_by_index())
+        yield connection
+
+
+@dataclass(frozen=True, slots=True)
+class LockedRow:
+    """An inbox row as it is now; it is locked."""
+
+    status: Status
+    attempts: int
+    changed_at: dt.datetime
+
+    def result(self, finding: Finding) -> str:
+        """Return `DONE`, for what may be done to it, if it is unchanged since the finding; else what it has become."""
+        found = (finding.status, finding.attempts, finding.changed_at)
+        if (InboxState[self.status.name], self.attempts, self.changed_at) == found:
+            return DONE
+        return f"refused: it has changed meanwhile: {self.status.value} after {self.attempts} attempts"
+
+
+def with_locked(
+    work: Work,
+    connection: Connection,
+    findings: Sequence[Finding],
+    result: Callable[[Finding, LockedRow | None], str],
+) -> dict[UUID, str]:
+    """Lock the inbox rows of findings; return what ``result`` decides of each, by its row if there is one.
+
+    A row that another transaction has locked isn't waited for, and is `BUSY`. The locks last until the commit.
+    """
+    # In this order: what is there and isn't locked by us has come meanwhile, or another transaction has it.
+    locked, there = execute(connection, work.at_consumer(_LOCK_INBOX, findings), work.statuses(findings))
+    rows = {row[0]: LockedRow(Status(row[1]), *row[2:]) for row in locked}
+    busy = {message_id for message_id, _ in there} - rows.keys()
+    return {each.id: BUSY if each.id in busy else result(each, rows.get(each.id)) for each in findings}
+
+
+def had_none(finding: Finding) -> bool:
+    """Tell whether the inbox had no row of it when it was found."""
+    return finding.status in {None, InboxState.NONE}
+
+
+#: Does something about findings of one kind, in transactions of its own; returns the result of each, by id.
+Repairer = Callable[[Work, Sequence[Finding]], dict[UUID, str]]
+
+# So many messages of one batch that are locked mean that all are: a table is locked, or all of dispatch.
+_MOST_BUSY = 3
+
+
+def attempt(repairer: Repairer, work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the result of each message of a batch.
+
+    Where the batch fails, it is done message by message, so that a bad row never stops the others.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the connection was lost.
+    """
+    try:
+        return repairer(work, batch)
+    except DBAPIError as error:
+        refusal = _refusal(error)
+    results: dict[UUID, str] = {}
+    vain = 0
+    for finding in batch:
+        if len(batch) > 1 and vain < _MOST_BUSY:
+            try:
+                results |= repairer(work, [finding])
+                continue
+            except DBAPIError as error:
+                refusal = _refusal(error)
+                vain += refusal == BUSY
+        results[finding.id] = refusal
+    return results
+
+
+def _refusal(error: DBAPIError) -> str:
+    code = sqlstate(error)
+    if error.connection_invalidated or not code:
+        raise error
+    return BUSY if code in CONTENDED else f"refused: {summary_of(error.orig or error)}"
+
+
+# --- acts of an operator, and dispatch -------------------------------------------------------------------
+
+_DISPATCHED = """
+SELECT h.id, h.body_digest FROM {s}.half_message h
+ WHERE h.id = ANY (%(ids)s::uuid[]) AND EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id)
+"""
+
+_LOCK_CHECKS = """
+SELECT half_id, parked_at IS NULL AND next_check_at <= clock_timestamp() FROM {s}.half_check
+ WHERE half_id = ANY (%(ids)s::uuid[])
+ ORDER BY half_id
+   FOR UPDATE SKIP LOCKED
+"""
+
+_CHECKS = "SELECT half_id FROM {s}.half_check WHERE half_id = ANY (%(ids)s::uuid[])"
+
+
+def check_undecided(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Have the halves checked by the next pass, parked ones exactly once more, unless they are due to be checked."""
+    with transaction(work.producer) as connection:
+        # A decision locks this row first, for as long as its transaction runs: not waited for.
+        locked, there = execute(connection, work.at_producer(_LOCK_CHECKS, batch), work.at_producer(_CHECKS, batch))
+        due: dict[UUID, bool] = dict(locked)
+        results = {half_id: BUSY for (half_id,) in there if half_id not in due}
+        waiting = [half_id for half_id, is_due in due.items() if is_due]
+        results |= dict.fromkeys(waiting, "refused: a check is due already; is a worker running that has its checker?")
+        left = [Target(half_id) for half_id in ids_of(batch) if half_id not in results]
+        request = work.request("check", batch[0].outcome)
+        outcomes = apply(connection, work.job.producer.settings, request, left)
+    for target, outcome in zip(left, outcomes, strict=True):
+        gone = "refused: the producer has no half message of it any more" if outcome.was == "unknown" else HEALED
+        results[target.message_id] = DONE if outcome.state == "done" else gone
+    return results
+
+
+_PAUSE = 0.05
+
+
+def dispatch_undispatched(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Place what dispatch has passed; let it come to the others, and try again.
+
+    What dispatch or release has made is healed: that is their work, nothing was mended.
+    """
+    results: dict[UUID, str] = {}
+    left, settings, reason = ids_of(batch), work.job.producer.settings, work.reason(batch[0].outcome)
+    progress = time.monotonic()
+    while True:
+        with transaction(work.producer) as connection:
+            placed, ahead = dispatch_passed(connection, settings, left, actor=work.job.actor, reason=reason)
+        results |= dict.fromkeys(left, HEALED) | dict.fromkeys(placed, DONE)
+        if not ahead:
+            return results
+        left = ahead
+        with work.producer.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+            moved = dispatch_once(connection, settings), release_due_once(connection, settings)
+        if any(moved):
+            progress = time.monotonic()
+        elif time.monotonic() - progress > PATIENCE:
+            return results | dict.fromkeys(left, BUSY)
+        else:
+            time.sleep(_PAUSE)  # another worker is dispatching, or a transaction holds up the re-base
+
+
+def park(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Park the failed rows that are as they were found, and say why in their error."""
+    results = _known_since(work, batch)
+    left = [finding for finding in batch if finding.id not in results]
+    with transaction(work.consumer) as connection:
+        results |= with_locked(work, connection, left, _result)
+        chosen = [finding for finding in left if results[finding.id] == DONE]
+        why = f"parked by {work.reason(batch[0].outcome)}"
+        execute(
+            connection,
+            work.settle(chosen, Status.PARKED, why),
+            *work.audits(Repair.PARK, {finding: {"was": Status.FAILED.value} for finding in chosen}),
+        )
+    return results
+
+
+def _result(finding: Finding, row: LockedRow | None) -> str:
+    if row is None or row.status is Status.PARKED:
+        return HEALED
+    if row.status is Status.FAILED:
+        return row.result(finding)
+    if finding.outcome is Outcome.FAILED:
+        return HEALED  # its retry has succeeded, or was quarantined
+    return f"refused: it is {row.status.value}: only what is to be retried can be parked"
+
+
+def _known_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the results of what the producer has come to know meanwhile: a phantom's message, the body that it had."""
+    with transaction(work.producer) as connection:
+        digests: dict[UUID, bytes] = dict(execute(connection, work.at_producer(_DISPATCHED, batch))[0])
+    return {
+        finding.id: HEALED
+        for finding in batch
+        if (finding.outcome is Outcome.PHANTOM and finding.id in digests)
+        or (finding.outcome is Outcome.DIGEST_MISMATCH and digests.get(finding.id, b"") == finding.consumer_digest)
+    }
+
+
+def resend_missing(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Append what the consumer still doesn't know once more, under its id."""
+    results = _consumed_since(work, batch)
+    left = {Target(finding.id): finding for finding in batch if finding.id not in results}
+    if not left:
+        return results
+    settings, request = work.job.producer.settings, work.request("resend", batch[0].outcome)
+    with transaction(work.producer) as connection:
+        messages = lock(connection, settings, request.act, list(left), wait=True)
+        for target, finding in left.items():
+            sent = messages[target].sends
+            if not sent:
+                results[finding.id] = "refused: the producer has no message of it any more"
+            elif sent != finding.sends:
+                results[finding.id] = HEALED  # resent meanwhile: the consumer hasn't read past that yet
+            elif messages[target].state != "dispatched":
+                results[finding.id] = f"refused: {STATES[messages[target].state or '']}"
+            elif sent > work.job.max_resends:
+                results[finding.id] = f"refused: resent {sent - 1} times already"
+            else:
+                results[finding.id] = DONE
+        chosen = {target: messages[target] for target in left if results[target.message_id] == DONE}
+        resend(connection, settings, request, chosen)
+    return results
+
+
+def _consumed_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the results of what needs no resend, by what the consumer has now.
+
+    A message that comes in between is sent once too often, which its inbox row makes harmless.
+    """
+    with transaction(work.consumer) as connection:
+        (rows,) = execute(connection, work.statuses(batch))
+        effects = work.effects(connection, batch)
+    results = {message_id: "refused: it took effect" for message_id, number in effects.items() if number}
+    return results | {message_id: HEALED for message_id, _ in rows}
+
+
+def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Give the parked rows that are as they were found all of their attempts again.
+
+    One that an operator retried and that is parked again is left to a human: it would go round for ever.
+    """
+    with transaction(work.consumer) as connection:
+        results = with_locked(work, connection, batch, _result_of_retry)
+        targets = [Target(finding.id, work.pair.group) for finding in batch if results[finding.id] == DONE]
+        apply(connection, work.job.consumer.settings, work.request("retry", batch[0].outcome), targets)
+    return results
+
+
+def _result_of_retry(finding: Finding, row: LockedRow | None) -> str:
+    if row is None or row.status is not Status.PARKED:
+        return HEALED
+    return row.result(finding)
+
+
+# --- the inbox contradicts what is known: write the truth into it ------------------------------------------
+
+_INSERT_INBOX = """
+INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
+                                  last_error)
+SELECT %(group)s, id, %(topic)s, queue, position, %(status)s, %(attempts)s, digest, %(why)s
+  FROM unnest(%(ids)s::uuid[], %(queues)s::int[], %(positions)s::bigint[], %(digests)s::bytea[])
+       AS m (id, queue, position, digest)
+ ORDER BY id
+ON CONFLICT (consumer_group, message_id) DO NOTHING
+RETURNING message_id
+"""
+
+_WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
+
+
+def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Write what is true where the row, or its absence, is as it was found and the effects still bear it out.
+
+    The truth is `consumed` where the business table has exactly one row of the message and the producer stands by it,
+    and `quarantined` where the producer has withdrawn it and it took no effect.
+
+    A handler may be running this very message. What keeps the two apart:
+
+    - There is an inbox row, to be retried: the consumer that runs its handler holds the row's lock from before the
+      handler until the commit (a retry, and an ordered queue). While it does, the row is skipped here. While we hold
+      it, no consumer begins; and afterwards the row isn't failed any more, so none does.
+    - There is no row: a handler inserts it with its commit, and so do we; the primary key lets one of the two through.
+      If we are first, the handler's insert waits for us and fails, and its business change is rolled back with it; the
+      consumer reads the inbox again, and skips the message. (Its change isn't in our count: it isn't committed.) If the
+      handler is first, our insert waits for it if need be and does nothing, and what the inbox says then is the result.
+      Had both got through, the quarantine would stand over a message that took effect, or the effect would be there
+      twice.
+    - A parked row, or a quarantine: no consumer runs it. An operator's retry waits for our lock, and finds that it
+      isn't parked any more.
+    """
+    results = _compensated_since(work, batch)
+    left = [finding for finding in batch if finding.id not in results]
+    with transaction(work.consumer) as connection:
+        # Counted after the locks: an effect that came before them counts.
+        effects = functools.cache(lambda: work.effects(connection, left))
+        results |= with_locked(
+            work, connection, left, lambda each, row: _result_of_sync(each, row, effects().get(each.id))
+        )
+        for truth in (Status.CONSUMED, Status.QUARANTINED):
+            chosen = [finding for finding in left if results[finding.id] == DONE and truth_of(finding) is truth]
+            results |= _write(work, connection, truth, chosen)
+    return results
+
+
+def truth_of(finding: Finding) -> Status:
+    """Return the status that the inbox should have."""
+    withdrawn = finding.state in _WITHDRAWN or finding.compensated
+    return Status.QUARANTINED if withdrawn else Status.CONSUMED
+
+
+def _compensated_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the results of what the producer has compensated since: its quarantine must not be released."""
+    quarantined = [finding for finding in batch if finding.status is InboxState.QUARANTINED]
+    if not quarantined:
+        return {}
+    with transaction(work.producer) as connection:
+        (rows,) = execute(connection, compensated(work.job.producer.schema, ids_of(quarantined)))
+    return dict.fromkeys((half_id for (half_id,) in rows), "refused: it was compensated")
+
+
+def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None) -> str:
+    """Decide what is to be done about a message; ``effects`` is None where no business table is named."""
+    truth = truth_of(finding)
+    if row is not None and row.status is truth:
+        return HEALED
+    if truth is Status.CONSUMED and effects != 1:
+        return "refused: no business table is named" if effects is None else f"refused: it took effect {effects} times"
+    if truth is Status.QUARANTINED and effects:
+        return "refused: it took effect"
+    if row is not None:
+        return row.result(finding)
+    return DONE if had_none(finding) else "refused: its inbox row is gone"
+
+
+def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[Finding]) -> dict[UUID, str]:
+    """Insert or update the rows of ``chosen``, and record it; return the results of those that came too late."""
+    missing = [finding for finding in chosen if had_none(finding)]
+    there = [finding for finding in chosen if not had_none(finding)]
+    why = f"quarantined by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.QUARANTINED else None
+    # Queue and position are 0 where there is no message.
+    rows = {
+        "topic": work.pair.topic,
+        "status": truth.value,
+        "why": why,
+        "attempts": 1 if truth is Status.CONSUMED else 0,
+        "queues": [finding.queue or 0 for finding in missing],
+        "positions": [finding.position or 0 for finding in missing],
+        "digests": [finding.producer_digest for finding in missing],
+    }
+    inserted, _, now = execute(
+        connection,
+        work.at_consumer(_INSERT_INBOX, missing, **rows),
+        work.settle(there, truth, why),
+        work.statuses(missing),
+    )
+    status: dict[UUID, str] = dict(now)
+    late = {
+        each: HEALED if status.get(each) == truth else f"refused: it is {status.get(each)} now"
+        for each in {finding.id for finding in missing} - {message_id for (message_id,) in inserted}
+    }
+    done = [finding for finding in chosen if finding.id not in late]
+    changes = {each: {"was": each.status.name.lower() if each.status else None, "is": truth.value} for each in done}
+    execute(connection, *work.audits(Repair.SYNC_STATUS, changes))
+    return late
+
+
+_ACTS: Mapping[Repair, Repairer] = {
+    Repair.RESEND: resend_missing,
+    Repair.DISPATCH: dispatch_undispatched,
+    Repair.SYNC_STATUS: sync_status,
+    Repair.PARK: park,
+    Repair.RETRY: retry_parked,
+    Repair.CHECK: check_undecided,
+}
