@@ -115,10 +115,6 @@ def shape_of(kind: Any) -> tuple[FieldShape, ...]:
     return tuple(shapes)
 
 
-def _settings_error(message: str, _: str) -> Exception:
-    return InvalidSettings(message)
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     """How mappings are read.
@@ -134,7 +130,7 @@ class Reader:
     """
 
     form: Literal["text", "data", "code"] = "data"
-    error: Callable[[str, str], Exception] = _settings_error
+    error: Callable[[str, str], Exception] = lambda message, _: InvalidSettings(message)
     folder: Path | None = None
     zone: dt.tzinfo | None = None
     partial: bool = False
@@ -279,10 +275,6 @@ def _unknown_variable(name: str, known: Sequence[str], prefix: str) -> str:
     return f"{name} is unknown; {mend}"
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def environment(
     kind: Any, prefix: str, environ: Mapping[str, str] | None = None, others: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -298,7 +290,11 @@ def environment(
     secrets = {f"{each.name}_file": each.name for each in shape_of(kind) if each.option.secret}
     keys = [key for each in shape_of(kind) for key in (each.name, *each.option.aliases)]
     known = [f"{prefix}{key.upper()}" for key in (*keys, *secrets)]
-    ours = [name for name in variables if name.startswith(prefix) and not _matches(name, others)]
+    ours = [
+        name
+        for name in variables
+        if name.startswith(prefix) and not any(fnmatch.fnmatchcase(name, each) for each in others)
+    ]
     if unknown := [name for name in ours if name not in known]:
         known += [name for name in others if "*" not in name]
         raise InvalidSettings("; ".join(_unknown_variable(name, known, prefix) for name in unknown))

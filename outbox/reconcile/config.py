@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader
-from outbox.reconcile.job import Access, Job, Pair, Spark, Window
+from outbox.reconcile.job import Access, Job, Pair, Spark, Window, described
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -143,16 +143,17 @@ def merged(first: Values, over: Values) -> Values:
         values["window"] = bounds | dict(over["window"])
     if "pairs" in over:
         known = {pair.names: pair for pair in first.get("pairs", ())}
-        values["pairs"] = tuple(_narrowed(known.get(pair.names, pair), pair) for pair in over["pairs"])
+        values["pairs"] = tuple(
+            replace(known.get(pair.names, pair), **_given(pair, "tags", "keys", "effect")) for pair in over["pairs"]
+        )
         if "measures" in first and "measures" not in over:
             chosen = {pair.names for pair in over["pairs"]}
             values["measures"] = tuple(each for each in first["measures"] if (each.topic, each.group) in chosen)
     return values
 
 
-def _narrowed(known: Pair, over: Pair) -> Pair:
-    filters = {name: getattr(over, name) for name in ("tags", "keys", "effect")}
-    return replace(known, **{name: value for name, value in filters.items() if value is not None})
+def _given(instance: Any, *names: str) -> Values:
+    return {name: value for name in names if (value := getattr(instance, name)) is not None}
 
 
 def job_of(values: Values, clock: Callable[[Access], dt.datetime] | None = None) -> Job:
@@ -195,21 +196,28 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     Raises:
         InvalidSettings: a pair that is no subscription, or none at all; names those that there are.
     """
+    known = outbox.subscriptions
+    if not known:
+        raise InvalidSettings("the Outbox has no consumers; import the modules that register them")
+    wanted = [pair.names for pair in values["pairs"]] if "pairs" in values else list(known)
+    if unknown := [":".join(names) for names in wanted if names not in known]:
+        listed = ", ".join(f"{topic}:{group}" for topic, group in sorted(known))
+        raise InvalidSettings(f"{unknown[0]} is no subscription of the Outbox; it has {listed}")
     jobs: dict[str, list[Subscription]] = {}
-    for subscription in _chosen(outbox, values.get("pairs")):
+    for subscription in map(known.__getitem__, wanted):
         source = _url(outbox.engine if subscription.source is None else subscription.source)
         jobs.setdefault(source, []).append(subscription)
     consumer = Access(_url(outbox.engine), outbox.settings)
     result = []
     for source, subscriptions in jobs.items():
-        pairs = tuple(Pair.of(each.topic, each.group, each.tags, each.keys) for each in subscriptions)
-        names, own = {pair.names for pair in pairs}, dict(values)
+        pairs = {(each.topic, each.group): Pair(each.topic, each.group, each.tags, each.keys) for each in subscriptions}
+        own = dict(values)
         if "pairs" in own:
-            own["pairs"] = tuple(pair for pair in own["pairs"] if pair.names in names)
+            own["pairs"] = tuple(pair for pair in own["pairs"] if pair.names in pairs)
         if "measures" in own:
-            own["measures"] = tuple(each for each in own["measures"] if (each.topic, each.group) in names)
-        known = {"producer": Access(source, outbox.settings), "consumer": consumer, "pairs": pairs}
-        result.append(merged(known, own))
+            own["measures"] = tuple(each for each in own["measures"] if (each.topic, each.group) in pairs)
+        databases = {"producer": Access(source, outbox.settings), "consumer": consumer}
+        result.append(merged({**databases, "pairs": tuple(pairs.values())}, own))
     return result
 
 
@@ -220,28 +228,12 @@ def only(jobs: list[Values]) -> Values:
         InvalidSettings: there are several; names their databases.
     """
     if len(jobs) > 1:
-        from outbox.reconcile.job import described  # noqa: PLC0415 - an extra
-
-        names = [f"{_names(job['pairs'])} from {described(job['producer'].url)}" for job in jobs]
+        names = [
+            f"{', '.join(f'{pair.topic}:{pair.group}' for pair in job['pairs'])} from {described(job['producer'].url)}"
+            for job in jobs
+        ]
         raise InvalidSettings(f"the groups consume from several databases, choose the pairs of one: {'; '.join(names)}")
     return jobs[0]
-
-
-def _chosen(outbox: Outbox, pairs: Iterable[Pair] | None) -> list[Subscription]:
-    known = outbox.subscriptions
-    if not known:
-        raise InvalidSettings("the Outbox has no consumers; import the modules that register them")
-    if pairs is None:
-        return list(known.values())
-    for pair in pairs:
-        if pair.names not in known:
-            there = ", ".join(f"{topic}:{group}" for topic, group in sorted(known))
-            raise InvalidSettings(f"{pair.topic}:{pair.group} is no subscription of the Outbox; it has {there}")
-    return [known[pair.names] for pair in pairs]
-
-
-def _names(pairs: Iterable[Pair]) -> str:
-    return ", ".join(f"{pair.topic}:{pair.group}" for pair in pairs)
 
 
 def _url(bind: Engine | AsyncEngine | str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, quote_plus
 from uuid import UUID
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import make_url
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
@@ -34,34 +34,70 @@ _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 
 
-class Outcome(enum.IntEnum):
-    """What comparing the two sides of one message comes to; the number travels in Arrow tables.
+class Repair(enum.StrEnum):
+    """What may be done about a difference, and what that does to the message."""
 
-    Up to `UNJUDGED` nothing is wrong, and the message is only counted. From `CONSUMED_THOUGH_ROLLED_BACK` on it is a
-    difference; of several that fit one message the first in this order is its kind.
+    does: str
+
+    def __new__(cls, value: str, does: str = "") -> Repair:
+        """Make a member."""
+        member = str.__new__(cls, value)
+        member._value_, member.does = value, does
+        return member
+
+    ALERT = "alert", "only reports it"
+    RESEND = "resend", "sends it once more under its id"
+    DISPATCH = "dispatch", "dispatches it"
+    SYNC_STATUS = "sync_status", "writes what is known to be true into the inbox"
+    PARK = "park", "sets it aside at the consumer"
+    RETRY = "retry", "gives it back to the consumer"
+    CHECK = "check", "has it checked"
+
+
+class Outcome(enum.IntEnum):
+    """What comparing the two sides of one message comes to, what that means, and what can be done about it.
+
+    The number travels in Arrow tables. Up to `UNJUDGED` nothing is wrong, and the message is only counted. From
+    `CONSUMED_THOUGH_ROLLED_BACK` on it is a difference; of several that fit one message the first in this order is its
+    kind. The first of its ``repairs`` is done unless a policy says otherwise.
     """
 
-    CONSUMED = 0  # committed, dispatched, consumed
-    ROLLED_BACK = 1  # rolled back or recalled, and never seen by the consumer; or compensated, and quarantined there
-    LEFT_OUT = 2  # the group's filter leaves it out, or it was sent before the group began
-    IN_FLIGHT = 3  # on its way, younger than the grace period, or scheduled for later
-    UNJUDGED = 4  # only the consumer has it, and the producer may have pruned it
+    meaning: str
+    repairs: tuple[Repair, ...]
 
-    CONSUMED_THOUGH_ROLLED_BACK = 10  # took effect, though the producer rolled it back, recalled or compensated it
-    DUPLICATE_EFFECT = 11  # the business table has more than one row of it
-    PHANTOM = 12  # the consumer has it; the producer never wrote it, never decided it, or it isn't due yet
-    DIGEST_MISMATCH = 13  # committed, and the body that the producer has isn't the one that the consumer handled
-    NO_EFFECT = 14  # consumed, and the business table has no row of it
-    UNRECORDED = 15  # it took effect, and the inbox has no row of it
-    STATUS_MISMATCH = 16  # the inbox contradicts the producer or the business table; which of them is right is known
-    UNCOMPENSATED = 17  # quarantined at the consumer, and the producer's transaction was never compensated
-    UNDISPATCHED = 18  # committed (or scheduled, and overdue), and no message
-    RESEND_EXHAUSTED = 19  # missing, and resent as often as is allowed
-    MISSING = 20  # the consumer has read past it, and doesn't know it
-    UNCONSUMED = 21  # the consumer hasn't come so far
-    PARKED = 22  # set aside by the consumer (dead letter)
-    FAILED = 23  # the consumer is going to retry it
-    UNDECIDED = 24  # no op, for longer than the grace period
+    def __new__(cls, number: int, meaning: str = "", *repairs: Repair) -> Outcome:
+        """Make a member."""
+        member = int.__new__(cls, number)
+        member._value_, member.meaning, member.repairs = number, meaning, repairs
+        return member
+
+    CONSUMED = 0, "committed, dispatched and consumed"
+    ROLLED_BACK = 1, "rolled back or recalled, and without effect; or compensated, and quarantined"
+    LEFT_OUT = 2, "the group's filter leaves it out, or it was sent before the group began"
+    IN_FLIGHT = 3, "on its way for less than the grace period, or scheduled for later"
+    UNJUDGED = 4, "only the consumer has it, and the producer may have pruned it"
+
+    CONSUMED_THOUGH_ROLLED_BACK = 10, "it took effect, though it was rolled back, recalled or compensated", Repair.ALERT
+    DUPLICATE_EFFECT = 11, "the business table has more than one row of it", Repair.ALERT
+    # Or it was never decided, or isn't due yet.
+    PHANTOM = 12, "the consumer has it, and the producer never sent it", Repair.ALERT, Repair.PARK
+    DIGEST_MISMATCH = (
+        13, "the body that the producer has isn't the one that the consumer handled", Repair.ALERT, Repair.PARK
+    )  # fmt: skip
+    NO_EFFECT = 14, "the inbox says consumed, and the business table has no row of it", Repair.ALERT
+    UNRECORDED = 15, "it took effect, and the inbox has no row of it", Repair.SYNC_STATUS, Repair.ALERT
+    # The producer or the business table contradicts it; which of them is right is known.
+    STATUS_MISMATCH = 16, "the inbox contradicts what is known to be true", Repair.SYNC_STATUS, Repair.ALERT
+    UNCOMPENSATED = (
+        17, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
+    )  # fmt: skip
+    UNDISPATCHED = 18, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
+    RESEND_EXHAUSTED = 19, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
+    MISSING = 20, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
+    UNCONSUMED = 21, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
+    PARKED = 22, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
+    FAILED = 23, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
+    UNDECIDED = 24, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
 
     @property
     def label(self) -> str:
@@ -73,46 +109,13 @@ class Outcome(enum.IntEnum):
         """Is it a difference?"""
         return self >= Outcome.CONSUMED_THOUGH_ROLLED_BACK
 
+    def repair(self, policy: Mapping[Outcome, Repair]) -> Repair:
+        """Return what is done about it under a policy."""
+        return policy.get(self, self.repairs[0])
+
 
 #: The differences, gravest first.
 KINDS: tuple[Outcome, ...] = tuple(outcome for outcome in Outcome if outcome.differs)
-
-
-class Repair(enum.StrEnum):
-    """What may be done about a difference."""
-
-    ALERT = "alert"  # only report it
-    RESEND = "resend"  # append the message once more under its id
-    DISPATCH = "dispatch"  # make the message that the op was to become
-    SYNC_STATUS = "sync_status"  # write into the inbox what is known to be true
-    PARK = "park"  # set it aside at the consumer
-    RETRY = "retry"  # give a parked message another go
-    CHECK = "check"  # have an undecided half checked
-
-
-#: What can be done about each kind; the first is what is done unless a policy says otherwise.
-POSSIBLE: Mapping[Outcome, tuple[Repair, ...]] = {
-    Outcome.CONSUMED_THOUGH_ROLLED_BACK: (Repair.ALERT,),
-    Outcome.DUPLICATE_EFFECT: (Repair.ALERT,),
-    Outcome.PHANTOM: (Repair.ALERT, Repair.PARK),
-    Outcome.DIGEST_MISMATCH: (Repair.ALERT, Repair.PARK),
-    Outcome.NO_EFFECT: (Repair.ALERT,),
-    Outcome.UNRECORDED: (Repair.SYNC_STATUS, Repair.ALERT),
-    Outcome.STATUS_MISMATCH: (Repair.SYNC_STATUS, Repair.ALERT),
-    Outcome.UNCOMPENSATED: (Repair.ALERT,),
-    Outcome.UNDISPATCHED: (Repair.DISPATCH, Repair.ALERT),
-    Outcome.RESEND_EXHAUSTED: (Repair.ALERT,),
-    Outcome.MISSING: (Repair.RESEND, Repair.ALERT),
-    Outcome.UNCONSUMED: (Repair.ALERT,),
-    Outcome.PARKED: (Repair.ALERT, Repair.RETRY),
-    Outcome.FAILED: (Repair.ALERT, Repair.PARK),
-    Outcome.UNDECIDED: (Repair.ALERT, Repair.CHECK),
-}
-
-
-def repair_of(policy: Mapping[Outcome, Repair], kind: Outcome) -> Repair:
-    """Return what is done about a kind under a policy."""
-    return policy.get(kind, POSSIBLE[kind][0])
 
 
 class Tier(enum.StrEnum):
@@ -194,8 +197,8 @@ class Pair:
 
     topic: str
     group: str
-    tags: frozenset[str] | None = option(None, "The group takes only these tags.")
-    keys: frozenset[str] | None = option(None, "The group takes only these keys; * stands for any characters.")
+    tags: Collection[str] | None = option(None, "The group takes only these tags.")
+    keys: Collection[str] | None = option(None, "The group takes only these keys; * stands for any characters.")
     effect: Effect | None = option(
         None,
         "The consumer's table with one row for each message, and its column.",
@@ -206,19 +209,9 @@ class Pair:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.group)
-
-    @classmethod
-    def of(
-        cls,
-        topic: str,
-        group: str,
-        tags: Collection[str] | None = None,
-        keys: Collection[str] | None = None,
-        effect: Effect | None = None,
-    ) -> Pair:
-        """Return a pair, from any collections."""
-        tags, keys = (None if names is None else frozenset(names) for names in (tags, keys))
-        return cls(topic, group, tags, keys, effect)
+        for name, texts in (("tags", self.tags), ("keys", self.keys)):
+            if texts is not None:
+                object.__setattr__(self, name, frozenset(texts))
 
     @property
     def names(self) -> tuple[str, str]:
@@ -304,14 +297,12 @@ def described(url: str) -> str:
 
 def hidden(text: str, url: str) -> str:
     """Return a text without the password of a URL, in whatever way it is written there."""
-    for form in _forms(make_url(url)):
+    parts = make_url(url)
+    secrets = (parts.password, parts.query.get("password"), parts.query.get("sslpassword"))
+    forms = {form for secret in secrets if secret for form in _written(str(secret))}
+    for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, "***")
     return text
-
-
-def _forms(url: URL) -> list[str]:
-    secrets = [str(value) for value in (url.password, url.query.get("password"), url.query.get("sslpassword")) if value]
-    return sorted({form for secret in secrets for form in _written(secret)}, key=len, reverse=True)
 
 
 def _written(secret: str) -> tuple[str, ...]:
@@ -337,7 +328,7 @@ class Job:
     """A reconciliation: two databases, the pairs to compare, and how.
 
     ``archives`` are folders of archived messages (`archive`) that stand in for what the producer has pruned.
-    ``policy`` says what is done about kinds of differences; a kind that it doesn't name has the first of `POSSIBLE`.
+    ``policy`` says what is done about kinds of differences; a kind that it doesn't name has the first of its repairs.
     Without ``apply`` nothing is written but the record.
 
     Raises:
@@ -373,15 +364,11 @@ class Job:
         if len({pair.names for pair in self.pairs}) < len(self.pairs):
             raise InvalidSettings("a topic and group is named twice")
         for kind, repair in self.policy.items():
-            if kind not in POSSIBLE:
+            if not kind.differs:
                 raise InvalidSettings(f"{kind.label} is no difference: there is nothing to do about it")
-            if repair not in POSSIBLE[kind]:
-                choices = ", ".join(possible.value for possible in POSSIBLE[kind])
+            if repair not in kind.repairs:
+                choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
-
-    def repair_of(self, kind: Outcome) -> Repair:
-        """Return what is done about a kind."""
-        return repair_of(self.policy, kind)
 
 
 class Progress(Protocol):

@@ -19,7 +19,7 @@ from outbox.reconcile.rows import Finding, Repaired, to_findings
 from outbox.reconcile.source import PostgresSide
 from tests.consumer.support import Bench, make_ledger
 
-PAIR = Pair.of("t", "g", effect=Effect("ledger"))
+PAIR = Pair("t", "g", effect=Effect("ledger"))
 #: What the tests do about each kind: all that can be done.
 ACTIVE = {
     Outcome.PHANTOM: Repair.PARK,

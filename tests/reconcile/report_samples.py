@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window, repair_of
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window
 from outbox.reconcile.rows import (
     FINDING,
     ComparisonPlan,
@@ -171,12 +171,12 @@ def whole() -> JobResult:
     undispatched = [UUID(bytes=row["id"]) for row in rows if row["outcome"] == Outcome.UNDISPATCHED]
     repairs = [
         *(
-            Repaired(message, Outcome.UNDISPATCHED, repair_of(POLICY, Outcome.UNDISPATCHED), "done")
+            Repaired(message, Outcome.UNDISPATCHED, Outcome.UNDISPATCHED.repair(POLICY), "done")
             for message in undispatched
         ),
-        Repaired(missing[0], Outcome.MISSING, repair_of(POLICY, Outcome.MISSING), "done"),
-        Repaired(missing[1], Outcome.MISSING, repair_of(POLICY, Outcome.MISSING), "healed"),
-        Repaired(missing[2], Outcome.MISSING, repair_of(POLICY, Outcome.MISSING), "somebody else holds its row"),
+        Repaired(missing[0], Outcome.MISSING, Outcome.MISSING.repair(POLICY), "done"),
+        Repaired(missing[1], Outcome.MISSING, Outcome.MISSING.repair(POLICY), "healed"),
+        Repaired(missing[2], Outcome.MISSING, Outcome.MISSING.repair(POLICY), "somebody else holds its row"),
     ]
     compared = pair_result(
         rows,

@@ -68,7 +68,7 @@ _fates = st.builds(
     key=st.none() | st.text("ab", max_size=2),
     tag=st.none() | st.sampled_from("xy"),
 )
-_pairs = st.sampled_from([PAIR, Pair.of("t", "g", {"x"}, {"a*"}), Pair("t", "g", effect=EFFECT)])
+_pairs = st.sampled_from([PAIR, Pair("t", "g", {"x"}, {"a*"}), Pair("t", "g", effect=EFFECT)])
 
 
 @hypothesis_settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -269,8 +269,8 @@ def folder(town: Town, tmp_path: Path) -> Path:
     [
         (Pair("u", "g"), "the producer of u → g"),
         (Pair("t", "h"), "the producer of t → h"),
-        (Pair.of("t", "g", {"x"}), r"the producer of t → g \(tags \['x'\]\)"),
-        (Pair.of("t", "g", None, {"k*"}), r"the producer of t → g \(keys \['k\*'\]\)"),
+        (Pair("t", "g", {"x"}), r"the producer of t → g \(tags \['x'\]\)"),
+        (Pair("t", "g", None, {"k*"}), r"the producer of t → g \(keys \['k\*'\]\)"),
     ],
 )
 def test_an_archive_of_something_else_is_refused(town: Town, folder: Path, pair: Pair, said: str) -> None:

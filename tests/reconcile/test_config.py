@@ -87,7 +87,7 @@ def at(day: int) -> dt.datetime:
 
 def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
     """Every key ends up in the job, with its type; paths begin in the file's folder."""
-    pair = Pair.of("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"))
+    pair = Pair("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"))
     assert job_of(read_file(write(tmp_path, WHOLE), ENVIRON)) == Job(
         producer=Access("postgresql+psycopg://auditor@a.example/bank_a", Settings(schema="messages")),
         consumer=Access("postgresql+psycopg://auditor:secret@b.example/bank_b", Settings()),
@@ -289,15 +289,15 @@ def test_since_and_last_take_each_others_place() -> None:
 
 def test_a_command_line_chooses_among_the_pairs_of_a_file() -> None:
     """A pair that the file knows keeps its filter and effect; measures of the others go with them."""
-    known, other = Pair.of("t", "g", {"a"}, None, Effect("ledger")), Pair("t", "h")
+    known, other = Pair("t", "g", {"a"}, None, Effect("ledger")), Pair("t", "h")
     measures = tuple(
         Measure(f"m{pair.group}", "t", pair.group, (), ("n",), "SELECT 1", producer="SELECT 1")
         for pair in (known, other)
     )
     file = {"pairs": (known, other), "measures": measures}
     assert merged(file, {"pairs": (Pair("t", "g"),)}) == {"pairs": (known,), "measures": measures[:1]}
-    chosen = merged(file, {"pairs": (Pair.of("t", "g", {"b"}), Pair("u", "g"))})
-    assert chosen["pairs"] == (Pair.of("t", "g", {"b"}, None, Effect("ledger")), Pair("u", "g"))
+    chosen = merged(file, {"pairs": (Pair("t", "g", {"b"}), Pair("u", "g"))})
+    assert chosen["pairs"] == (Pair("t", "g", {"b"}, None, Effect("ledger")), Pair("u", "g"))
 
 
 def test_the_last_hours_end_at_the_clock_of_the_producers_database(url: str) -> None:

@@ -210,13 +210,13 @@ def test_filters_of_any_text(town: Town) -> None:
     ids = town.plant([fate(status=NONE, tag=each, key=each) for each in texts])
     near = town.plant([fate(status=NONE, tag="underXscore", key="underXscore")])
     for tier in TIERS:
-        assert set(kinds(town.reconcile(Pair.of("t", "g", tags=texts), tier=tier))) == set(ids)
-        assert set(kinds(town.reconcile(Pair.of("t", "g", keys=texts), tier=tier))) == set(ids)
+        assert set(kinds(town.reconcile(Pair("t", "g", tags=texts), tier=tier))) == set(ids)
+        assert set(kinds(town.reconcile(Pair("t", "g", keys=texts), tier=tier))) == set(ids)
     for text, id_ in zip(texts, ids, strict=True):
-        pair = Pair.of("t", "g", tags=[text], keys=[text])
+        pair = Pair("t", "g", tags=[text], keys=[text])
         rows = PostgresSide(town.accesses[0], "producer", pair).read([Range(FIRST_ID, None)])
         assert [UUID(bytes=row["id"]) for row in rows.to_pylist() if row["addressed"]] == [id_]
-    assert near[0] in kinds(town.reconcile(Pair.of("t", "g", keys=["under*"])))
+    assert near[0] in kinds(town.reconcile(Pair("t", "g", keys=["under*"])))
 
 
 # --- what the framework itself writes ---------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_what_the_framework_writes_is_in_sync(town: Town) -> None:
     town.dispatch()
     town.app.operator.recall(recalled, by="me", why="test")
     town.consume(consumer)
-    pair, now = Pair.of("t", "g", tags=["mine"]), Window(grace=0.0)
+    pair, now = Pair("t", "g", tags=["mine"]), Window(grace=0.0)
 
     for tier in TIERS:
         result = town.reconcile(pair, window=now, tier=tier)

@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "undecided": (unread(state=UNDECIDED), Outcome.UNDECIDED),
 }
 #: The group of the cases takes what has this tag.
-FILTERED = Pair.of("t", "g", tags=["mine"], effect=WITH_EFFECT.effect)
+FILTERED = Pair("t", "g", tags=["mine"], effect=WITH_EFFECT.effect)
 
 
 def _case(name: str) -> tuple[Fate, Outcome]:

@@ -52,7 +52,7 @@ def test_bodies_stand_in_for_the_producers_books(books: Books) -> None:
 
 def test_bodies_that_arent_meant_for_the_group_dont_count(books: Books) -> None:
     """The filter of the group's subscription, and where the group began, bound what it has to book."""
-    pair = Pair.of(PAIR.topic, PAIR.group, tags={"big"}, keys={"a*"})
+    pair = Pair(PAIR.topic, PAIR.group, tags={"big"}, keys={"a*"})
     early = books.transfer("A", "1.00", tag="big", key="a1")
     books.dispatch()
     late = books.transfer("A", "2.00", tag="big", key="a1")

@@ -139,7 +139,7 @@ worlds = st.builds(
     old=st.integers(0, 10),
     bucket=st.integers(1, 12),
     pair=st.builds(
-        Pair.of,
+        Pair,
         st.just("t"),
         st.just("g"),
         tags=st.sampled_from([None, ["mine"]]),
@@ -314,7 +314,7 @@ def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> Non
         compare_in_all_ways(town, world.pair)
 
 
-@pytest.mark.parametrize("pair", [Pair("t", "g"), Pair.of("t", "g", tags=["mine"], effect=Effect("ledger"))])
+@pytest.mark.parametrize("pair", [Pair("t", "g"), Pair("t", "g", tags=["mine"], effect=Effect("ledger"))])
 def test_every_combination_agrees_with_one_plain_query(village: Town, pair: Pair) -> None:
     """Every state of the producer beside every state of the inbox, with and without effects, young and old."""
     every = [

@@ -142,7 +142,7 @@ def test_resend_without_a_business_table(night: Night) -> None:
     """A pair that names no business table is resent by what the inbox says."""
     ids = night.consumed(1, 2)
     night.forget(*ids, ledger=False)
-    pair = Pair.of("t", "g")
+    pair = Pair("t", "g")
     findings = night.found(pair)
     assert [finding.outcome for finding in findings] == [Outcome.MISSING] * 2
     assert night.repair(findings, pair=pair) == dict.fromkeys(ids, "done")
@@ -425,7 +425,7 @@ def test_nothing_is_written_without_a_business_table(night: Night) -> None:
     (half_id,) = night.consumed("x")
     night.forget(half_id, ledger=False)
     findings = night.found()
-    assert night.repair(findings, pair=Pair.of("t", "g")) == {half_id: "refused: no business table is named"}
+    assert night.repair(findings, pair=Pair("t", "g")) == {half_id: "refused: no business table is named"}
 
 
 # --- park ------------------------------------------------------------------------------------------------

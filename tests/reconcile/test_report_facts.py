@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.job import KINDS, POSSIBLE, Outcome, Repair
-from outbox.reconcile.repair.work import BUSY
+from outbox.reconcile.job import KINDS, Outcome, Repair
+from outbox.reconcile.repair import BUSY
 from outbox.reconcile.report import (
-    MEANING,
     bound,
     first_findings,
     first_rows,
@@ -100,13 +99,11 @@ def test_a_dry_run_names_the_action_that_apply_would_take() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_explained(kind: Outcome) -> None:
     """Each kind has a meaning, a mend under every policy that is possible, and a sentence about what was seen."""
-    assert MEANING[kind]
-    for action in POSSIBLE[kind]:
+    assert kind.meaning
+    for action in kind.repairs:
         text = mend(kind, {kind: action})
         assert text.startswith("--apply ") == (action is not Repair.ALERT)
-        others = (
-            [other for other in POSSIBLE[kind] if other is not Repair.ALERT] if action is Repair.ALERT else [action]
-        )
+        others = [other for other in kind.repairs if other is not Repair.ALERT] if action is Repair.ALERT else [action]
         assert all(f"{kind.label} = {other.value}" in text for other in others)
     (finding,) = to_findings(table([found for found in every_kind() if found["outcome"] == kind]))
     assert " ago" in sentence_of(finding, NOW)

@@ -25,7 +25,7 @@
       totals[]    {key[], value, producer, rolled_back, consumer, in_flight, unexplained}
       rows[]      the same, for each key
 
-The other forms show parts of the same `document`: what it says of a kind of difference, of one finding, and in all.
+The other forms show parts of the same: what it says of a kind of difference, of one finding, and in all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
@@ -43,8 +43,8 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.reader import plain
-from outbox.reconcile.job import POSSIBLE, Outcome, Repair, repair_of
-from outbox.reconcile.repair.work import DONE, HEALED
+from outbox.reconcile.job import Outcome, Repair
+from outbox.reconcile.repair import DONE, HEALED
 from outbox.reconcile.rows import (
     EXACT,
     Finding,
@@ -59,30 +59,6 @@ from outbox.reconcile.rows import (
     to_findings,
 )
 from outbox.text import counted, duration
-
-#: What each outcome means.
-MEANING: Mapping[Outcome, str] = {
-    Outcome.CONSUMED: "committed, dispatched and consumed",
-    Outcome.ROLLED_BACK: "rolled back or recalled, and without effect; or compensated, and quarantined",
-    Outcome.LEFT_OUT: "the group's filter leaves it out, or it was sent before the group began",
-    Outcome.IN_FLIGHT: "on its way for less than the grace period, or scheduled for later",
-    Outcome.UNJUDGED: "only the consumer has it, and the producer may have pruned it",
-    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "it took effect, though it was rolled back, recalled or compensated",
-    Outcome.DUPLICATE_EFFECT: "the business table has more than one row of it",
-    Outcome.PHANTOM: "the consumer has it, and the producer never sent it",
-    Outcome.DIGEST_MISMATCH: "the body that the producer has isn't the one that the consumer handled",
-    Outcome.NO_EFFECT: "the inbox says consumed, and the business table has no row of it",
-    Outcome.UNRECORDED: "it took effect, and the inbox has no row of it",
-    Outcome.STATUS_MISMATCH: "the inbox contradicts what is known to be true",
-    Outcome.UNCOMPENSATED: "quarantined at the consumer, and the producer's transaction was never compensated",
-    Outcome.UNDISPATCHED: "committed, and never made a message",
-    Outcome.RESEND_EXHAUSTED: "the consumer doesn't know it, though it was resent as often as is allowed",
-    Outcome.MISSING: "the consumer has read past it, and doesn't know it",
-    Outcome.UNCONSUMED: "the consumer hasn't come so far, for longer than the grace period",
-    Outcome.PARKED: "set aside by the consumer, which won't try it again by itself",
-    Outcome.FAILED: "the consumer's handler failed at it",
-    Outcome.UNDECIDED: "neither committed nor rolled back, for longer than the grace period",
-}
 
 # What a human does about it, where no action is.
 _BY_HAND: Mapping[Outcome, str] = {
@@ -106,36 +82,24 @@ _BY_HAND: Mapping[Outcome, str] = {
     "`outbox half rollback ID` decides by hand",
 }
 
-# What an action does, and what has been done.
-_DOES: Mapping[Repair, str] = {
-    Repair.ALERT: "only reports it",
-    Repair.RESEND: "sends it once more under its id",
-    Repair.DISPATCH: "dispatches it",
-    Repair.SYNC_STATUS: "writes what is known to be true into the inbox",
-    Repair.PARK: "sets it aside at the consumer",
-    Repair.RETRY: "gives it back to the consumer",
-    Repair.CHECK: "has it checked",
-}
-
 
 def mend(kind: Outcome, policy: Mapping[Outcome, Repair]) -> str:
     """Return what mends a kind of difference under a policy: an action with ``--apply``, or what a human does."""
-    action = repair_of(policy, kind)
+    action = kind.repair(policy)
     if action is not Repair.ALERT:
-        return f"--apply {_DOES[action]} ({kind.label} = {action.value})"
-    others = [
-        f"the policy {kind.label} = {other.value} {_DOES[other]}"
-        for other in POSSIBLE[kind]
-        if other is not Repair.ALERT
-    ]
-    return "; ".join([_BY_HAND[kind], *others])
+        return f"--apply {action.does} ({kind.label} = {action.value})"
+    others = (repair for repair in kind.repairs if repair is not Repair.ALERT)
+    return "; ".join([_BY_HAND[kind], *(f"the policy {kind.label} = {each.value} {each.does}" for each in others)])
 
 
 def sentence_of(finding: Finding, now: dt.datetime) -> str:
     """Return what was seen of one message at ``now``, the time of the comparison, in a sentence without its kind."""
     parts = [_producer(finding, now), _consumer(finding, now)]
     if finding.outcome is Outcome.DIGEST_MISMATCH:
-        parts.append(f"digest {_short(finding.producer_digest)} there, {_short(finding.consumer_digest)} here")
+        theirs, ours = (
+            each.hex()[:8] if each else "(none)" for each in (finding.producer_digest, finding.consumer_digest)
+        )
+        parts.append(f"digest {theirs} there, {ours} here")
     return "; ".join(parts)
 
 
@@ -173,13 +137,8 @@ def _when(moment: dt.datetime | None, now: dt.datetime) -> list[str]:
     return [f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"]
 
 
-def _short(digest: bytes | None) -> str:
-    return "(none)" if digest is None else digest.hex()[:8]
-
-
-def amount(value: Decimal) -> str:
-    """Return a decimal for people, with all of its digits: ``-1,234.50``."""
-    return f"{value:,f}"
+#: Returns a decimal for people, with all of its digits: ``-1,234.50``.
+amount: Callable[[Decimal], str] = "{:,f}".format
 
 
 def bound(seconds: float) -> str:
@@ -190,9 +149,6 @@ def bound(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
     return f"{seconds:g} s"
-
-
-_REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +173,6 @@ class KindSummary:
         return max(0, self.number - self.done - self.healed)
 
     @property
-    def meaning(self) -> str:
-        """What the kind means."""
-        return MEANING[self.kind]
-
-    @property
     def repair(self) -> str:
         """What was done, or would be done, about them, in a few words."""
         if self.action is Repair.ALERT:
@@ -234,9 +185,9 @@ class KindSummary:
         if self.healed:
             parts.append(f"{self.healed:,} healed meanwhile")
         if self.refused:
-            reasons = [f"{reason} ({number:,})" for reason, number in self.refused.most_common(_REASONS_SHOWN)]
-            if len(self.refused) > _REASONS_SHOWN:
-                reasons.append(f"and {counted(len(self.refused) - _REASONS_SHOWN, 'other reason')}")
+            reasons = [f"{reason} ({number:,})" for reason, number in self.refused.most_common(3)]
+            if more := len(self.refused) - len(reasons):
+                reasons.append(f"and {counted(more, 'other reason')}")
             parts.append(f"{self.refused.total():,} refused: {'; '.join(reasons)}")
         return ", ".join(parts) or "not tried"
 
@@ -251,7 +202,7 @@ def kinds(pair: PairResult, result: JobResult) -> list[KindSummary]:
     summaries = []
     for kind, number in pair.differences.items():
         done, healed = results[kind].pop(DONE, 0), results[kind].pop(HEALED, 0)
-        action, text = repair_of(result.policy, kind), mend(kind, result.policy)
+        action, text = kind.repair(result.policy), mend(kind, result.policy)
         summaries.append(KindSummary(kind, number, action, text, result.applied, done, healed, results[kind]))
     return summaries
 
@@ -289,7 +240,9 @@ class Verdict:
 
 def verdict(result: JobResult) -> Verdict:
     """Return what a job comes to."""
-    return document(result, 0).verdict
+    summaries = [kind for pair in result.pairs for kind in kinds(pair, result)]
+    texts = tuple(text for measure in result.measures for text in _unexplained(measure))
+    return Verdict(sum(kind.number for kind in summaries), sum(kind.left for kind in summaries), texts)
 
 
 def _unexplained(measure: MeasureResult) -> Iterable[str]:
@@ -337,31 +290,18 @@ class PairReport:
         return f"{', '.join(texts)} ({'a sample of ' if lag.sampled else ''}{counted(lag.total, 'message')})"
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDocument:
-    """All that a report says, of which a terminal, a page, JSON and Prometheus each show their part."""
-
-    result: JobResult
-    verdict: Verdict
-    pairs: list[PairReport]
-
-
-def document(result: JobResult, limit: int | None = None) -> ReportDocument:
-    """Return what a report says, with at most so many findings and so many repairs in all; None is no limit."""
+def reports(result: JobResult, limit: int | None = None) -> list[PairReport]:
+    """Return what a report says of each pair, with at most so many findings and repairs in all; None is no limit."""
 
     def granted(numbers: list[int]) -> Sequence[int | None]:
         return [None] * len(numbers) if limit is None else shares(numbers, limit)
 
     findings = granted([pair.findings.num_rows for pair in result.pairs])
     repairs = granted([len(pair.repairs) for pair in result.pairs])
-    pairs = [
+    return [
         PairReport(pair, kinds(pair, result), first_findings(pair.findings, some), pair.repairs[:others])
         for pair, some, others in zip(result.pairs, findings, repairs, strict=True)
     ]
-    summaries = [kind for pair in pairs for kind in pair.kinds]
-    texts = tuple(text for measure in result.measures for text in _unexplained(measure))
-    comes_to = Verdict(sum(kind.number for kind in summaries), sum(kind.left for kind in summaries), texts)
-    return ReportDocument(result, comes_to, pairs)
 
 
 def shares(numbers: Sequence[int], limit: int) -> list[int]:
@@ -404,8 +344,8 @@ VERSION = 1
 
 
 def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
-    """Return the report as a value of plain JSON types; ``limit`` is as in `document`."""
-    report = document(result, limit)
+    """Return the report as a value of plain JSON types; ``limit`` is as in `reports`."""
+    reached = verdict(result)
     value: dict[str, Any] = plain(
         {
             "version": VERSION,
@@ -413,10 +353,10 @@ def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
             "seconds": result.seconds,
             "applied": result.applied,
             "in_sync": result.in_sync,
-            "verdict": report.verdict.sentence,
-            "differences": report.verdict.differences,
-            "left": report.verdict.left,
-            "pairs": [_pair(pair) for pair in report.pairs],
+            "verdict": reached.sentence,
+            "differences": reached.differences,
+            "left": reached.left,
+            "pairs": [_pair(pair) for pair in reports(result, limit)],
             "measures": [_measure(measure) for measure in result.measures],
         }
     )
@@ -426,13 +366,15 @@ def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
 def _pair(report: PairReport) -> dict[str, Any]:
     pair, window = report.result, report.result.window
     named = {name: getattr(pair, name) for name in ("run_id", "begun_at", "in_sync", "plan", "healed", "seconds")}
-    shown = ("kind", "number", "left", "meaning", "mend", "action", "done", "healed", "refused")
+    shown = ("kind", "number", "left", "mend", "action", "done", "healed", "refused")
     return named | {
         "topic": pair.pair.topic,
         "group": pair.pair.group,
         "window": {"since": window.since, "until": window.until, "grace": window.grace},
         "counts": {outcome: pair.counts[outcome] for outcome in Outcome},
-        "differences": [{name: getattr(kind, name) for name in shown} for kind in report.kinds],
+        "differences": [
+            {name: getattr(each, name) for name in shown} | {"meaning": each.kind.meaning} for each in report.kinds
+        ],
         "lag": _lag(pair.lag),
         "findings": [_finding(finding, pair.begun_at) for finding in report.findings],
         "findings_left_out": pair.findings.num_rows - len(report.findings),
@@ -445,7 +387,7 @@ def _lag(lag: Lag | None) -> dict[str, Any] | None:
     if lag is None:
         return None
     percentiles = {f"p{share}": lag.within(share / 100) for share in (50, 90, 99)}
-    return {"bounds": lag.bounds, "counts": lag.counts, "total": lag.total, "sampled": lag.sampled, **percentiles}
+    return {**plain(lag), "total": lag.total, **percentiles}
 
 
 def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -24,16 +24,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.report import (
-    MEANING,
-    PairReport,
-    ReportDocument,
-    amount,
-    bound,
-    document,
-    first_rows,
-    sentence_of,
-)
+from outbox.reconcile.report import amount, bound, first_rows, reports, sentence_of, verdict
 from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
 from outbox.text import counted, duration, plain
 
@@ -102,13 +93,9 @@ HEIGHT = 160.0
 #: So many kinds have a colour of their own; the rest share one.
 COLOURS = 6
 _OTHER = "other"
-# As many as fit beside each other on a telephone.
-_LABELS = 3
-_ROWS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Rect:
+class Rect(NamedTuple):
     """A rectangle with a tooltip."""
 
     x: float
@@ -120,22 +107,16 @@ class Rect:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """A text under a chart."""
-
-    x: float
-    anchor: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Columns:
-    """A chart of columns: ``highest`` is the number that its height stands for; head and rows are its table."""
+    """A chart of columns: ``highest`` is the number that its height stands for; head and rows are its table.
 
-    rects: tuple[Rect, ...]
-    labels: tuple[Label, ...]
+    A label is its x, its anchor and its text; an entry of the legend a colour and a name.
+    """
+
+    rects: list[Rect]
+    labels: list[tuple[float, str, str]]
     highest: int
-    legend: tuple[tuple[str, str], ...]
+    legend: list[tuple[str, str]]
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -145,8 +126,8 @@ class MeasureBars:
     """One row of a measure: above what was sent, below what became of it; no shapes where a number isn't finite."""
 
     row: MeasureRow
-    sent: tuple[Rect, ...]
-    arrived: tuple[Rect, ...]
+    sent: tuple[Rect, ...] = ()
+    arrived: tuple[Rect, ...] = ()
 
 
 def colours(kinds: Sequence[Outcome]) -> dict[Outcome, str]:
@@ -157,86 +138,62 @@ def colours(kinds: Sequence[Outcome]) -> dict[Outcome, str]:
 def kinds_over_time(timeline: Timeline, colour: Mapping[Outcome, str]) -> Columns:
     """Return the findings by kind and time, one kind upon the other."""
     kinds = sorted(timeline.numbers)
-    times = [_charts_moment(start, timeline.width) for start in timeline.starts]
-    stacks = [[(kind, timeline.numbers[kind][column]) for kind in kinds] for column in range(len(times))]
-    legend = {colour[kind]: kind.label for kind in kinds if colour[kind] != _OTHER}
-    if _OTHER in map(colour.__getitem__, kinds):
-        legend[_OTHER] = "other kinds"
-    return _columns(
-        [
-            [(colour[kind], number, f"{time}: {number:,} {kind.label}") for kind, number in stack]
-            for time, stack in zip(times, stacks, strict=True)
-        ],
-        _labels(times),
-        tuple(legend.items()),
-        ("from (UTC)", "kind", "differences"),
-        [
-            (time, kind.label, f"{number:,}")
-            for time, stack in zip(times, stacks, strict=True)
-            for kind, number in stack
-            if number
-        ],
-    )
+    form = "%Y-%m-%d" if timeline.width >= _DAY else "%m-%d %H:%M"
+    times = [start.strftime(form) for start in timeline.starts]
+    found = [
+        (column, time, kind, number)
+        for column, time in enumerate(times)
+        for kind in kinds
+        if (number := timeline.numbers[kind][column])
+    ]
+    shapes = [
+        (column, number, colour[kind], f"{time}: {number:,} {kind.label}") for column, time, kind, number in found
+    ]
+    legend = {colour[kind]: "other kinds" if colour[kind] == _OTHER else kind.label for kind in kinds}
+    rows = [(time, kind.label, f"{number:,}") for _, time, kind, number in found]
+    return _columns(times, shapes, list(legend.items()), ("from (UTC)", "kind", "differences"), rows)
 
 
 def lags(lag: Lag) -> Columns:
     """Return the histogram of the lag."""
-    names = [f"within {bound(limit)}" for limit in lag.bounds] + [f"over {bound(lag.bounds[-1])}"]
-    shorts = [f"≤ {bound(limit)}" for limit in lag.bounds] + [f"> {bound(lag.bounds[-1])}"]
-    counts = list(zip(names, lag.counts, strict=True))
-    return _columns(
-        [[("c4", count, f"{name}: {count:,}")] for name, count in counts],
-        _labels(shorts, centred=True),
-        (),
-        ("lag", "messages"),
-        [(name, f"{count:,}") for name, count in counts],
-    )
+    last = bound(lag.bounds[-1])
+    names = [*(f"within {bound(limit)}" for limit in lag.bounds), f"over {last}"]
+    shorts = [*(f"≤ {bound(limit)}" for limit in lag.bounds), f"> {last}"]
+    rows = [(name, f"{count:,}") for name, count in zip(names, lag.counts, strict=True)]
+    shapes = [(column, lag.counts[column], "c4", ": ".join(row)) for column, row in enumerate(rows)]
+    return _columns(shorts, shapes, [], ("lag", "messages"), rows)
 
 
 def _columns(
-    stacks: Sequence[Sequence[tuple[str, int, str]]],
-    labels: tuple[Label, ...],
-    legend: tuple[tuple[str, str], ...],
+    texts: Sequence[str],
+    shapes: Sequence[tuple[int, int, str, str]],
+    legend: list[tuple[str, str]],
     head: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
 ) -> Columns:
-    highest = max((sum(number for _, number, _ in stack) for stack in stacks), default=0)
-    step = 100 / max(1, len(stacks))
+    """Return the chart of shapes (column, number, colour, title), those of a column upon each other."""
+    totals = [0] * len(texts)
+    for column, number, _, _ in shapes:
+        totals[column] += number
+    step = 100 / len(texts)
+    tops = [HEIGHT] * len(texts)
     rects = []
-    for at, stack in enumerate(stacks):
-        y = HEIGHT
-        for colour, number, title in stack:
-            if number:
-                # The least of numbers can be seen, even beside a million.
-                height = max(1.5, HEIGHT * number / highest)
-                y -= height
-                rects.append(Rect(step * (at + 0.1), max(0.0, y), step * 0.8, height, colour, title))
-    return Columns(tuple(rects), labels, highest, legend, head, tuple(rows))
-
-
-def _labels(texts: Sequence[str], *, centred: bool = False) -> tuple[Label, ...]:
-    """Return a few of the texts, from the first to the last, each under its column."""
-    count = min(_LABELS, len(texts))
-    columns = sorted({round(at * (len(texts) - 1) / max(1, count - 1)) for at in range(count)})
-    step = 100 / max(1, len(texts))
-    labels = []
-    for at in columns:
-        if at == 0 and not (centred and len(texts) == 1):
-            labels.append(Label(0, "start", texts[at]))
-        elif at == len(texts) - 1:
-            labels.append(Label(100, "end", texts[at]))
-        else:
-            labels.append(Label(step * (at + 0.5), "middle", texts[at]))
-    return tuple(labels)
-
-
-def _charts_moment(start: dt.datetime, width: int) -> str:
-    return start.strftime("%Y-%m-%d" if width >= 86400 else "%m-%d %H:%M")
+    for column, number, colour, title in shapes:
+        if number:
+            # The least of numbers can be seen, even beside a million.
+            height = max(1.5, HEIGHT * number / max(totals))
+            tops[column] -= height
+            rects.append(Rect(step * (column + 0.1), max(0.0, tops[column]), step * 0.8, height, colour, title))
+    # The first text, the middle one and the last: as many as fit beside each other on a telephone.
+    last = len(texts) - 1
+    ends = {last: (100.0, "end"), 0: (0.0, "start")}
+    labels = [(*ends.get(at, (step * (at + 0.5), "middle")), texts[at]) for at in sorted({0, round(last / 2), last})]
+    return Columns(rects, labels, max(totals), legend, head, tuple(rows))
 
 
 def measure_bars(measure: MeasureResult) -> list[tuple[str, list[MeasureBars]]]:
     """Return the rows of a measure that the page shows, by value, with their shapes."""
-    shown = first_rows(measure, _ROWS)
+    shown = first_rows(measure, ROWS)
     return [
         (value, _bars([row for row in shown if row.value == value]))
         for value in dict.fromkeys(row.value for row in shown)
@@ -244,67 +201,44 @@ def measure_bars(measure: MeasureResult) -> list[tuple[str, list[MeasureBars]]]:
 
 
 def _bars(rows: Sequence[MeasureRow]) -> list[MeasureBars]:
-    ends = [end for row in rows if _finite(row) for end in (Decimal(), *_ends(row))]
-    low, high = min(ends, default=Decimal()), max(ends, default=Decimal())
+    finite = [_ends(row) for row in rows if _is_finite(row)]
+    low, high = (choose((Decimal(), *(end for ends in finite for end in ends))) for choose in (min, max))
 
-    def at(value: Decimal) -> float:
-        return float((value - low) / (high - low) * 100) if high > low else 0.0
+    def rects(*parts: tuple[Decimal, Decimal, str, str]) -> tuple[Rect, ...]:
+        shapes = []
+        for begin, end, colour, title in parts:
+            if begin != end:
+                first, last = sorted(float((value - low) / (high - low) * 100) for value in (begin, end))
+                shapes.append(Rect(first, 0, max(0.4, last - first), 0, colour, title))
+        return tuple(shapes)
 
-    return [MeasureBars(row, *_two_bars(row, at)) if _finite(row) else MeasureBars(row, (), ()) for row in rows]
+    def bars(row: MeasureRow) -> MeasureBars:
+        sent, consumed, known = _ends(row)
+        return MeasureBars(
+            row,
+            rects((Decimal(), sent, "sent", f"producer, without what was rolled back: {sent:,f}")),
+            rects(
+                (Decimal(), consumed, "consumed", f"consumer: {consumed:,f}"),
+                (consumed, known, "flight", f"in flight: {row.in_flight:,f}"),
+                (known, sent, "unexplained", f"unexplained: {row.unexplained:,f}"),
+            ),
+        )
 
-
-def _two_bars(row: MeasureRow, at: Callable[[Decimal], float]) -> tuple[tuple[Rect, ...], tuple[Rect, ...]]:
-    sent, consumed, known = _ends(row)
-    zero = Decimal()
-
-    def rect(begin: Decimal, end: Decimal, colour: str, title: str) -> tuple[Rect, ...]:
-        if begin == end:
-            return ()
-        first, last = sorted((at(begin), at(end)))
-        return (Rect(first, 0, max(0.4, last - first), 0, colour, title),)
-
-    return rect(zero, sent, "sent", f"producer, without what was rolled back: {sent:,f}"), (
-        *rect(zero, consumed, "consumed", f"consumer: {consumed:,f}"),
-        *rect(consumed, known, "flight", f"in flight: {row.in_flight:,f}"),
-        *rect(known, sent, "unexplained", f"unexplained: {row.unexplained:,f}"),
-    )
+    return [bars(row) if _is_finite(row) else MeasureBars(row) for row in rows]
 
 
 def _ends(row: MeasureRow) -> tuple[Decimal, Decimal, Decimal]:
-    return (
-        EXACT.subtract(row.producer, row.rolled_back),
-        row.consumer,
-        EXACT.add(row.consumer, row.in_flight),
-    )
+    """Return what was sent and stays, what was consumed, and that with what is in flight."""
+    return EXACT.subtract(row.producer, row.rolled_back), row.consumer, EXACT.add(row.consumer, row.in_flight)
 
 
-def _finite(row: MeasureRow) -> bool:
+def _is_finite(row: MeasureRow) -> bool:
     return all(number.is_finite() for number in (row.producer, row.rolled_back, row.consumer, row.in_flight))
 
 
-#: The greatest number of findings on the page, and of repairs, over all pairs.
+#: The greatest number of findings on the page, and of repairs, over all pairs; and of rows of a measure.
 LIMIT = 500
-
-
-@dataclass(frozen=True, slots=True)
-class PairPage:
-    """What the page shows of a pair, beside its report: its charts, and the colours of its kinds."""
-
-    report: PairReport
-    colours: dict[Outcome, str]
-    time: Columns | None
-    undated: int
-    lag: Columns | None
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurePage:
-    """What the page shows of a measure."""
-
-    measure: MeasureResult
-    values: list[tuple[str, list[MeasureBars]]]
-    left_out: int
-    left_out_adds_up: bool
+ROWS = 40
 
 
 def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
@@ -320,59 +254,8 @@ def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
 
 def render(result: JobResult, limit: int = LIMIT) -> str:
     """Return the page, with at most so many findings and repairs."""
-    report = document(result, limit)
-    return _template().render(
-        report=report,
-        result=result,
-        tiles=_tiles(report),
-        pairs=[_pair(pair) for pair in report.pairs],
-        measures=[_measure(measure) for measure in result.measures],
-        no_difference=[outcome for outcome in Outcome if not outcome.differs],
-        consumed=Outcome.CONSUMED,
-        in_flight=Outcome.IN_FLIGHT,
-        chart_height=HEIGHT,
-    )
-
-
-def _pair(report: PairReport) -> PairPage:
-    pair = report.result
-    times = timeline(pair.findings, pair.begun_at)
-    colour_of = colours(list(pair.differences))
-    return PairPage(
-        report,
-        colour_of,
-        kinds_over_time(times, colour_of) if times else None,
-        times.undated if times else pair.findings.num_rows,
-        lags(pair.lag) if pair.lag and pair.lag.total else None,
-    )
-
-
-def _measure(measure: MeasureResult) -> MeasurePage:
-    values = measure_bars(measure)
-    shown = [bar.row for _, bars in values for bar in bars]
-    wrong = sum(bool(row.unexplained) for row in shown)
-    return MeasurePage(measure, values, len(measure.rows) - len(shown), wrong == len(measure.unexplained))
-
-
-def _tiles(report: ReportDocument) -> list[tuple[str, int, str, str]]:
-    """Return the numbers at the head of the page: name, number, what it counts, tone."""
-    result, verdict = report.result, report.verdict
-    counts = sum((pair.counts for pair in result.pairs), Counter[Outcome]())
-    unexplained = [measure for measure in result.measures if not measure.in_sync]
-
-    def tone(number: int) -> str:
-        return "bad" if number else "good"
-
-    tiles = [
-        ("compared", counts.total(), "messages", ""),
-        ("in flight", counts[Outcome.IN_FLIGHT], "not late", ""),
-        ("differences", verdict.differences, "found", tone(verdict.differences)),
-        ("left", verdict.left, "neither repaired nor healed", tone(verdict.left)),
-    ]
-    if result.measures:
-        note = f"of {len(result.measures)} don't add up"
-        tiles.append(("measures", len(unexplained), note, tone(len(unexplained))))
-    return [*tiles, ("rows read", sum(pair.plan.rows_read for pair in result.pairs), "one by one", "")]
+    totals = sum((pair.counts for pair in result.pairs), Counter[Outcome]())
+    return _template().render(result=result, verdict=verdict(result), reports=reports(result, limit), totals=totals)
 
 
 @cache
@@ -391,9 +274,18 @@ def _template() -> Template:
         "counted": counted,
         "duration": duration,
         "moment": _moment,
-        "number": lambda value: f"{value:,}",
+        "number": "{:,}".format,
     }
-    environment.globals |= {"MEANING": MEANING, "sentence_of": sentence_of}
+    environment.globals |= {
+        "Outcome": Outcome,
+        "chart_height": HEIGHT,
+        "colours": colours,
+        "kinds_over_time": kinds_over_time,
+        "lags": lags,
+        "measure_bars": measure_bars,
+        "sentence_of": sentence_of,
+        "timeline": timeline,
+    }
     return environment.get_template("report.html.j2")
 
 

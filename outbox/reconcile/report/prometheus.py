@@ -28,26 +28,11 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from outbox.reconcile.job import KINDS, Outcome, Pair
 from outbox.reconcile.report import kinds, unexplained
-from outbox.reconcile.rows import JobResult, MeasureResult, PairResult
-
-_PREFIX = "outbox_reconcile"
-_PAIR = ("topic", "group")
+from outbox.reconcile.rows import JobResult
 
 
 def write_prometheus(path: Path, result: JobResult) -> None:
     """Write the gauges of a run to a file, at once and whole: a temporary file beside it is renamed."""
-    write_to_textfile(str(path), registry_of(result))
-
-
-def write_failed(path: Path, pairs: Iterable[Pair], at: dt.datetime) -> None:
-    """Write that the run of these pairs at this time failed."""
-    registry = CollectorRegistry()
-    _outcome(registry, ((pair, at) for pair in pairs), success=False)
-    write_to_textfile(str(path), registry)
-
-
-def registry_of(result: JobResult) -> CollectorRegistry:
-    """Return the gauges of a run."""
     registry = CollectorRegistry()
     _outcome(registry, ((pair.pair, pair.begun_at) for pair in result.pairs), success=True)
     in_sync = _gauge(registry, "in_sync", "Whether there was no difference.")
@@ -57,39 +42,37 @@ def registry_of(result: JobResult) -> CollectorRegistry:
     found = _gauge(registry, "differences", "Differences found.", "kind")
     left = _gauge(registry, "differences_left", "Differences neither repaired nor healed.", "kind")
     for pair in result.pairs:
-        labels = (pair.pair.topic, pair.pair.group)
+        labels = pair.pair.names
         in_sync.labels(*labels).set(pair.in_sync)
         in_flight.labels(*labels).set(pair.counts[Outcome.IN_FLIGHT])
         rows.labels(*labels).set(pair.plan.rows_read)
         duration.labels(*labels).set(sum(pair.seconds.values()))
-        _by_kind(pair, result, found, left)
+        summaries = {kind.kind: kind for kind in kinds(pair, result)}
+        for kind in KINDS:
+            found.labels(*labels, kind.label).set(summaries[kind].number if kind in summaries else 0)
+            left.labels(*labels, kind.label).set(summaries[kind].left if kind in summaries else 0)
     sums = _gauge(registry, "unexplained", "What nothing accounts for.", "measure", "value", "currency")
     for measure in result.measures:
-        _unexplained(measure, sums)
-    return registry
+        for (value, currency), amounts in measure.by_currency(measure.rows).items():
+            gauge = sums.labels(*measure.pair.names, measure.name, value, " ".join(currency))
+            gauge.set(float(unexplained(amounts)))
+    write_to_textfile(str(path), registry)
+
+
+def write_failed(path: Path, pairs: Iterable[Pair], at: dt.datetime) -> None:
+    """Write that the run of these pairs at this time failed."""
+    registry = CollectorRegistry()
+    _outcome(registry, ((pair, at) for pair in pairs), success=False)
+    write_to_textfile(str(path), registry)
 
 
 def _outcome(registry: CollectorRegistry, runs: Iterable[tuple[Pair, dt.datetime]], *, success: bool) -> None:
     succeeded = _gauge(registry, "success", "Whether the last run came to an end.")
     began = _gauge(registry, "last_run_timestamp_seconds", "When the last run began.")
     for pair, at in runs:
-        succeeded.labels(pair.topic, pair.group).set(success)
-        began.labels(pair.topic, pair.group).set(at.timestamp())
-
-
-def _by_kind(pair: PairResult, result: JobResult, found: Gauge, left: Gauge) -> None:
-    summaries = {kind.kind: kind for kind in kinds(pair, result)}
-    for kind in KINDS:
-        labels = (pair.pair.topic, pair.pair.group, kind.label)
-        found.labels(*labels).set(summaries[kind].number if kind in summaries else 0)
-        left.labels(*labels).set(summaries[kind].left if kind in summaries else 0)
-
-
-def _unexplained(measure: MeasureResult, gauge: Gauge) -> None:
-    for (value, currency), rows in measure.by_currency(measure.rows).items():
-        labels = (measure.pair.topic, measure.pair.group, measure.name, value, " ".join(currency))
-        gauge.labels(*labels).set(float(unexplained(rows)))
+        succeeded.labels(*pair.names).set(success)
+        began.labels(*pair.names).set(at.timestamp())
 
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
-    return Gauge(f"{_PREFIX}_{name}", text, (*_PAIR, *labels), registry=registry)
+    return Gauge(f"outbox_reconcile_{name}", text, ("topic", "group", *labels), registry=registry)

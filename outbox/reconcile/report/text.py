@@ -11,29 +11,25 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.report import MEANING, KindSummary, PairReport, amount, document, first_rows, sentence_of
+from outbox.reconcile.report import PairReport, amount, first_rows, reports, sentence_of, verdict
 from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow
 from outbox.text import counted, duration, plain
 
-_NO_DIFFERENCE = tuple(outcome for outcome in Outcome if not outcome.differs)
 _ROWS_SHOWN = 20
 
 
 def print_report(result: JobResult, console: Console, findings: int = 20) -> None:
     """Print the report with at most so many findings in all, each pair and each kind with its share."""
-    report = document(result, findings)
-    for pair in report.pairs:
-        for part in (*_pair(pair), *_findings(pair)):
-            console.print(part)
-        console.print()
-    for measure in result.measures:
-        for part in _measure(measure):
+    pairs = ((*_pair(pair), *_findings(pair)) for pair in reports(result, findings))
+    for parts in (*pairs, *map(_measure, result.measures)):
+        for part in parts:
             console.print(part)
         console.print()
     begun = result.begun_at.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
     repairs = "with" if result.applied else "without"
     console.print(Text(f"begun at {begun}Z, took {duration(result.seconds)}, {repairs} repairs", "dim"))
-    console.print(Text(plain(report.verdict.sentence), "bold green" if report.verdict.in_sync else "bold red"))
+    reached = verdict(result)
+    console.print(Text(plain(reached.sentence), "bold green" if reached.in_sync else "bold red"))
 
 
 def _pair(report: PairReport) -> Iterator[RenderableType]:
@@ -47,16 +43,24 @@ def _pair(report: PairReport) -> Iterator[RenderableType]:
     yield _table(
         ("messages>", "outcome", ""),
         [
-            (f"{pair.counts[outcome]:,}", outcome.label, MEANING[outcome])
-            for outcome in _NO_DIFFERENCE
-            if pair.counts[outcome] or outcome is Outcome.CONSUMED
+            (f"{pair.counts[outcome]:,}", outcome.label, outcome.meaning)
+            for outcome in Outcome
+            if not outcome.differs and (pair.counts[outcome] or outcome is Outcome.CONSUMED)
         ],
     )
     yield ""
     if report.kinds:
         yield _table(
             ("messages>", "difference", "left>", "repair"),
-            [(f"{kind.number:,}", Text(kind.kind.label, "bold"), _left(kind), kind.repair) for kind in report.kinds],
+            [
+                (
+                    f"{kind.number:,}",
+                    Text(kind.kind.label, "bold"),
+                    Text(f"{kind.left:,}", "bold red" if kind.left else "green"),
+                    kind.repair,
+                )
+                for kind in report.kinds
+            ],
         )
     else:
         yield Text("no differences", "bold green")
@@ -81,14 +85,10 @@ def _facts(report: PairReport) -> Iterator[tuple[str, str]]:
         yield "healed", f"{counted(pair.healed, 'difference')} at the second look"
 
 
-def _left(kind: KindSummary) -> Text:
-    return Text(f"{kind.left:,}", "bold red" if kind.left else "green")
-
-
 def _findings(report: PairReport) -> Iterator[RenderableType]:
     for kind in report.kinds:
         yield ""
-        yield Text(kind.kind.label, "bold").append(f": {kind.meaning}", "default")
+        yield Text(kind.kind.label, "bold").append(f": {kind.kind.meaning}", "default")
         yield Padding(Text(f"mend: {plain(kind.mend)}"), (0, 0, 0, 2), expand=False)
         shown = [finding for finding in report.findings if finding.outcome is kind.kind]
         rows = [(str(finding.id), sentence_of(finding, report.result.begun_at)) for finding in shown]
@@ -104,29 +104,20 @@ def _measure(measure: MeasureResult) -> Iterator[RenderableType]:
         yield Text(plain(fault), "bold red")
     wrong = measure.unexplained
     shown = [row for row in first_rows(measure, _ROWS_SHOWN) if row.unexplained]
-    rows = [_cells(row, ", ".join(row.key), bold=False) for row in shown]
-    rows += [_cells(row, ", ".join(row.key), bold=True) for row in measure.totals]
+    rows = [_cells(row, "") for row in shown] + [_cells(row, "bold") for row in measure.totals]
     yield _table(
         (", ".join(measure.by), "value", "producer>", "rolled\nback>", "consumer>", "in\nflight>", "unexplained>"), rows
     )
     explained = len(measure.rows) - len(wrong)
-    left_out = (
-        f"{counted(len(wrong) - len(shown), 'more row')} with something unexplained; "
-        if len(wrong) > len(shown)
-        else ""
-    )
+    more = len(wrong) - len(shown)
+    left_out = f"{counted(more, 'more row')} with something unexplained; " if more else ""
     yield Text(f"{left_out}{counted(explained, 'row')} {'adds' if explained == 1 else 'add'} up", "dim")
 
 
-def _cells(row: MeasureRow, key: str, *, bold: bool) -> tuple[str | Text, ...]:
-    numbers = (row.producer, row.rolled_back, row.consumer, row.in_flight)
-    style = "bold" if bold else ""
-    return (
-        Text(plain(key), style),
-        Text(plain(row.value), style),
-        *(Text(amount(number), style) for number in numbers),
-        Text(amount(row.unexplained), "bold red" if row.unexplained else style),
-    )
+def _cells(row: MeasureRow, style: str) -> list[Text]:
+    texts = (", ".join(row.key), row.value, *map(amount, (row.producer, row.rolled_back, row.consumer, row.in_flight)))
+    unexplained = Text(amount(row.unexplained), "bold red" if row.unexplained else style)
+    return [*(Text(plain(text), style) for text in texts), unexplained]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
