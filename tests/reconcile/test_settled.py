@@ -331,16 +331,7 @@ def test_the_lookups_of_what_was_touched_use_indexes(town: Town, ids: list[UUID]
     plans = []
     with snapshots_of(*town.accesses) as snapshots:
         mark = settled.load(snapshots, PAIR, Window().range, HOUR).mark
-        lookups = (
-            (
-                snapshots.producer,
-                settled.touched_at_producer(
-                    snapshots.producer.access, PAIR, ids, mark["snapshot"], dict(mark["heads"])
-                ),
-            ),
-            (snapshots.consumer, settled.touched_at_consumer(snapshots.consumer.access, PAIR, ids)),
-        )
-        for snapshot, statement in lookups:
+        for snapshot, statement in settled.lookups(snapshots, PAIR, ids, mark, mark):
             plans += [row[0] for row in execute(snapshot.connection, explain(statement))[0]]
     for table in ("op_message", "message", "consumer_message"):
         assert not [line for line in plans if f"Seq Scan on {table} " in line], "\n".join(plans)

@@ -157,7 +157,11 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     ]
     # With the ends too: what lies between two ranges must not count for the one before it.
     bounds = sorted({bound for each, _ in known for bound in each if bound is not None})
-    touched = {bounds[number - 1] for number in _touched(snapshots, pair, bounds, before, now) if number}
+    touched: set[UUID] = set()
+    for side, lookup in lookups(snapshots, pair, bounds, before, now):
+        # By index: both are about what came lately, and statistics don't know what is late.
+        with reaching(side.access), in_savepoint(side.connection, 0.0, by_index=True):
+            touched |= {bounds[number - 1] for (number,) in execute(side.connection, lookup)[0] if number}
     untouched = [each for each in known if each[0].first not in touched]
     ranges = [each for each in untouched if _inside(each[0], window)]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
@@ -175,45 +179,30 @@ def keep(consumer: Snapshot, pair: Pair, settled: SettledRanges, fresh: Sequence
         if not written:
             return False
         old = [*(each.first for each, _ in settled.ranges), *settled.outside]
-        counted = [{outcome.label: number for outcome, number in counts.items()} for _, counts in fresh]
         ranges = {
             "firsts": [each.first for each, _ in fresh],
             "ends": [each.end for each, _ in fresh],
-            "counts": [json.dumps(counts) for counts in counted],
+            "counts": [json.dumps({kind.label: number for kind, number in counts.items()}) for _, counts in fresh],
         }
         execute(connection, statement(_FORGET, access, pair, keep=old), statement(_KEEP, access, pair, **ranges))
         return True
 
 
-def _touched(
-    snapshots: Snapshots, pair: Pair, bounds: list[UUID], before: Mapping[str, Any], now: Mapping[str, Any]
-) -> set[int]:
-    heads = {queue: 0 for queue, _ in now["heads"]} | dict(before["heads"])
-    touched: set[int] = set()
-    for each, lookup in (
-        (snapshots.producer, touched_at_producer(snapshots.producer.access, pair, bounds, before["snapshot"], heads)),
-        (snapshots.consumer, touched_at_consumer(snapshots.consumer.access, pair, bounds)),
-    ):
-        # By index: both are about what came lately, and statistics don't know what is late.
-        with reaching(each.access), in_savepoint(each.connection, 0.0, by_index=True):
-            touched.update(number for (number,) in execute(each.connection, lookup)[0])
-    return touched
+def lookups(
+    snapshots: Snapshots, pair: Pair, bounds: Sequence[UUID], before: Mark, now: Mark
+) -> tuple[tuple[Snapshot, Statement], ...]:
+    """Return what finds, in each database, the ranges in which anything was written since ``before``.
 
-
-def touched_at_producer(
-    access: Access, pair: Pair, bounds: Sequence[UUID], snapshot: str, heads: Mapping[int, int]
-) -> Statement:
-    """Find the ranges in which anything was written since a mark; range n begins with the n-th of ``bounds``.
-
-    Rows: ``(n,)``; 0 is before the first. New queues must be in ``heads``, with 0.
+    Range n begins with the n-th of ``bounds``. Rows: ``(n,)``; 0 is before the first.
     """
-    ends = {"queues": list(heads), "positions": list(heads.values())}
-    return statement(_TOUCHED_AT_PRODUCER, access, pair, bounds=as_array(bounds), snapshot=snapshot, **ends)
-
-
-def touched_at_consumer(access: Access, pair: Pair, bounds: Sequence[UUID]) -> Statement:
-    """Find the ranges with messages that failed or are parked. Rows: ``(n,)`` as of `touched_at_producer`."""
-    return statement(_TOUCHED_AT_CONSUMER, access, pair, bounds=as_array(bounds))
+    # A queue that is new is looked through from its beginning.
+    heads = {queue: 0 for queue, _ in now["heads"]} | dict(before["heads"])
+    since = {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
+    producer, consumer, numbered = snapshots.producer, snapshots.consumer, as_array(bounds)
+    return (
+        (producer, statement(_TOUCHED_AT_PRODUCER, producer.access, pair, bounds=numbered, **since)),
+        (consumer, statement(_TOUCHED_AT_CONSUMER, consumer.access, pair, bounds=numbered)),
+    )
 
 
 def _inside(each: Range, window: Range) -> bool:
