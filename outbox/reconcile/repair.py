@@ -22,7 +22,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import Statement, execute, in_schema
+from outbox.database.execute import Statement, execute, statement
 from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.sql import audit, plan_by_index, wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
@@ -146,7 +146,7 @@ class Work:
     def at_consumer(self, template: str, findings: Sequence[Finding], **values: object) -> Statement:
         """Return a statement about messages of the group, for the consumer's database."""
         values |= {"group": self.pair.group, "ids": ids_of(findings)}
-        return Statement(in_schema(template, self.job.consumer.schema), values)
+        return statement(self.job.consumer.schema, template, values)
 
     def statuses(self, findings: Sequence[Finding]) -> Statement:
         """Read what the inbox says of messages. Rows: ``(id, status)``."""
@@ -158,15 +158,16 @@ class Work:
 
     def at_producer(self, template: str, findings: Sequence[Finding]) -> Statement:
         """Return a statement about messages, for the producer's database."""
-        return Statement(in_schema(template, self.job.producer.schema), {"ids": ids_of(findings)})
+        return statement(self.job.producer.schema, template, {"ids": ids_of(findings)})
 
     def effects(self, connection: Connection, findings: Sequence[Finding]) -> dict[UUID, int]:
         """Count the rows of each message in the consumer's business table; nothing where none is named."""
         if self.pair.effect is None:
             return {}
         table, column = self.pair.effect.quoted
-        sql = _EFFECTS.replace("{table}", table).replace("{column}", column)
-        return dict(execute(connection, Statement(sql, {"ids": ids_of(findings)}))[0])
+        values = {"ids": ids_of(findings)}
+        (rows,) = execute(connection, statement(self.job.consumer.schema, _EFFECTS, values, table=table, column=column))
+        return dict(rows)
 
 
 def ids_of(findings: Sequence[Finding]) -> list[UUID]:

@@ -13,7 +13,7 @@ from outbox.database.execute import execute
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import Outcome, Range, Tier
 from outbox.reconcile.judge import Both
-from outbox.reconcile.record.settled import KNOWN, ROWS_OF_RANGE, SettledRange, settled_by, statement
+from outbox.reconcile.record.settled import KNOWN, ROWS_OF_RANGE, SettledRange, pair_statement, settled_by
 from outbox.reconcile.rows import CONSUMER, PRODUCER, InboxState
 from tests.reconcile.town import IN_SYNC, PAIR, Town, kinds
 
@@ -56,7 +56,7 @@ def test_new_messages_are_settled_though_most_of_what_is_left_differs(town: Town
     assert len(kinds(first)) == len(kinds(second)) == len(some[:500:50])
     # The last range is never settled: it has no end.
     with town.consumer.connect() as connection:
-        (settled,) = execute(connection, statement(KNOWN, town.accesses[1], PAIR, keep_for=3600.0))
+        (settled,) = execute(connection, pair_statement(KNOWN, town.accesses[1], PAIR, keep_for=3600.0))
     assert max(end for _, end, _ in settled) > new[100]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, Statement, execute, in_schema
+from outbox.database.execute import Row, execute, statement
 from outbox.database.sql import plan_by_index
-from outbox.operator.look.message_sql import named
 from outbox.reconcile.job import KINDS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ SELECT {", ".join(_AS.get(name, name) for name in RUN)}
 _FINDINGS = f"""
 SELECT {", ".join(_AS.get(name, name) for name in FINDING)}
   FROM {{s}}.reconciliation_finding
- WHERE run_id = %s AND id > %s ORDER BY id LIMIT %s
+ WHERE run_id = %(run)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
 """
 
 # The runs of the newest job of the schedule, found pair by pair at the end of an index.
@@ -60,8 +60,8 @@ def runs(
 ) -> list[dict[str, Any]]:
     """Return the newest runs, or the one of this id, by the names of `RUN`, with the number of their differences."""
     values = {"id": run_id, "topic": topic, "group": group, "limit": limit}
-    (rows,) = execute(connection, Statement(in_schema(_RUNS, schema), values))
-    found = named(RUN, rows, _JSON)
+    (rows,) = execute(connection, statement(schema, _RUNS, values))
+    found = [_named(RUN, row) for row in rows]
     for each in found:
         counts = each["counts"]
         each["differences"] = None if counts is None else sum(counts.get(kind.label, 0) for kind in KINDS)
@@ -72,8 +72,14 @@ def findings(
     connection: Connection, schema: str, run_id: UUID, after: int = 0, limit: int = 50
 ) -> list[dict[str, Any]]:
     """Return findings of a run behind the one of this number, by the names of `FINDING`."""
-    (rows,) = execute(connection, Statement(in_schema(_FINDINGS, schema), (run_id, after, limit)))
-    return named(FINDING, rows, _JSON)
+    values = {"run": run_id, "after": after, "limit": limit}
+    (rows,) = execute(connection, statement(schema, _FINDINGS, values))
+    return [_named(FINDING, row) for row in rows]
+
+
+def _named(names: tuple[str, ...], row: Row) -> dict[str, Any]:
+    pairs = zip(names, row, strict=True)
+    return {name: json.loads(value) if name in _JSON and value is not None else value for name, value in pairs}
 
 
 def last_scheduled(connection: Connection, schema: str, schedule: str, pairs: Sequence[tuple[str, str]]) -> Row:
@@ -83,5 +89,5 @@ def last_scheduled(connection: Connection, schema: str, schedule: str, pairs: Se
     """
     topics, groups = map(list, zip(*pairs, strict=True))
     values = {"topics": topics, "groups": groups, "schedule": schedule}
-    _, (row,) = execute(connection, plan_by_index(), Statement(in_schema(_LAST_SCHEDULED, schema), values))
+    _, (row,) = execute(connection, plan_by_index(), statement(schema, _LAST_SCHEDULED, values))
     return row

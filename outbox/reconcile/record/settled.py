@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute, in_schema
+from outbox.database.execute import Statement, execute, statement
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint, reaching
 from outbox.reconcile.sql import as_array
@@ -102,9 +102,9 @@ SELECT DISTINCT width_bucket(message_id, %(bounds)s::uuid[])
 """
 
 
-def statement(template: str, access: Access, pair: Pair, **values: object) -> Statement:
+def pair_statement(template: str, access: Access, pair: Pair, **values: object) -> Statement:
     """Return one of these statements for a pair."""
-    return Statement(in_schema(template, access.schema), {"group": pair.group, "topic": pair.topic, **values})
+    return statement(access.schema, template, {"group": pair.group, "topic": pair.topic, **values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
     """Return where everything stands: the snapshot of the producer's database, and the end of each queue."""
     access = snapshots.producer.access
     with reaching(access):
-        (here,), heads = execute(snapshots.producer.connection, Statement(_HERE), statement(_HEADS, access, pair))
+        (here,), heads = execute(snapshots.producer.connection, Statement(_HERE), pair_statement(_HEADS, access, pair))
     filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
     identity = [_FORMAT, *here[:-1], access.schema, *filters, effect, access.settings.retention]
@@ -145,8 +145,8 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     with reaching(access):
         marks, rows = execute(
             snapshots.consumer.connection,
-            statement(_MARK, access, pair),
-            statement(KNOWN, access, pair, keep_for=keep_for),
+            pair_statement(_MARK, access, pair),
+            pair_statement(KNOWN, access, pair, keep_for=keep_for),
         )
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
     if not keep_for or before is None or before["identity"] != now["identity"] or not rows:
@@ -175,7 +175,7 @@ def keep(consumer: Snapshot, pair: Pair, settled: SettledRanges, fresh: Sequence
     with connected(access) as connection:
         # The first run that writes at a version wins; the loser's ranges were judged against a mark that is gone.
         mark = json.dumps(settled.mark)
-        (written,) = execute(connection, statement(_WRITE_MARK, access, pair, version=settled.version, mark=mark))
+        (written,) = execute(connection, pair_statement(_WRITE_MARK, access, pair, version=settled.version, mark=mark))
         if not written:
             return False
         old = [*(each.first for each, _ in settled.ranges), *settled.outside]
@@ -184,7 +184,9 @@ def keep(consumer: Snapshot, pair: Pair, settled: SettledRanges, fresh: Sequence
             "ends": [each.end for each, _ in fresh],
             "counts": [json.dumps({kind.label: number for kind, number in counts.items()}) for _, counts in fresh],
         }
-        execute(connection, statement(_FORGET, access, pair, keep=old), statement(_KEEP, access, pair, **ranges))
+        execute(
+            connection, pair_statement(_FORGET, access, pair, keep=old), pair_statement(_KEEP, access, pair, **ranges)
+        )
         return True
 
 
@@ -200,8 +202,8 @@ def lookups(
     since = {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
     producer, consumer, numbered = snapshots.producer, snapshots.consumer, as_array(bounds)
     return (
-        (producer, statement(_TOUCHED_AT_PRODUCER, producer.access, pair, bounds=numbered, **since)),
-        (consumer, statement(_TOUCHED_AT_CONSUMER, consumer.access, pair, bounds=numbered)),
+        (producer, pair_statement(_TOUCHED_AT_PRODUCER, producer.access, pair, bounds=numbered, **since)),
+        (consumer, pair_statement(_TOUCHED_AT_CONSUMER, consumer.access, pair, bounds=numbered)),
     )
 
 

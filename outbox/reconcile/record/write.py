@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute, in_schema
+from outbox.database.execute import Statement, execute, statement
 from outbox.message.model import uuid7
 from outbox.reader import plain
 from outbox.reconcile.job import Interrupted, Job, hidden
@@ -64,10 +64,7 @@ class RunIds:
         """Return what writes that the pairs are being compared, where it isn't written: without an end, it died."""
         known = {"job": self.job, "since": job.window.since, "until": job.window.until, "schedule": self.schedule}
         return [
-            Statement(
-                in_schema(_BEGIN, job.consumer.schema),
-                {**known, "id": run_id, "topic": pair.topic, "group": pair.group},
-            )
+            statement(job.consumer.schema, _BEGIN, {**known, "id": run_id, "topic": pair.topic, "group": pair.group})
             for run_id, pair in zip(self.runs, job.pairs, strict=True)
         ]
 
@@ -124,7 +121,7 @@ class Record:
         self._write(_END, result.run_id, counts=json.dumps(counts), plan=json.dumps(plan))
 
     def _write(self, template: str, run_id: UUID, **values: object) -> None:
-        self._execute(Statement(in_schema(template, self._job.consumer.schema), {"id": run_id, **values}))
+        self._execute(statement(self._job.consumer.schema, template, {"id": run_id, **values}))
 
     def _execute(self, *statements: Statement) -> None:
         if self._job.record:
