@@ -217,11 +217,6 @@ def with_locked(
     return {each.id: BUSY if each.id in busy else result(each, rows.get(each.id)) for each in findings}
 
 
-def had_none(finding: Finding) -> bool:
-    """Tell whether the inbox had no row of it when it was found."""
-    return finding.status in {None, InboxState.NONE}
-
-
 #: Does something about findings of one kind, in transactions of its own; returns the result of each, by id.
 Repairer = Callable[[Work, Sequence[Finding]], dict[UUID, str]]
 
@@ -297,9 +292,6 @@ def check_undecided(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     return results
 
 
-_PAUSE = 0.05
-
-
 def dispatch_undispatched(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Place what dispatch has passed; let it come to the others, and try again.
 
@@ -322,7 +314,7 @@ def dispatch_undispatched(work: Work, batch: Sequence[Finding]) -> dict[UUID, st
         elif time.monotonic() - progress > PATIENCE:
             return results | dict.fromkeys(left, BUSY)
         else:
-            time.sleep(_PAUSE)  # another worker is dispatching, or a transaction holds up the re-base
+            time.sleep(0.05)  # another worker is dispatching, or a transaction holds up the re-base
 
 
 def park(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
@@ -432,8 +424,6 @@ ON CONFLICT (consumer_group, message_id) DO NOTHING
 RETURNING message_id
 """
 
-_WITHDRAWN = frozenset({ProducerState.ROLLED_BACK, ProducerState.RECALLED})
-
 
 def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Write what is true where the row, or its absence, is as it was found and the effects still bear it out.
@@ -471,7 +461,7 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 def truth_of(finding: Finding) -> Status:
     """Return the status that the inbox should have."""
-    withdrawn = finding.state in _WITHDRAWN or finding.compensated
+    withdrawn = finding.compensated or finding.state in {ProducerState.ROLLED_BACK, ProducerState.RECALLED}
     return Status.QUARANTINED if withdrawn else Status.CONSUMED
 
 
@@ -496,13 +486,14 @@ def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None
         return "refused: it took effect"
     if row is not None:
         return row.result(finding)
-    return DONE if had_none(finding) else "refused: its inbox row is gone"
+    return DONE if not finding.status else "refused: its inbox row is gone"
 
 
 def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[Finding]) -> dict[UUID, str]:
     """Insert or update the rows of ``chosen``, and record it; return the results of those that came too late."""
-    missing = [finding for finding in chosen if had_none(finding)]
-    there = [finding for finding in chosen if not had_none(finding)]
+    # Without a status the inbox had no row of it when it was found.
+    missing = [finding for finding in chosen if not finding.status]
+    there = [finding for finding in chosen if finding.status]
     why = f"quarantined by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.QUARANTINED else None
     # Queue and position are 0 where there is no message.
     rows = {
