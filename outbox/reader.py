@@ -261,18 +261,13 @@ class Reader:
         return self.error(f"{path if known.secret else f'{path} = {text[:80]}'} must be {expected}", path)
 
 
-def unknown_name(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return what is wrong with a name that isn't known, with the nearest that is."""
+def unknown_name(name: str, known: Iterable[str], prefix: str = "", common: str = "") -> str:
+    """Return what is wrong with a name that isn't known, with the nearest that is; ``common`` begins all known ones."""
     names = list(known)
-    close = get_close_matches(name, names, 1)
-    return f"{prefix}{name} is unknown; " + (f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}")
-
-
-def _unknown_variable(name: str, known: Sequence[str], prefix: str) -> str:
     # What all have in common says nothing about which is nearest.
-    close = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], 1)
-    mend = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(known)}"
-    return f"{name} is unknown; {mend}"
+    close = get_close_matches(name, names, 1)
+    mend = f"did you mean {common}{close[0]}?" if close else f"known are {', '.join(common + each for each in names)}"
+    return f"{prefix}{name} is unknown; {mend}"
 
 
 def environment(
@@ -297,7 +292,10 @@ def environment(
     ]
     if unknown := [name for name in ours if name not in known]:
         known += [name for name in others if "*" not in name]
-        raise InvalidSettings("; ".join(_unknown_variable(name, known, prefix) for name in unknown))
+        rests = [name.removeprefix(prefix) for name in known]
+        raise InvalidSettings(
+            "; ".join(unknown_name(name.removeprefix(prefix), rests, prefix, prefix) for name in unknown)
+        )
     texts: dict[str, str] = {}
     for name in ours:
         key, text = name.removeprefix(prefix).lower(), variables[name]
