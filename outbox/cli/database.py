@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +79,37 @@ class AllDatabasesOptions(DatabaseOptions):
 
     @property
     def urls(self) -> dict[str, URL]:
-        """The databases by name; see `find_databases`."""
-        return find_databases(self.url, self.database)
+        """The databases of the options, else of the environment, by name.
+
+        The one of ``--url`` has the name of the database. It may be left out where others are named, and is the same as
+        one of them where host, port, name and options are the same.
+
+        Raises:
+            Failure: there is none, one can't be used, or two of them are one.
+        """
+        source = "--database" if self.database else DATABASES_VARIABLE
+        databases: dict[str, URL] = {}
+        names: dict[object, str] = {}
+        for text in self.database or _named_in_environment():
+            name, its_url = _split(text, source)
+            address = find_url(its_url, f"{source} {name}")
+            name = name or address.database or ""
+            if not _NAME.fullmatch(name):
+                raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL", Code.USAGE)
+            if name in databases:
+                raise Failure(f"{source}: two databases have the name {name!r}", Code.USAGE)
+            if (other := names.setdefault(_identity(address), name)) != name:
+                raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out", Code.USAGE)
+            databases[name] = address
+        if databases and not self.url and not os.environ.get(URL_VARIABLE):
+            return databases
+        own = self.address
+        if _identity(own) in names:
+            return databases
+        name = own.database or "database"
+        if name in databases:
+            raise Failure(f"{source}: the name {name!r} is that of the database of --url", Code.USAGE)
+        return {name: own, **databases}
 
     @contextmanager
     def opened(self, **more: URL | None) -> Iterator[Operator]:
@@ -142,40 +171,6 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     if driver not in {"", "psycopg", "psycopg_async"}:
         raise Failure(f"the outbox needs the driver psycopg (3), not {driver!r}; write {_EXAMPLE}", Code.CONFIG)
     return url.set(drivername="postgresql+psycopg")
-
-
-def find_databases(url: str | None, named: Sequence[str] | None = None) -> dict[str, URL]:
-    """Return the databases of the options, else of the environment, by name.
-
-    The one of ``--url`` has the name of the database. It may be left out where others are named, and is the same as
-    one of them where host, port, name and options are the same.
-
-    Raises:
-        Failure: there is none, one can't be used, or two of them are one.
-    """
-    source = "--database" if named else DATABASES_VARIABLE
-    databases: dict[str, URL] = {}
-    names: dict[object, str] = {}
-    for text in named or _named_in_environment():
-        name, its_url = _split(text, source)
-        address = find_url(its_url, f"{source} {name}")
-        name = name or address.database or ""
-        if not _NAME.fullmatch(name):
-            raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL", Code.USAGE)
-        if name in databases:
-            raise Failure(f"{source}: two databases have the name {name!r}", Code.USAGE)
-        if (other := names.setdefault(_identity(address), name)) != name:
-            raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out", Code.USAGE)
-        databases[name] = address
-    if databases and not url and not os.environ.get(URL_VARIABLE):
-        return databases
-    own = find_url(url)
-    if _identity(own) in names:
-        return databases
-    name = own.database or "database"
-    if name in databases:
-        raise Failure(f"{source}: the name {name!r} is that of the database of --url", Code.USAGE)
-    return {name: own, **databases}
 
 
 def _named_in_environment() -> list[str]:
@@ -271,13 +266,7 @@ app = typer.Typer(
 )
 
 
-class SchemaPart(enum.StrEnum):
-    """What can be installed apart."""
-
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
-
-
+SchemaPart = enum.StrEnum("SchemaPart", ["PRODUCER", "CONSUMER"])
 PartOption = Annotated[
     list[SchemaPart] | None,
     typer.Option(

@@ -268,11 +268,7 @@ def _beginning(group: CommandGroup[Any], act: Act) -> dict[str, Any]:
 
 
 def _selector(operator: Operator, group: CommandGroup[Any], criteria: Any, limit: int | None) -> Selector:
-    """Return all that a filter picks, or the first few of these by name.
-
-    Raises:
-        Failure: more than can be named, where only the list can tell which ones the filter picks.
-    """
+    """Return all that a filter picks, or the first few by name; by name too where only the list can tell which."""
     if limit is None and getattr(criteria, "body", None) is None:
         return Selector(**{group.method: criteria})
     rows = list(every(group.pages(operator, criteria), limit or MAX_IDS + 1))
@@ -302,11 +298,7 @@ def _carry_out(
     flags: Mapping[str, Any],
     acting: ActOptions,
 ) -> None:
-    """Show what is to be done, ask, do it, and say what came of it.
-
-    Raises:
-        Failure: refused, or not all of it was done.
-    """
+    """Show what is to be done, ask, do it, and say what came of it."""
     by, why, targets = options.cli_actor(acting.actor), acting.reason.strip(), selector.targets or ()
     common: dict[str, Any] = {"database": databases.only, "options": flags}
     # One message is acted on at once, unless only a worker can do it, or is to do it.
@@ -324,9 +316,13 @@ def _carry_out(
         if acting.dry_run:
             output.print_as(acting.output, preview, _preview_table(preview))
             return
-        if single is None and not preview.eligible:
-            _explain(preview)
+        if single is None and not preview.matched.value:
+            say("nothing fits: nothing to do")
             return
+        if single is None and not preview.eligible:
+            matched = counted(preview.matched.value, "message")
+            reasons = "; ".join(f"{count}: {why}" for why, count in preview.ineligible.items())
+            raise Failure(f"{act.name}: nothing can be done to {matched}: {reasons}", Code.CONFLICT)
         _say_preview(preview)
         options.confirm(f"{preview.described[:1].upper()}{preview.described[1:]}?", refusal, yes=acting.yes)
     if single is not None:
@@ -357,17 +353,6 @@ def _say_preview(preview: Preview) -> None:
         say(f"  not {count}: {why}")
     if preview.eligible > 1:
         say(f"  such as {', '.join(target.audited for target in preview.sample[:3])}")
-
-
-def _explain(preview: Preview) -> None:
-    if not preview.matched.value:
-        say("nothing fits: nothing to do")
-        return
-    reasons = "; ".join(f"{count}: {why}" for why, count in preview.ineligible.items())
-    raise Failure(
-        f"{preview.action}: nothing can be done to {counted(preview.matched.value, 'message')}: {reasons}",
-        Code.CONFLICT,
-    )
 
 
 # --- a bulk job under way --------------------------------------------------------------------------------------------
@@ -425,11 +410,7 @@ def item_word(item: BulkItem) -> str:
 
 
 def _follow(operator: Operator, job: BulkJob, *, here: bool) -> BulkJob:
-    """Return the bulk job when it has ended; a database that goes away is waited for.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, between two steps.
-    """
+    """Return the bulk job when it has ended; a database that goes away is waited for."""
     from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415
 
     database = operator.databases[job.database]
@@ -438,15 +419,14 @@ def _follow(operator: Operator, job: BulkJob, *, here: bool) -> BulkJob:
         while job.finished_at is None:
             if interrupted():
                 raise KeyboardInterrupt
-            moved = 0
             try:
+                moved = 0
                 if here:
                     with database.engine.connect() as connection:
                         moved = bulk_once(connection, database.settings, bulk_job_id=job.id).taken
                 job = operator.bulk_job(job.id)
             except DBAPIError as error:
                 bars.say(f"{if_away(error)}; trying again")
-                moved = 0
             bars.done(job.total - job.pending)
             if not moved and job.finished_at is None and not interrupted():
                 time.sleep(_PAUSE)

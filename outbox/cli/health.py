@@ -17,24 +17,11 @@ from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from outbox.cli import output
 from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, opened
 from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import AppOption, gathered
-from outbox.cli.output import (
-    ListForm,
-    ListFormOption,
-    Output,
-    OutputOption,
-    RowShape,
-    age,
-    cell,
-    console,
-    print_as,
-    print_json,
-    print_rows,
-    rows_table,
-    say,
-)
+from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings
 from outbox.operator.health.system import HandlerRow, WorkerRow
@@ -53,7 +40,7 @@ _STYLES = {"problem": "bold red", "note": "bold yellow"}
 
 
 @gathered
-def doctor(database: DatabaseOptions, app: AppOption = None, output: OutputOption = Output.TABLE) -> None:
+def doctor(database: DatabaseOptions, app: AppOption = None, form: OutputOption = Output.TABLE) -> None:
     """Say what is wrong with one database, and how to mend it.
 
     It only reads, and reads little: it may be run at any time, and also where there is a transaction pooler in between.
@@ -77,8 +64,8 @@ def doctor(database: DatabaseOptions, app: AppOption = None, output: OutputOptio
       outbox doctor --app shop.messages:outbox -o json
     """
     report = _examine(database, app)
-    if output is Output.JSON:
-        print_json({**dataclasses.asdict(report), "healthy": report.healthy})
+    if form is Output.JSON:
+        output.print_json({**dataclasses.asdict(report), "healthy": report.healthy})
     else:
         _print_report(report)
     if not report.healthy:
@@ -113,7 +100,7 @@ def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
 
 
 def _print_report(report: HealthReport) -> None:
-    terminal = console()
+    terminal = output.console()
     for finding in report.findings:
         title = Text(finding.severity.upper(), _STYLES[finding.severity]).append(f"  {finding.code}", "default")
         mend = finding.mend.replace("\n", "\n        ")
@@ -141,7 +128,7 @@ def _print_report(report: HealthReport) -> None:
 @gathered
 def show_stats(
     database: DatabaseOptions,
-    output: OutputOption = Output.TABLE,
+    form: OutputOption = Output.TABLE,
     watch: Annotated[
         float | None,
         typer.Option(min=0.1, metavar="SECONDS", help="Show it again every so many seconds, until Ctrl-C."),
@@ -169,13 +156,13 @@ def show_stats(
     """
 
     def print_stats(stats: Stats) -> None:
-        print_as(output, stats, *_stats_tables(stats))
+        output.print_as(form, stats, *_stats_tables(stats))
 
     if watch is None:
         print_stats(_stats(database))
-    elif output is Output.TABLE and sys.stdout.isatty():
+    elif form is Output.TABLE and sys.stdout.isatty():
         say(f"{database}, every {watch:g} s; Ctrl-C ends it")
-        with Live(console=console(), auto_refresh=False) as live:
+        with Live(console=output.console(), auto_refresh=False) as live:
             for stats in _watched(database, watch):
                 live.update(Group(*_stats_tables(stats)), refresh=True)
     else:
@@ -209,7 +196,7 @@ def _stats_tables(stats: Stats) -> list[Table]:
         for name in ("undecided", "undispatched", "scheduled", "failed", "parked")
     }
     ages = {
-        name: lambda row, name=name: age(getattr(row, name))
+        name: lambda row, name=name: output.age(getattr(row, name))
         for name in ("oldest_undecided", "oldest_undispatched", "oldest_due")
     }
     topics = (
@@ -217,9 +204,11 @@ def _stats_tables(stats: Stats) -> list[Table]:
         "oldest>=oldest_undispatched scheduled> next_due messages>"
     )
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
+    shown["parked_halves"] = lambda row: row.parked
+    groups = "group topic consumed> lag> failed> due>=oldest_due parked>"
     return [
-        rows_table(topics, stats.topics, f"Topics at {cell(stats.at)}", **shown, parked_halves=lambda row: row.parked),
-        rows_table("group topic consumed> lag> failed> due>=oldest_due parked>", stats.groups, "Groups", **shown),
+        output.rows_table(topics, stats.topics, f"Topics at {output.cell(stats.at)}", **shown),
+        output.rows_table(groups, stats.groups, "Groups", **shown),
     ]
 
 
@@ -234,7 +223,7 @@ _HANDLERS = RowShape(
 
 
 @gathered
-def show_workers(databases: DatabasesOptions, output: ListFormOption = ListForm.TABLE) -> None:
+def show_workers(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
     """List the workers that run, or have died.
 
     \b
@@ -243,14 +232,14 @@ def show_workers(databases: DatabasesOptions, output: ListFormOption = ListForm.
     """
     with databases.opened() as operator:
         rows = [row for row in operator.workers() if databases.only in {None, row.database}]
-        print_rows(rows, _WORKERS, output, databases=len(operator.databases) > 1)
+        output.print_rows(rows, _WORKERS, form, databases=len(operator.databases) > 1)
 
 
 @gathered
 def show_handlers(
     databases: DatabasesOptions,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    output: ListFormOption = ListForm.TABLE,
+    form: ListFormOption = ListForm.TABLE,
 ) -> None:
     """List what is registered on the workers that run: consumers, checkers, compensations.
 
@@ -264,4 +253,4 @@ def show_handlers(
         rows = [
             row for row in operator.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
         ]
-        print_rows(rows, _HANDLERS, output, databases=len(operator.databases) > 1)
+        output.print_rows(rows, _HANDLERS, form, databases=len(operator.databases) > 1)

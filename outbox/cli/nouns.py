@@ -46,7 +46,7 @@ def show_message(
         str | None,
         typer.Option(metavar="URL", help="The consumer's database, where it is another one, and not a --database."),
     ] = None,
-    body: options.BodyOption = False,
+    body: Annotated[bool, typer.Option("--body", help="Show the body as well.")] = False,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Show all that is known of one message: half, checks, decision, queue, inboxes, and what operators did.

@@ -29,7 +29,6 @@ from outbox.text import duration
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
-BodyOption = Annotated[bool, typer.Option("--body", help="Show the body as well.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
 UpToOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="Not more than so many. Default: all.")]
 ACTOR_HELP = "Who acts; in the audit. Default: your user@host."
@@ -182,11 +181,7 @@ def read_filter(
 
 
 def _as_time(text: str, name: str) -> dt.datetime | dt.timedelta:
-    """Return the time that a text is, or how long before now.
-
-    Raises:
-        Failure: the text is neither, or a time without its zone.
-    """
+    """Return the time that a text is, or how long before now."""
     try:
         if DURATION.fullmatch(text):
             return dt.timedelta(seconds=seconds_of(text))

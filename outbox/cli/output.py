@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
-from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -26,6 +25,7 @@ from rich.text import Text
 
 from outbox.errors import InvalidMessage
 from outbox.message import content
+from outbox.reader import plain as as_json
 from outbox.text import csv_cell, duration, plain
 
 if TYPE_CHECKING:
@@ -34,29 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Output(enum.StrEnum):
-    """The form of a document on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-class ListForm(enum.StrEnum):
-    """The form of a list on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
-    NDJSON = "ndjson"
-    CSV = "csv"
-    ID = "id"
-
-
-class ExportForm(enum.StrEnum):
-    """The form of an export on stdout."""
-
-    NDJSON = "ndjson"
-    CSV = "csv"
-
+#: The forms of a document, a list and an export on stdout.
+Output = enum.StrEnum("Output", ["TABLE", "JSON"])
+ListForm = enum.StrEnum("ListForm", ["TABLE", "JSON", "NDJSON", "CSV", "ID"])
+ExportForm = enum.StrEnum("ExportForm", ["NDJSON", "CSV"])
 
 FORM_HELP = "The form of the data on stdout."
 LIST_FORM_HELP = f"{FORM_HELP} ndjson: a JSON object a line; id: only ids."
@@ -80,7 +61,7 @@ def print_line(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
-    print(json.dumps(value, ensure_ascii=False, default=as_json), flush=True)  # noqa: T201
+    print(json.dumps(as_json(value), ensure_ascii=False), flush=True)  # noqa: T201
 
 
 def print_as(form: Output, document: Any, *tables: Table) -> None:
@@ -89,17 +70,6 @@ def print_as(form: Output, document: Any, *tables: Table) -> None:
         print_json(document)
     else:
         print_table(*tables)
-
-
-def as_json(value: Any) -> Any:
-    """Return what JSON has for a value it has no form for: a time as ISO 8601 in UTC, an id as its text."""
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def console() -> Console:
@@ -140,7 +110,7 @@ def cell(value: Any) -> str:
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
     if isinstance(value, dict | list):
-        return plain(json.dumps(value, ensure_ascii=False, default=as_json))
+        return plain(json.dumps(as_json(value), ensure_ascii=False))
     return plain(str(value))
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
+from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,13 +39,7 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 
-class LogLevel(enum.StrEnum):
-    """How much the worker tells on stderr."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+LogLevel = enum.StrEnum("LogLevel", ["DEBUG", "INFO", "WARNING", "ERROR"])
 
 
 def run(
@@ -103,13 +98,12 @@ def load(path: str) -> Outbox:
         raise Failure(_cannot_import(path, module_name, error), Code.CONFIG) from error
     from outbox.app import Outbox  # noqa: PLC0415
 
-    found: Any = module
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            there = sorted(name for name, value in vars(module).items() if isinstance(value, Outbox))
-            hint = f"it has {', '.join(f'{module_name}:{name}' for name in there)}" if there else "it has no Outbox"
-            raise Failure(f"--app {path!r}: {module_name} has no {attribute!r}; {hint}", Code.CONFIG)
-        found = getattr(found, name)
+    try:
+        found = attrgetter(attribute)(module)
+    except AttributeError:
+        there = sorted(f"{module_name}:{name}" for name, value in vars(module).items() if isinstance(value, Outbox))
+        hint = f"it has {', '.join(there) or 'no Outbox'}"
+        raise Failure(f"--app {path!r}: {module_name} has no {attribute!r}; {hint}", Code.CONFIG) from None
     if not isinstance(found, Outbox):
         raise Failure(f"--app {path!r} is a {type(found).__name__}, not an Outbox", Code.CONFIG)
     return found
@@ -208,14 +202,7 @@ def _load_demo() -> Any:
 app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
-class RoleName(enum.StrEnum):
-    """What a user may do: see; act where nothing is lost; decide, compensate and see bodies as well."""
-
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    ADMIN = "admin"
-
-
+RoleName = enum.StrEnum("RoleName", ["VIEWER", "OPERATOR", "ADMIN"])
 RoleOption = Annotated[
     RoleName, typer.Option(help="What the user may do: see; act; decide, compensate, see bodies as well.")
 ]
@@ -342,11 +329,7 @@ def token(
 
 
 def _databases(urls: Mapping[str, URL], settings: Settings) -> Iterator[str]:
-    """Yield, for each database, where it is and what is in it, or why it can't be used.
-
-    Raises:
-        Failure: none can be used.
-    """
+    """Yield, for each database, where it is and what is in it, or why it can't be used; fail if none can."""
     from outbox.operator.databases import open_database  # noqa: PLC0415
 
     failures: list[Failure] = []

@@ -141,13 +141,7 @@ _JOB = options_of(Job, "producer", "consumer", "pairs", "window", "measures", "s
 
 
 def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
-    """Return the job; ``more`` goes over what is known from the file and the application.
-
-    Raises:
-        Failure: an option can't be used.
-        InvalidSettings: something is missing, or doesn't fit.
-        SourceError: the producer's database can't be asked for the time.
-    """
+    """Return the job; ``more`` goes over what is known from the file and the application."""
     values = source.values()
     outbox = load_quietly(source.app) if source.app else None
     known = list(values.get("pairs", ()))
@@ -203,15 +197,17 @@ class ReportOptions:
     limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
     output: Output = option(Output.TABLE, output.FORM_HELP)
 
+    def files(self) -> list[tuple[str, Path]]:
+        """Return what else than stdout the result goes to, by the module of `outbox.reconcile.report`."""
+        return [(name, path) for name in ("html", "prometheus") if (path := getattr(self, name))]
+
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time.
 
         Raises:
             Failure: names the file and what is in its way.
         """
-        for name, path in (("html", self.html), ("prometheus", self.prometheus)):
-            if path is None:
-                continue
+        for name, path in self.files():
             if path.is_dir():
                 raise Failure(f"--{name} {path} is a folder; name a file", Code.USAGE)
             if not path.parent.is_dir():
@@ -230,29 +226,17 @@ class ReportOptions:
             from outbox.reconcile.report.text import print_report  # noqa: PLC0415
 
             print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
-        if self.html:
-            from outbox.reconcile.report.html import write_html  # noqa: PLC0415
+        for name, path in self.files():
+            with _writing(path):
+                getattr(importlib.import_module(f"outbox.reconcile.report.{name}"), f"write_{name}")(path, result)
 
-            with _writing(self.html):
-                write_html(self.html, result)
+    def report_failure(self, job: Job) -> None:
+        """Write for Prometheus that a run failed."""
         if self.prometheus:
-            from outbox.reconcile.report.prometheus import write_prometheus  # noqa: PLC0415
+            from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415
 
             with _writing(self.prometheus):
-                write_prometheus(self.prometheus, result)
-
-    @contextmanager
-    def reporting_failure(self, job: Job) -> Iterator[None]:
-        """Write for Prometheus that a run failed."""
-        try:
-            yield
-        except BaseException:
-            if self.prometheus:
-                from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415
-
-                with _writing(self.prometheus):
-                    write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
-            raise
+                write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
 
 
 @contextmanager
@@ -278,7 +262,11 @@ def reconcile(
 ) -> None:
     """Run the job of the options."""
     if context.invoked_subcommand is not None:
-        _refuse_options(context)
+        # What stands before a subcommand would be without effect.
+        sources = map(context.get_parameter_source, context.params)
+        if any(source is not None and source.name == "COMMANDLINE" for source in sources):
+            command = f"outbox reconcile {context.invoked_subcommand}"
+            raise Failure(f"options of `{command}` stand after it, not before", Code.USAGE)
         return
     secrets: list[str] = []
     with _no_result(secrets), needing("outbox reconcile", "reconcile"):
@@ -296,8 +284,11 @@ def reconcile(
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
         if work.apply:
             options.need_terminal("not repairing", yes=yes)
-        with report.reporting_failure(work):
+        try:
             result = _run(work, yes=yes)
+        except BaseException:
+            report.report_failure(work)
+            raise
         report.report(result)
     from outbox.reconcile.report import verdict  # noqa: PLC0415
 
@@ -335,22 +326,9 @@ def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
     return options.ask(f"Repair {sum(repair[2] for repair in repairs):,} differences?")
 
 
-def _refuse_options(context: typer.Context) -> None:
-    """Refuse what stands before a subcommand, since it would be without effect."""
-    sources = (context.get_parameter_source(name) for name in context.params)
-    if any(source is not None and source.name == "COMMANDLINE" for source in sources):
-        raise Failure(
-            f"options of `outbox reconcile {context.invoked_subcommand}` stand after it, not before", Code.USAGE
-        )
-
-
 @contextmanager
 def _no_result(secrets: Sequence[str]) -> Iterator[None]:
-    """Give a failure another code than that of differences, which is 1. ``secrets``: URLs that no traceback may show.
-
-    Raises:
-        Failure: whatever it was.
-    """
+    """Give a failure another code than that of differences, which is 1; no traceback shows what is secret in URLs."""
     try:
         yield
     except Exception as error:
