@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -24,7 +23,7 @@ from outbox.check import sql as check_sql
 from outbox.check.once import worker_name
 from outbox.consumer.sql import RETRY
 from outbox.database.decision import decide
-from outbox.database.execute import Statement, execute, in_schema
+from outbox.database.execute import Statement, execute, statement
 from outbox.database.sql import audit, plan_by_index, take_lock
 from outbox.database.status import message_status
 from outbox.dispatch import once as dispatch
@@ -107,8 +106,22 @@ class LockedMessage:
     sends: int = 0
 
 
-#: Does an act to messages that are locked, and in a state for it; returns a clause about each that it has changed.
-Change = Callable[["Connection", Settings, ActRequest, Mapping[Target, LockedMessage]], Mapping[Target, str]]
+@dataclass(frozen=True, slots=True)
+class ActRun:
+    """A request, and the messages to which it is done: they are locked, and in a state for it."""
+
+    connection: Connection
+    settings: Settings
+    request: ActRequest
+    able: Mapping[Target, LockedMessage]
+
+    def record(self, target: Target, *change: Statement, result: object = None) -> None:
+        """Run what changes a message, and write the audit row of that."""
+        execute(self.connection, *change, self.request.record(self.settings.schema, target, result))
+
+
+#: Does an act; returns a clause about each message that it has changed.
+Change = Callable[[ActRun], Mapping[Target, str]]
 
 
 def apply(
@@ -126,19 +139,19 @@ def apply(
     locked = lock(connection, settings, act, targets, wait=wait)
     states = act.states(request.options)
     able = {target: found for target, found in locked.items() if found.state in states}
-    done = act.change(connection, settings, request, able) if act.change and able else {}
+    done = act.change(ActRun(connection, settings, request, able)) if act.change and able else {}
     if late := [target for target in able if target not in done]:
         # A rival that doesn't take the lock was faster: a statement of its own sees what it has made of them.
         locked |= lock(connection, settings, act, late, wait=wait)
-    return [_outcome(act, target, locked[target], done) for target in targets]
-
-
-def _outcome(act: Act, target: Target, found: LockedMessage, done: Mapping[Target, str]) -> ActOutcome:
-    if found.state is None:
-        return ActOutcome("busy", BUSY, None)
-    if target in done:
-        return ActOutcome("done", done[target], found.state)
-    return ActOutcome("skipped", act.refusal(found.state), found.state)
+    outcomes = []
+    for target in targets:
+        if (state := locked[target].state) is None:
+            outcomes.append(ActOutcome("busy", BUSY, None))
+        elif target in done:
+            outcomes.append(ActOutcome("done", done[target], state))
+        else:
+            outcomes.append(ActOutcome("skipped", act.refusal(state), state))
+    return outcomes
 
 
 # --- lock and look ---------------------------------------------------------------------------------------
@@ -173,8 +186,7 @@ SELECT w.id, {MESSAGE_STATE}, coalesce((SELECT max(send_number) FROM {{s}}.messa
 """
 
 # Ordered, as every lock of several rows: two transactions that lock the same ones don't deadlock.
-_LOCK_OPS = "SELECT FROM {s}.op_message WHERE half_id = ANY (%s::uuid[]) ORDER BY half_id FOR UPDATE"
-_LOCK_CHECKS = "SELECT FROM {s}.half_check WHERE half_id = ANY (%s::uuid[]) ORDER BY half_id FOR UPDATE"
+_LOCK_ROWS = "SELECT FROM {s}.{table} WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id FOR UPDATE"
 
 _INBOX_STATES = f"""
 SELECT w.consumer_group, w.id, {INBOX_STATE}
@@ -197,12 +209,12 @@ SELECT w.number::int, l.state,
 
 def message_states(schema: str, ids: Iterable[UUID]) -> Statement:
     """Read in which state these messages are. Rows: ``(id, state, newest send number or 0)``, one for each id."""
-    return Statement(in_schema(_MESSAGE_STATES, schema), {"ids": list(ids)})
+    return statement(schema, _MESSAGE_STATES, {"ids": list(ids)})
 
 
 def inbox_states(schema: str, targets: Sequence[Target]) -> Statement:
     """Read in which state these inbox rows are. Rows: ``(group, id, state)`` of those that there are."""
-    return Statement(in_schema(_INBOX_STATES, schema), inbox_columns(targets))
+    return statement(schema, _INBOX_STATES, inbox_columns(targets))
 
 
 def lock(
@@ -212,17 +224,14 @@ def lock(
     schema, ids = settings.schema, [target.message_id for target in targets]
     if act.noun == "inbox":
         ordered = sorted(targets, key=lambda target: (target.group or "", target.message_id))
-        sql = _LOCK_INBOX.replace("{skip}", "" if wait else "SKIP LOCKED")
-        _, rows = execute(connection, plan_by_index(), Statement(in_schema(sql, schema), inbox_columns(ordered)))
+        locking = statement(schema, _LOCK_INBOX, inbox_columns(ordered), skip="" if wait else "SKIP LOCKED")
+        _, rows = execute(connection, plan_by_index(), locking)
         states = ((state or (None if there else "unconsumed")) for _, state, there in rows)
         return {target: LockedMessage(state) for target, state in zip(ordered, states, strict=True)}
-    if act.noun == "message":
-        locks = [
-            take_lock(dispatch.dispatch_lock(schema)),
-            Statement(in_schema(_LOCK_OPS, schema), (ids,)),
-        ]
-    else:
-        locks = [Statement(in_schema(_LOCK_CHECKS, schema), (ids,))]
+    of_message = act.noun == "message"
+    table = "op_message" if of_message else "half_check"
+    locks = [take_lock(dispatch.dispatch_lock(schema))] if of_message else []
+    locks.append(statement(schema, _LOCK_ROWS, {"ids": ids}, table=table))
     *_, rows = execute(connection, plan_by_index(), *locks, message_states(schema, ids))
     found = {half_id: LockedMessage(state, sends) for half_id, state, sends in rows}
     return {target: found[target.message_id] for target in targets}
@@ -236,40 +245,32 @@ def inbox_columns(targets: Collection[Target]) -> dict[str, object]:
 # --- messages --------------------------------------------------------------------------------------------
 
 
-def resend(
-    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-) -> dict[Target, str]:
+def resend(run: ActRun) -> dict[Target, str]:
     """Append messages once more, each with the next send number."""
-    sends = {target.message_id: found.sends for target, found in able.items()}
-    dispatch.resend(connection, settings, sends, actor=request.by, reason=request.why, origin=request.origin)
-    return {target: f"is sent again (send {found.sends + 1})" for target, found in able.items()}
+    sends, request = {target.message_id: found.sends for target, found in run.able.items()}, run.request
+    dispatch.resend(run.connection, run.settings, sends, actor=request.by, reason=request.why, origin=request.origin)
+    return {target: f"is sent again (send {found.sends + 1})" for target, found in run.able.items()}
 
 
-def recall(
-    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-) -> dict[Target, str]:
+def recall(run: ActRun) -> dict[Target, str]:
     """Take scheduled messages back."""
-    for target in able:
-        execute(
-            connection,
-            dispatch_sql.recall(settings.schema, half_id=target.message_id, actor=request.by),
-            request.record(settings.schema, target),
-        )
-    return dict.fromkeys(able, "is recalled: it will not be sent")
+    for target in run.able:
+        run.record(target, dispatch_sql.recall(run.settings.schema, half_id=target.message_id, actor=run.request.by))
+    return dict.fromkeys(run.able, "is recalled: it will not be sent")
 
 
 # --- undecided halves ------------------------------------------------------------------------------------
 
 
-def check(
-    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-) -> dict[Target, str]:
+def check(run: ActRun) -> dict[Target, str]:
     """Try the fences of halves that have one; have the next check pass ask about the others."""
     done = {}
-    for target, found in able.items():
+    for target, found in run.able.items():
         if found.state != "fenced":
-            done[target] = _check_next(connection, settings, request, target)
-        elif try_fence(connection, settings, request, target):
+            once_more = check_sql.once_more(run.settings.schema, target.message_id)
+            run.record(target, once_more, result={"asked": "next pass"})
+            done[target] = "will be asked about in the next check pass"
+        elif try_fence(run.connection, run.settings, run.request, target):
             done[target] = f"was asked about, without a verdict: {check_sql.RUNNING}"
         else:
             done[target] = "was rolled back by the check of its fence"
@@ -287,57 +288,30 @@ def try_fence(connection: Connection, settings: Settings, request: ActRequest, t
     return bool(running)
 
 
-def _check_next(connection: Connection, settings: Settings, request: ActRequest, target: Target) -> str:
-    execute(
-        connection,
-        check_sql.once_more(settings.schema, target.message_id),
-        request.record(settings.schema, target, {"asked": "next pass"}),
-    )
-    return "will be asked about in the next check pass"
-
-
-def reset(
-    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-) -> dict[Target, str]:
+def reset(run: ActRun) -> dict[Target, str]:
     """Set the counters of halves back to 0, and have them checked by the next pass (RocketMQ: resume)."""
-    for target in able:
-        execute(
-            connection,
-            check_sql.reset(settings.schema, target.message_id),
-            request.record(settings.schema, target),
-        )
-    return dict.fromkeys(able, "has all its checks again, the first in the next check pass")
+    for target in run.able:
+        run.record(target, check_sql.reset(run.settings.schema, target.message_id))
+    return dict.fromkeys(run.able, "has all its checks again, the first in the next check pass")
 
 
-def commit(
-    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-) -> dict[Target, str]:
-    """Decide halves: their messages will be sent."""
-    return _decide(connection, settings, request, able, Resolution.COMMIT, "is committed: it will be sent")
+def _decision(resolution: Resolution, text: str) -> Change:
+    """Return what decides halves."""
+
+    def change(run: ActRun) -> dict[Target, str]:
+        done = {}
+        for target in run.able:
+            # A fenced function that still runs can't write its op meanwhile: it locks the check first, which is ours.
+            if decide(run.connection, run.settings.schema, target.message_id, resolution, "operator").first:
+                run.record(target, result=dict(run.request.options) or None)
+                done[target] = text
+        return done
+
+    return change
 
 
-def rollback(
-    connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-) -> dict[Target, str]:
-    """Decide halves: their messages will never be sent."""
-    return _decide(connection, settings, request, able, Resolution.ROLLBACK, "is rolled back: it will never be sent")
-
-
-def _decide(
-    connection: Connection,
-    settings: Settings,
-    request: ActRequest,
-    able: Mapping[Target, LockedMessage],
-    resolution: Resolution,
-    text: str,
-) -> dict[Target, str]:
-    done = {}
-    for target in able:
-        # A fenced function that still runs can't write its op meanwhile: it locks the check first, which is ours.
-        if decide(connection, settings.schema, target.message_id, resolution, "operator").first:
-            execute(connection, request.record(settings.schema, target, dict(request.options) or None))
-            done[target] = text
-    return done
+commit = _decision(Resolution.COMMIT, "is committed: it will be sent")
+rollback = _decision(Resolution.ROLLBACK, "is rolled back: it will never be sent")
 
 
 # --- inboxes ---------------------------------------------------------------------------------------------
@@ -361,38 +335,31 @@ SELECT %(actor)s, %(action)s, consumer_group || '/' || message_id, %(reason)s,
 def _inbox_change(assignments: str, texts: Mapping[str, str]) -> Change:
     """Return what updates inbox rows; ``texts`` are what is said of a row that was in each of these states."""
 
-    def change(
-        connection: Connection, settings: Settings, request: ActRequest, able: Mapping[Target, LockedMessage]
-    ) -> dict[Target, str]:
+    def change(run: ActRun) -> dict[Target, str]:
+        request = run.request
         values = {
-            **inbox_columns(able),
-            "states": [found.state for found in able.values()],
+            **inbox_columns(run.able),
+            "states": [found.state for found in run.able.values()],
             "actor": request.by,
             "action": request.act.name,
             "reason": request.why or None,
             "origin": json.dumps(dict(request.origin)) if request.origin else None,
         }
-        execute(
-            connection, Statement(in_schema(_CHANGE_INBOX.replace("{change}", assignments), settings.schema), values)
-        )
-        return {target: texts[found.state or ""] for target, found in able.items()}
+        execute(run.connection, statement(run.settings.schema, _CHANGE_INBOX, values, change=assignments))
+        return {target: texts[found.state or ""] for target, found in run.able.items()}
 
     return change
 
 
 retry = _inbox_change(
-    RETRY,
-    MappingProxyType(
-        {"parked": "is due now, with all its attempts", "failed": "is due now, with the attempts it has left"}
-    ),
+    RETRY, {"parked": "is due now, with all its attempts", "failed": "is due now, with the attempts it has left"}
 )
 park = _inbox_change(
     """status = 'parked', next_attempt_at = NULL, claims = 0,
        error_kind = coalesce(m.error_kind, 'parked by an operator')""",
-    MappingProxyType({"failed": "is parked"}),
+    {"failed": "is parked"},
 )
 discard = _inbox_change(
-    "discarded_at = clock_timestamp()",
-    MappingProxyType({"parked": "is discarded; it can be restored until it is pruned"}),
+    "discarded_at = clock_timestamp()", {"parked": "is discarded; it can be restored until it is pruned"}
 )
-restore = _inbox_change("discarded_at = NULL", MappingProxyType({"discarded": "is parked again"}))
+restore = _inbox_change("discarded_at = NULL", {"discarded": "is parked again"})

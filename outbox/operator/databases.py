@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,17 +50,20 @@ class Database:
             yield connection
 
 
-class Databases(Mapping[str, Database]):
+class Databases(dict[str, Database]):
     """The registered databases by name, in the order in which they were registered.
 
     Raises:
         InvalidSettings: there is none.
     """
 
-    def __init__(self, databases: Iterator[Database] | list[Database]) -> None:
-        self._by_name = {database.name: database for database in databases}
-        if not self._by_name:
+    def __init__(self, databases: Iterable[Database]) -> None:
+        super().__init__((database.name, database) for database in databases)
+        if not self:
             raise InvalidSettings("an operator needs at least one database")
+
+    def __missing__(self, name: str) -> Database:
+        raise UnknownDatabase(name, list(self))
 
     @classmethod
     def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
@@ -71,25 +74,13 @@ class Databases(Mapping[str, Database]):
         """
         return cls([open_database(name, engine, settings) for name, engine in engines.items()])
 
-    def __getitem__(self, name: str) -> Database:
-        try:
-            return self._by_name[name]
-        except KeyError:
-            raise UnknownDatabase(name, list(self._by_name)) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
     def having(self, part: str | None, name: str | None = None) -> list[Database]:
         """Return the databases that have a part (None: any); only the one of this name, if one is given.
 
         Raises:
             UnknownDatabase: none of this name is registered.
         """
-        chosen = self._by_name.values() if name is None else [self[name]]
+        chosen = self.values() if name is None else [self[name]]
         return [database for database in chosen if part is None or part in database.parts]
 
 

@@ -138,8 +138,9 @@ class Operator(Lists, InboxLists, MessageViews, BulkJobs):
         having: dict[str, Database] = {}
         for target in targets:
             act.check_group(target)
-            found = [each for each in self.databases.having(act.part, name) if _has(each, act, target)]
-            if not found and any(_knows(database, target) for database in self.databases.values()):
+            found = [each for each in self.databases.having(act.part, name) if _has(each, act.part, target)]
+            anywhere = Target(target.message_id)
+            if not found and any(_has(each, part, anywhere) for each in self.databases.values() for part in each.parts):
                 state = "unconsumed" if act.part == "consumer" else "unknown"
                 raise ActRefused(act.refused(target, act.refusal(state)))
             if not found:
@@ -233,23 +234,14 @@ def _targets(message_ids: Ids, group: str | None = None) -> list[Target]:
     return [Target(message_id, group) for message_id in ids]
 
 
-def _has(database: Database, act: Act, target: Target) -> bool:
+def _has(database: Database, part: str, target: Target) -> bool:
+    """Tell whether a part of a database has the message, in the inbox of its group or (without one) of any."""
+    schema, message_id = database.schema, target.message_id
     with database.reading() as connection:
-        if act.part == "consumer":
-            return bool(execute(connection, inbox_states(database.schema, [target]))[0])
-        (((_, state, _),),) = execute(connection, message_states(database.schema, [target.message_id]))
-        return bool(state != "unknown")
-
-
-def _knows(database: Database, target: Target) -> bool:
-    """Tell whether any table of a database knows the message."""
-    rows: Sequence[Any] = ()
-    with database.reading() as connection:
-        if "producer" in database.parts:
-            (((_, state, _),),) = execute(connection, message_states(database.schema, [target.message_id]))
-            if state != "unknown":
-                return True
-        if "consumer" in database.parts:
-            statement = inbox_sql.rows_of(database.schema, inbox_sql.InboxQuery(), target.message_id, None, 1)
-            (rows,) = execute(connection, statement)
-    return any(row[2] is not None for row in rows)
+        if part == "producer":
+            (((_, state, _),),) = execute(connection, message_states(schema, [message_id]))
+            return bool(state != "unknown")
+        if target.group:
+            return bool(execute(connection, inbox_states(schema, [target]))[0])
+        (rows,) = execute(connection, inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, 1))
+        return bool(rows)

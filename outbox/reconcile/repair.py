@@ -29,7 +29,7 @@ from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_onc
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
 from outbox.operator.acts import ACTS, STATES
-from outbox.operator.changes import ActRequest, apply, lock, resend
+from outbox.operator.changes import ActRequest, ActRun, apply, lock, resend
 from outbox.operator.model import Target
 from outbox.reconcile.job import Job, Outcome, Pair, Repair
 from outbox.reconcile.rows import Finding, InboxState, ProducerState, Repaired
@@ -377,7 +377,7 @@ def resend_missing(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             else:
                 results[finding.id] = DONE
         chosen = {target: messages[target] for target in left if results[target.message_id] == DONE}
-        resend(connection, settings, request, chosen)
+        resend(ActRun(connection, settings, request, chosen))
     return results
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -23,7 +23,7 @@ from outbox.operator.model import Body
 
 OPENING = frozenset("{[")
 CLOSING = frozenset("}]")
-_PUNCTUATION = frozenset("}],:")
+_SEPARATORS = {":": ": ", ",": ","}
 #: The tokens of a valid JSON text; what lies between them is white space.
 TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^\s"{}\[\]:,]++')
 _INDENT = "  "
@@ -31,7 +31,7 @@ _INDENT = "  "
 
 @dataclass(slots=True)
 class _Inside:
-    """An object or array that is being written: the name or number of what comes next in it."""
+    """An object or array that is being written: the name or number of its latest member."""
 
     is_object: bool
     name: str | None = None
@@ -39,62 +39,50 @@ class _Inside:
     empty: bool = True
 
 
-class JsonWriter:
-    """Writes tokens of valid JSON, one member a line."""
+class _JsonWriter:
+    """Writes tokens of valid JSON, one member a line; a value that ``masks(name, first piece)`` is masked."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: Callable[[str | None, str], bool]) -> None:
         self.pieces: list[str] = []
         self.size = 0
+        self.masked: list[str] = []
+        self._masks = masks
         self._inside: list[_Inside] = []
+        self._skipped = 0
 
-    @property
-    def name(self) -> str | None:
-        """The name of the value that comes next; None in an array."""
-        return self._inside[-1].name if self._inside and self._inside[-1].is_object else None
-
-    @property
-    def path(self) -> str:
-        """The path of the value that comes next, such as ``customer.emails.0``."""
-        *outer, last = self._inside
-        names = (inside.name if inside.is_object else inside.number for inside in outer)
-        return ".".join(str(name) for name in (*names, last.name if last.is_object else last.number + 1))
-
-    def expects_value(self, piece: str) -> bool:
-        """Tell whether a token is a value, or begins one."""
-        return piece not in _PUNCTUATION and (
-            not self._inside or not self._inside[-1].is_object or self.name is not None
-        )
-
-    def write(self, piece: str) -> int:
-        """Write a token and return the size of all."""
+    def write(self, piece: str) -> None:
+        """Write a piece."""
         inside = self._inside[-1] if self._inside else None
-        if piece in CLOSING:
-            assert inside  # noqa: S101 - it is valid JSON
-            self._inside.pop()
-            self._put(piece if inside.empty else f"\n{_INDENT * len(self._inside)}{piece}")
-        elif piece == ":":
-            self._put(": ")
-        elif piece == ",":
-            assert inside  # noqa: S101
-            inside.name = None
-            self._put(",")
+        if self._skipped:
+            self._skipped += (piece in OPENING) - (piece in CLOSING)
+        elif piece in CLOSING:
+            empty = self._inside.pop().empty
+            self._put(piece if empty else f"{self._line()}{piece}")
+        elif piece in _SEPARATORS:
+            if inside and piece == ",":
+                inside.name = None
+            self._put(_SEPARATORS[piece])
+        elif inside and inside.is_object and inside.name is None:
+            inside.name, inside.empty = json.loads(piece), False
+            self._put(f"{self._line()}{piece}")
         else:
-            self._write_value_or_name(piece, inside)
-        return self.size
+            self._value(piece, inside)
 
-    def _write_value_or_name(self, piece: str, inside: _Inside | None) -> None:
-        is_name = inside is not None and inside.is_object and inside.name is None
-        if inside is not None:
-            if is_name or not inside.is_object:
-                self._put(f"\n{_INDENT * len(self._inside)}")
-                inside.empty = False
-            if is_name:
-                inside.name = json.loads(piece)
-            else:
-                inside.number += 1
+    def _value(self, piece: str, inside: _Inside | None) -> None:
+        if inside and not inside.is_object:
+            inside.number, inside.empty = inside.number + 1, False
+            self._put(self._line())
+        if self._masks(inside.name if inside else None, piece):
+            self.masked.append(".".join(str(each.name if each.is_object else each.number) for each in self._inside))
+            self._put(f'"{MASK}"')
+            self._skipped = int(piece in OPENING)
+            return
         self._put(piece)
         if piece in OPENING:
             self._inside.append(_Inside(piece == "{"))
+
+    def _line(self) -> str:
+        return f"\n{_INDENT * len(self._inside)}"
 
     def _put(self, text: str) -> None:
         self.pieces.append(text)
@@ -239,20 +227,12 @@ class Redactor:
 
     def _written(self, text: str, *, full: bool, limit: int) -> tuple[str, list[str]]:
         """Return JSON written anew, token by token, to a little beyond the limit; and the paths of what is masked."""
-        writer = JsonWriter()
-        masked: list[str] = []
-        skipping = 0
+        writer = _JsonWriter((lambda *_: False) if full else self._masked)
         for match in TOKEN.finditer(text):
-            token = match[0]
-            if skipping:
-                skipping += (token in OPENING) - (token in CLOSING)
-            elif not full and writer.expects_value(token) and self._masked(writer.name, token):
-                masked.append(writer.path)
-                writer.write(f'"{MASK}"')
-                skipping = int(token in OPENING)
-            elif writer.write(token) > limit:
+            writer.write(match[0])
+            if writer.size > limit:
                 break
-        return "".join(writer.pieces), masked
+        return "".join(writer.pieces), writer.masked
 
     def _masked(self, name: str | None, token: str) -> bool:
         return (name is not None and self.masks(name)) or (token[0] == '"' and self._holds(json.loads(token)))
