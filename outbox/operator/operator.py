@@ -17,7 +17,6 @@ from outbox.operator.changes import apply, inbox_states, message_states, request
 from outbox.operator.databases import PATIENCE, Database, Databases
 from outbox.operator.health import overview, system
 from outbox.operator.look import inbox_sql
-from outbox.operator.look.inbox import InboxLists
 from outbox.operator.look.lists import Lists
 from outbox.operator.look.message import MessageViews, gather
 from outbox.operator.look.redact import Redactor
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 Ids = UUID | Collection[UUID]
 
 
-class Operator(Lists, InboxLists, MessageViews, BulkJobs):
+class Operator(Lists, MessageViews, BulkJobs):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

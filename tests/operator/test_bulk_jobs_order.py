@@ -19,7 +19,7 @@ from outbox.errors import (
     SelectorChanged,
 )
 from outbox.message.model import Status, uuid7
-from outbox.operator.bulk import choose
+from outbox.operator import model
 from outbox.operator.model import (
     MAX_IDS,
     Actor,
@@ -157,7 +157,7 @@ def test_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BulkJobTooLarge, match="1001 messages are named; at most 1000 can be, or use a filter"):
         desk.preview("retry", [(uuid7(), "bank-b") for _ in range(MAX_IDS + 1)])
     desk.inbox("parked", 6)
-    monkeypatch.setattr(choose, "MAX_ITEMS", 5)
+    monkeypatch.setattr(model, "MAX_ITEMS", 5)
     with pytest.raises(BulkJobTooLarge, match="more than 5 messages are matched; narrow the filter"):
         desk.preview("retry", PARKED)
 

@@ -321,7 +321,7 @@ def test_a_fingerprint_finds_its_dead_letters(world: World) -> None:
 
 def test_dead_groups_are_counted_to_a_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count ends at its limit, and then says "at least"."""
-    monkeypatch.setattr("outbox.operator.look.inbox.COUNT_LIMIT", 3)
+    monkeypatch.setattr("outbox.operator.look.lists.model.COUNT_LIMIT", 3)
     assert Operator(world.databases).dead_groups()[0].count == Total(3, "gte")
 
 

@@ -5,34 +5,33 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, execute, query, statement
+from outbox.database.execute import Row, Statement, execute, query, statement
 from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
-from outbox.errors import ActRefused, BulkJobNotFound, CompensationRefused, InvalidRequest, SelectorChanged
-from outbox.message.model import uuid7
-from outbox.operator.acts import STATES, act_named
-from outbox.operator.bulk import sql
-from outbox.operator.bulk.choose import Selection, Summary, choose_database, described, match, resolve
-from outbox.operator.changes import ActRequest, check_audited, requested
-from outbox.operator.databases import OverDatabases
-from outbox.operator.look import paging
-from outbox.operator.look.paging import Part, Position, SortOrder, checked, page_of
-from outbox.operator.model import (
-    Actor,
-    BulkItem,
-    BulkItemState,
-    BulkJob,
-    BulkJobFilter,
-    Page,
-    PageRequest,
-    Preview,
-    Selector,
-    Total,
-    as_actor,
+from outbox.errors import (
+    ActRefused,
+    BulkJobNotFound,
+    BulkJobTooLarge,
+    CompensationRefused,
+    InvalidRequest,
+    MessageNotFound,
+    SelectorChanged,
 )
+from outbox.message.model import uuid7
+from outbox.operator import model
+from outbox.operator.acts import STATES, Act, act_named
+from outbox.operator.bulk import sql
+from outbox.operator.bulk.sql import Matched
+from outbox.operator.changes import MESSAGE_JOINS, ActRequest, check_audited, inbox_columns, requested
+from outbox.operator.databases import OverDatabases
+from outbox.operator.look import inbox_sql, lists_sql, paging
+from outbox.operator.look.lists import check_messages, query_in
+from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain
 from outbox.text import storable
 
@@ -41,10 +40,21 @@ if TYPE_CHECKING:
 
     from outbox.operator.databases import Database, Databases
 
+#: How long (seconds) a preview may look for what a filter matches.
+SECONDS = 30.0
+# The halves of these statuses are found by a small table, however many others there are.
+_SMALL = {"undecided": "half_check", "scheduled": "scheduled_message", "recalled": "scheduled_message"}
+_HALVES = f"{{s}}.half_message h{MESSAGE_JOINS}"
+_SELECTABLE = {
+    "message": {"targets", "messages", "inbox"},
+    "half": {"targets", "messages", "halves"},
+    "inbox": {"targets", "inbox"},
+}
+
 _LONGEST_KEY = 255
 _AGAIN = "look at the preview again"
-_NEWEST: SortOrder[BulkJob] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
-_BY_NUMBER: SortOrder[BulkItem] = SortOrder(key=lambda item: (item.number,), shape=(int,), newest_first=False)
+_NEWEST: SortOrder[model.BulkJob] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
+_BY_NUMBER: SortOrder[model.BulkItem] = SortOrder(key=lambda item: (item.number,), shape=(int,), newest_first=False)
 
 
 class _KeyTaken(Exception):
@@ -57,11 +67,11 @@ class BulkJobs(OverDatabases):
     def preview(
         self,
         name: str,
-        selector: Selector,
+        selector: model.Selector,
         *,
         database: str | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Preview:
+    ) -> model.Preview:
         """Return what a bulk job of this act would do; writes nothing.
 
         Raises:
@@ -77,10 +87,10 @@ class BulkJobs(OverDatabases):
         able = found.able(selection.states)
         sample = sorted((each for count in able for each in count.sample), key=lambda t: t.message_id, reverse=True)
         edge, digest = found.edge and (found.edge,), found.digest(selection.states)
-        return Preview(
+        return model.Preview(
             act.name,
             chosen.name,
-            Total(found.matched),
+            model.Total(found.matched),
             sum(each.count for each in able),
             {act.refusal(each.state): each.count for each in found.counts if each not in able},
             sample[: sql.SAMPLE],
@@ -91,16 +101,16 @@ class BulkJobs(OverDatabases):
     def start(
         self,
         name: str,
-        selector: Selector,
+        selector: model.Selector,
         *,
-        by: str | Actor,
+        by: str | model.Actor,
         why: str,
         token: str | None = None,
         database: str | None = None,
         options: Mapping[str, Any] | None = None,
         rate: float | None = None,
         idempotency_key: str | None = None,
-    ) -> BulkJob:
+    ) -> model.BulkJob:
         """Order a bulk job, which workers carry out; each item is acted on as by `Operator.act`.
 
         Of messages that are named, those that can't be acted on become items that are skipped; a filter leaves them
@@ -115,7 +125,7 @@ class BulkJobs(OverDatabases):
             InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
         """
         selection = Selection(act_named(name), selector, options or {})
-        request = requested(selection.act, as_actor(by), why, selection.options)
+        request = requested(selection.act, model.as_actor(by), why, selection.options)
         selection.check()
         _check_order(rate, idempotency_key)
         if idempotency_key is not None and (earlier := self._ordered_before(idempotency_key, request, selector, rate)):
@@ -137,17 +147,17 @@ class BulkJobs(OverDatabases):
             return earlier
         return self.bulk_job(new.id)
 
-    def bulk_jobs(self, criteria: BulkJobFilter, page: PageRequest) -> Page[BulkJob]:
+    def bulk_jobs(self, criteria: model.BulkJobFilter, page: model.PageRequest) -> model.Page[model.BulkJob]:
         """Return a page of the bulk jobs that fit, the newest first."""
 
-        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[BulkJob]:
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.BulkJob]:
             values = {"state": criteria.state, "after": after[0] if after else None, "limit": limit}
             return Part([_to_job(database.name, row) for row in query(connection, database.schema, sql.LIST, **values)])
 
         databases = self.databases.having(None, checked(criteria).database)
         return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read)
 
-    def bulk_job(self, bulk_job_id: UUID) -> BulkJob:
+    def bulk_job(self, bulk_job_id: UUID) -> model.BulkJob:
         """Return a bulk job.
 
         Raises:
@@ -161,25 +171,25 @@ class BulkJobs(OverDatabases):
         raise BulkJobNotFound(f"no registered database ({', '.join(self.databases)}) has bulk job {bulk_job_id}")
 
     def bulk_items(
-        self, bulk_job_id: UUID, page: PageRequest, *, state: BulkItemState | str | None = None
-    ) -> Page[BulkItem]:
+        self, bulk_job_id: UUID, page: model.PageRequest, *, state: model.BulkItemState | str | None = None
+    ) -> model.Page[model.BulkItem]:
         """Return a page of the items of a bulk job, in their order.
 
         Raises:
             BulkJobNotFound: no registered database has it.
             InvalidRequest: a state or token that isn't one.
         """
-        if state is not None and state not in set(BulkItemState):
-            raise InvalidRequest(f"state {state!r} must be one of: {', '.join(BulkItemState)}", field="state")
+        if state is not None and state not in set(model.BulkItemState):
+            raise InvalidRequest(f"state {state!r} must be one of: {', '.join(model.BulkItemState)}", field="state")
         database = self.databases[self.bulk_job(bulk_job_id).database]
 
-        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[BulkItem]:
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.BulkItem]:
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
-            return Part([BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
+            return Part([model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
 
         return page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
 
-    def cancel(self, bulk_job_id: UUID, *, by: str | Actor, why: str = "") -> BulkJob:
+    def cancel(self, bulk_job_id: UUID, *, by: str | model.Actor, why: str = "") -> model.BulkJob:
         """Cancel what is left of a bulk job; what was done stays done.
 
         A worker withdraws a compensation that has begun.
@@ -189,7 +199,7 @@ class BulkJobs(OverDatabases):
             ActRefused: it has finished, or was cancelled before.
             InvalidRequest: an actor without a name, or a reason that can't be stored.
         """
-        actor = as_actor(by)
+        actor = model.as_actor(by)
         check_audited(actor, why)
         database = self.databases[self.bulk_job(bulk_job_id).database]
         schema = database.schema
@@ -204,7 +214,9 @@ class BulkJobs(OverDatabases):
             execute(connection, finish_bulk_jobs(schema, bulk_job_id), audited)
         return self.bulk_job(bulk_job_id)
 
-    def _ordered_before(self, key: str, request: ActRequest, selector: Selector, rate: float | None) -> BulkJob | None:
+    def _ordered_before(
+        self, key: str, request: ActRequest, selector: model.Selector, rate: float | None
+    ) -> model.BulkJob | None:
         """Return the bulk job that was ordered with a key before.
 
         Raises:
@@ -219,17 +231,17 @@ class BulkJobs(OverDatabases):
         return None
 
 
-def jobs_of(connection: Connection, database: Database, message_id: UUID) -> list[BulkJob]:
+def jobs_of(connection: Connection, database: Database, message_id: UUID) -> list[model.BulkJob]:
     """Return the bulk jobs of a database that a message was in."""
     rows = query(connection, database.schema, sql.OF_MESSAGE, id=message_id)
     return [_to_job(database.name, row) for row in rows]
 
 
-def _to_job(database: str, row: Row) -> BulkJob:
+def _to_job(database: str, row: Row) -> model.BulkJob:
     fields = dict(zip(sql.BULK_JOB, row, strict=True))
     counts = json.loads(fields.pop("counts") or "{}")
     fields |= {"options": json.loads(fields["options"]), "described": fields["described"] or fields["action"]}
-    return BulkJob(database, **fields, **{str(state): counts.get(state, 0) for state in BulkItemState})
+    return model.BulkJob(database, **fields, **{str(state): counts.get(state, 0) for state in model.BulkItemState})
 
 
 def _check_order(rate: float | None, key: str | None) -> None:
@@ -306,7 +318,7 @@ def _read_token(token: str, selection: Selection, database: str | None) -> dict[
         ) from None
 
 
-def _check_same(row: Row, key: str, request: ActRequest, selector: Selector, rate: float | None) -> None:
+def _check_same(row: Row, key: str, request: ActRequest, selector: model.Selector, rate: float | None) -> None:
     bulk_job_id, action, actor, reason, options, selected, earlier_rate = row
     before = {name: value for name, value in json.loads(selected).items() if name not in {"described", "counts"}}
     now = _selector_json(selector)
@@ -318,10 +330,293 @@ def _check_same(row: Row, key: str, request: ActRequest, selector: Selector, rat
         )
 
 
-def _selector_json(selector: Selector) -> dict[str, Any]:
+def _selector_json(selector: model.Selector) -> dict[str, Any]:
     """Return a selector as JSON can hold it, without the fields that aren't given."""
     if selector.targets is not None:
         return {"targets": [[str(each.message_id), each.group] for each in selector.targets]}
     kind = next(name for name in ("messages", "inbox", "halves") if getattr(selector, name) is not None)
     values = plain(getattr(selector, kind))
     return {kind: {name: value for name, value in values.items() if value not in (None, [])}}
+
+
+# --- what is selected ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """An act and what it is to be done to: the part of an order that doesn't depend on what is found."""
+
+    act: Act
+    selector: model.Selector
+    options: Mapping[str, Any]
+
+    @property
+    def by_name(self) -> bool:
+        """Are the messages named one by one?"""
+        return self.selector.targets is not None
+
+    @property
+    def is_across(self) -> bool:
+        """Does a filter of inboxes select messages for an act in their producer's database?"""
+        return self.selector.inbox is not None and self.act.part == "producer"
+
+    @property
+    def by_ids(self) -> bool:
+        """Must the filter be turned into ids first, since one query can't see all the databases that it needs?"""
+        return self.is_across or (self.checks_delivery and self.selector.messages is not None)
+
+    @property
+    def checks_delivery(self) -> bool:
+        """Does the act depend on whether a message took effect in any database?"""
+        return any("delivered" in option.adds for option in self.act.options)
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The states in which the act can be done."""
+        return self.act.states(self.options)
+
+    @property
+    def context(self) -> object:
+        """What a token is bound to."""
+        return ("bulk_job", self.act.name, self.selector, sorted(self.options.items()))
+
+    def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
+        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere.
+
+        Raises:
+            BulkJobTooLarge: too many are matched.
+        """
+        own = max((row[9 if self.selector.inbox is not None else 8] for row in rows), default=None)
+        counts = [
+            StateCount(state, count, hashed, group, topic, kind, list(map(model.Target, ids, groups)))
+            for state, count, hashed, group, topic, kind, ids, groups, *_ in rows
+        ]
+        summary = Summary(counts, own if edge is None else edge)
+        if summary.matched > model.MAX_ITEMS:
+            raise BulkJobTooLarge(
+                f"more than {model.MAX_ITEMS} messages are matched; narrow the filter, such as by time"
+            )
+        return summary
+
+    def check(self) -> None:
+        """Check that the selector fits the act.
+
+        Raises:
+            InvalidRequest: it doesn't, or isn't exactly one.
+            BulkJobTooLarge: too many targets.
+        """
+        selector, fits = self.selector, _SELECTABLE[self.act.noun]
+        kinds = [kind for kind in ("targets", "messages", "inbox", "halves") if getattr(selector, kind) is not None]
+        if len(kinds) != 1:
+            raise InvalidRequest(f"select by exactly one of targets, messages, inbox, halves, not {kinds}", "selector")
+        if selector.targets is not None:
+            if not selector.targets:
+                raise InvalidRequest("no message is named", field="selector")
+            if (number := len(selector.targets)) > model.MAX_IDS:
+                raise BulkJobTooLarge(f"{number} messages are named; at most {model.MAX_IDS} can be, or use a filter")
+            for target in selector.targets:
+                self.act.check_group(target)
+        if not fits.issuperset(kinds):
+            raise InvalidRequest(
+                f"{self.act.name} can't be done by {kinds[0]}; select by {' or '.join(sorted(fits))}", "selector"
+            )
+        if selector.messages is not None and selector.messages.body is not None:
+            raise InvalidRequest("a bulk job can't select by what is in the bodies; name the messages", field="body")
+
+
+@dataclass(frozen=True, slots=True)
+class StateCount:
+    """How many of what is matched are in one state, and what they have in common (None: nothing)."""
+
+    state: str
+    count: int
+    hash: str
+    group: str | None
+    topic: str | None
+    kind: str | None
+    sample: list[model.Target]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a query has matched; ``edge`` bounds the same query to what there was then."""
+
+    counts: list[StateCount]
+    edge: UUID | dt.datetime | None
+
+    @property
+    def matched(self) -> int:
+        """How many there are."""
+        return sum(each.count for each in self.counts)
+
+    @property
+    def known(self) -> bool:
+        """Is there anything, beside names of what isn't there?"""
+        return any(each.state not in {"unknown", "unconsumed"} for each in self.counts)
+
+    def able(self, states: frozenset[str]) -> list[StateCount]:
+        """Return those that can be acted on."""
+        return [each for each in self.counts if each.state in states]
+
+    def digest(self, states: frozenset[str]) -> list[list[Any]]:
+        """Return a value that differs when what can be acted on differs."""
+        return sorted([each.state, each.count, each.hash] for each in self.able(states))
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedIds:
+    """What other databases say before the query: which messages these are, and which of them took effect somewhere.
+
+    ``edge`` bounds a filter that was turned into ids to what there was then.
+    """
+
+    ids: list[UUID]
+    delivered: list[UUID]
+    edge: UUID | dt.datetime | None
+
+
+def resolve(databases: Databases, database: Database, selection: Selection, edge: Any = None) -> ResolvedIds:
+    """Return what has to be known from other databases for a bulk job in this one.
+
+    Raises:
+        InvalidRequest: a filter that isn't one, or an inbox filter that fits several databases.
+    """
+    selector = selection.selector
+    ids = list(dict.fromkeys(target.message_id for target in selector.targets or ()))
+    if selection.is_across and selector.inbox is not None:
+        ids, edge = _ids_in_inboxes(databases, selector.inbox, edge)
+    elif selection.by_ids and selector.messages is not None:
+        with database.reading(SECONDS) as connection:
+            matched = _match_messages(selector.messages, edge)
+            rows = query(connection, database.schema, f"SELECT id FROM ({matched.sql}) m", **matched.values)
+        ids = sorted(each for (each,) in rows)
+        edge = edge or max(ids, default=None)
+    return ResolvedIds(ids, _delivered(databases, selection, ids), edge if selection.by_ids else None)
+
+
+def match(
+    connection: Connection, database: Database, selection: Selection, resolved: ResolvedIds, edge: Any = None
+) -> Matched:
+    """Return the query that matches what is selected."""
+    selector = selection.selector
+    if selection.act.part == "consumer" and selector.targets is not None:
+        return Matched(sql.NAMED_INBOX, inbox_columns(dict.fromkeys(selector.targets)))
+    if selector.targets is not None or selection.by_ids:
+        return Matched(sql.NAMED_HALVES, {"ids": resolved.ids, "delivered": resolved.delivered})
+    if selector.inbox is not None:
+        where, values = _inbox_where(connection, database, selector.inbox)
+        return _bounded(sql.INBOX.replace("{where}", where), values, edge)
+    if selector.halves is not None:
+        where, values = lists_sql.half_where(checked(selector.halves))
+        undecided = _HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_check")
+        return _match_halves(undecided, f"o.half_id IS NULL AND {where}", values, edge)
+    return _match_messages(selector.messages or model.MessageFilter(), edge)
+
+
+def _match_messages(criteria: model.MessageFilter, edge: Any) -> Matched:
+    where, values = lists_sql.where(check_messages(criteria))
+    small = {_SMALL.get(status) for status in criteria.status}
+    if len(small) == 1 and (table := small.pop()):
+        where = f"h.id IN (SELECT half_id FROM {{s}}.{table}) AND {where}"
+    return _match_halves(_HALVES, where, values, edge)
+
+
+def _match_halves(source: str, where: str, values: dict[str, Any], edge: Any) -> Matched:
+    return _bounded(sql.HALVES.replace("{from}", source).replace("{where}", where), values, edge)
+
+
+def _bounded(query: str, values: dict[str, Any], edge: Any) -> Matched:
+    return Matched(query, {**values, "edge": edge, "most": model.MAX_ITEMS + 1})
+
+
+def _inbox_where(connection: Connection, database: Database, criteria: model.InboxFilter) -> tuple[str, dict[str, Any]]:
+    query = query_in(connection, database, checked(criteria))
+    return inbox_sql.where(query) if query else ("false", {})
+
+
+def _ids_in_inboxes(databases: Databases, criteria: model.InboxFilter, edge: Any) -> tuple[list[UUID], dt.datetime]:
+    """Return the messages whose inbox rows fit, and when that was."""
+    consumers = databases.having("consumer", criteria.database)
+    if len(consumers) != 1:
+        names = ", ".join(each.name for each in consumers) or "none is registered"
+        raise InvalidRequest(f"name the database of the inbox in its filter: {names}", field="database")
+    database = consumers[0]
+    with database.reading(SECONDS) as connection:
+        where, values = _inbox_where(connection, database, criteria)
+        values |= {"edge": edge, "most": model.MAX_ITEMS + 1}
+        ids = statement(database.schema, sql.INBOX_IDS, values, where=where)
+        ((now,),), rows = execute(connection, Statement(sql.NOW), ids)
+    return sorted(each for (each,) in rows), edge or now
+
+
+def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> list[UUID]:
+    """Return the messages that took effect in a registered database, where that matters."""
+    if not selection.checks_delivery or not ids:
+        return []
+    found: set[UUID] = set()
+    for database in databases.having("consumer"):
+        with database.reading(SECONDS) as connection:
+            found |= {each for (each,) in query(connection, database.schema, sql.CONSUMED, ids=ids)}
+    return sorted(found)
+
+
+def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
+    """Return the database in which the bulk job is to be done, and what is matched there.
+
+    Raises:
+        InvalidRequest: several have what is matched, or none is of the kind that is needed.
+        MessageNotFound: no database knows any of the messages that are named.
+        UnknownDatabase: none has the name that was passed.
+    """
+    act = selection.act
+    selector = selection.selector
+    criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
+    if name is None and criteria is not None:
+        name = criteria.database
+    candidates = databases.having(act.part, name)
+    if not candidates:
+        which = f"database {name!r} has" if name else "no registered database has"
+        raise InvalidRequest(f"{which} the {act.part}'s tables, which {act.name} needs", field="database")
+    found: list[tuple[Database, Summary]] = []
+    for database in candidates:
+        resolved = resolve(databases, database, selection)
+        with database.reading(SECONDS) as connection:
+            matched = match(connection, database, selection, resolved)
+            (rows,) = execute(connection, sql.summary(database.schema, matched))
+        found.append((database, selection.summary_of(rows, resolved.edge)))
+    having = [(database, summary) for database, summary in found if summary.known]
+    if len(having) > 1:
+        names = ", ".join(database.name for database, _ in having)
+        raise InvalidRequest(f"several databases have such messages; name one of: {names}", field="database")
+    if not having and selection.by_name:
+        raise MessageNotFound(f"no registered database ({', '.join(databases)}) knows any of these messages")
+    return having[0] if having else found[0]
+
+
+_WORDS = {"delivered": "consumed", "compensating": "half compensated", "fenced": "undecided"}
+
+
+def described(act: Act, able: Sequence[StateCount]) -> str:
+    """Return what is done to how many messages of which group and topic.
+
+    Such as "retry 12 parked messages of group bank-b, topic transfers (NoAccount in bank_b.py:credit)".
+    """
+    counts: Counter[str] = Counter()
+    for each in able:
+        counts[_WORDS.get(each.state, each.state)] += each.count
+    number, verb = counts.total(), act.verb or act.name
+    if not number:
+        return f"{verb} no message"
+    noun = f"{'half ' if set(counts) == {'undecided'} else ''}message{'' if number == 1 else 's'}"
+    if len(counts) == 1:
+        what = f"{number} {next(iter(counts))} {noun}"
+    else:
+        what = f"{number} {noun} ({', '.join(f'{count} {word}' for word, count in counts.most_common())})"
+    return f"{verb} {what}{_where(able)}"
+
+
+def _where(able: Sequence[StateCount]) -> str:
+    groups, topics, kinds = ({getattr(each, name) for each in able} for name in ("group", "topic", "kind"))
+    group, topic, kind = (values.pop() if len(values) == 1 else None for values in (groups, topics, kinds))
+    names = [f"{word} {name}" for word, name in (("group", group), ("topic", topic)) if name]
+    return (f" of {', '.join(names)}" if names else "") + (f" ({kind})" if kind else "")

@@ -1,31 +1,23 @@
-"""The lists of messages, undecided halves, scheduled messages and audited acts, over all registered databases."""
+"""The lists of messages, undecided halves, scheduled messages, inbox rows, dead letters and audited acts."""
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidRequest
+from outbox.message.model import Status
+from outbox.operator import model
 from outbox.operator.databases import OverDatabases
-from outbox.operator.look import lists_sql
-from outbox.operator.look.paging import Part, Position, SortOrder, checked, count_of, page_of
+from outbox.operator.look import inbox_sql, lists_sql
+from outbox.operator.look.inbox_sql import InboxQuery, Source
+from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
 from outbox.operator.look.redact import has_at
-from outbox.operator.model import (
-    LONGEST,
-    AuditFilter,
-    AuditRow,
-    HalfFilter,
-    HalfRow,
-    MessageFilter,
-    MessageRow,
-    Page,
-    PageRequest,
-    ScheduledFilter,
-    ScheduledRow,
-)
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -33,15 +25,19 @@ if TYPE_CHECKING:
 
     from outbox.operator.databases import Database
 
-_BY_ID: SortOrder[MessageRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
-_OLDEST: SortOrder[HalfRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,), newest_first=False)
-_DUE: SortOrder[ScheduledRow] = SortOrder(
+_BY_ID: SortOrder[model.MessageRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
+_OLDEST: SortOrder[model.HalfRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,), newest_first=False)
+_DUE: SortOrder[model.ScheduledRow] = SortOrder(
     key=lambda row: (row.deliver_at, row.id), shape=(dt.datetime, UUID), newest_first=False
 )
-_RECALLED: SortOrder[ScheduledRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
+_RECALLED: SortOrder[model.ScheduledRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
 # Within a database, ids are given in the order of time, but for acts at the same moment.
-_BY_TIME: SortOrder[AuditRow] = SortOrder(key=lambda row: (row.acted_at,), shape=(int,), position=lambda row: (row.id,))
+_BY_TIME: SortOrder[model.AuditRow] = SortOrder(
+    key=lambda row: (row.acted_at,), shape=(int,), position=lambda row: (row.id,)
+)
 
+_LETTERS = 16
+_BY_MESSAGE: SortOrder[model.InboxRow] = SortOrder(key=lambda row: (row.message_id, row.group), shape=(UUID, str))
 _COLUMNS = 9
 _DEEPEST = 32
 
@@ -49,7 +45,7 @@ _DEEPEST = 32
 class Lists(OverDatabases):
     """What an operator sees in lists."""
 
-    def messages(self, criteria: MessageFilter, page: PageRequest) -> Page[MessageRow]:
+    def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first.
 
         A page looks at a window of each database (`lists_sql.WINDOW` messages) at most, unless an index finds what
@@ -57,55 +53,91 @@ class Lists(OverDatabases):
         ``(topic, key)``. Bodies are compared here, `lists_sql.BODIES` of them at a time.
         """
 
-        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[MessageRow]:
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.MessageRow]:
             return _messages(connection, database, criteria, after[0] if after else None, limit)
 
         producers = self.databases.having("producer", check_messages(criteria).database)
         return page_of(producers, criteria, page, _BY_ID, read)
 
-    def halves(self, criteria: HalfFilter, page: PageRequest) -> Page[HalfRow]:
+    def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""
 
-        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[HalfRow]:
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.HalfRow]:
             schema = database.schema
             (rows,) = execute(connection, lists_sql.list_halves(schema, criteria, after[0] if after else None, limit))
-            count = count_of(schema, "half_check") if criteria == HalfFilter(database=criteria.database) else None
-            return Part.of(rows, 1, lambda row: HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
+            count = count_of(schema, "half_check") if criteria == model.HalfFilter(database=criteria.database) else None
+            return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
 
         return page_of(self.databases.having("producer", checked(criteria).database), criteria, page, _OLDEST, read)
 
-    def scheduled(self, criteria: ScheduledFilter, page: PageRequest) -> Page[ScheduledRow]:
+    def scheduled(self, criteria: model.ScheduledFilter, page: model.PageRequest) -> model.Page[model.ScheduledRow]:
         """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
         order, width, window = _DUE, 2, lists_sql.HALF_WINDOW
         if criteria.recalled:
             order, width, window = _RECALLED, 1, lists_sql.RECALLED_WINDOW
 
-        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[ScheduledRow]:
-            schema, every = database.schema, criteria == ScheduledFilter(database=criteria.database)
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.ScheduledRow]:
+            schema, every = database.schema, criteria == model.ScheduledFilter(database=criteria.database)
             (rows,) = execute(connection, lists_sql.list_scheduled(schema, criteria, after, limit))
             count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
-            return Part.of(rows, width, lambda row: ScheduledRow(database.name, *row), window, count)
+            return Part.of(rows, width, lambda row: model.ScheduledRow(database.name, *row), window, count)
 
         return page_of(self.databases.having("producer", checked(criteria).database), criteria, page, order, read)
 
-    def audit(self, criteria: AuditFilter, page: PageRequest) -> Page[AuditRow]:
+    def audit(self, criteria: model.AuditFilter, page: model.PageRequest) -> model.Page[model.AuditRow]:
         """Return a page of what operators did, the newest first.
 
         A target that is a message's id also finds what was done to it in the inboxes of groups. Acts on a target are
         found by index, all others within a window of each database (`lists_sql.AUDIT_WINDOW` acts).
         """
 
-        def read(connection: Connection, database: Database, after: Position | None, limit: int) -> Part[AuditRow]:
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.AuditRow]:
             schema, below = database.schema, after[0] if after else None
             targets = None if criteria.target is None else audit_targets(connection, database, criteria.target)
             (rows,) = execute(connection, lists_sql.list_audit(schema, criteria, targets, below, limit))
-            count = count_of(schema, "audit") if criteria == AuditFilter(database=criteria.database) else None
+            count = count_of(schema, "audit") if criteria == model.AuditFilter(database=criteria.database) else None
             return Part.of(rows, 1, lambda row: audit_row(database.name, row), lists_sql.AUDIT_WINDOW, count)
 
         return page_of(self.databases.having(None, checked(criteria).database), criteria, page, _BY_TIME, read)
 
+    def inbox(self, criteria: model.InboxFilter, page: model.PageRequest) -> model.Page[model.InboxRow]:
+        """Return a page of the inbox rows that fit, the newest id first, over all groups.
 
-def check_messages(criteria: MessageFilter) -> MessageFilter:
+        What is parked or failed is found by index, everything else within a window of each database
+        (`inbox_sql.WINDOW` rows; fewer where errors are searched).
+        """
+
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.InboxRow]:
+            if (query := query_in(connection, database, criteria)) is None:
+                return Part([], count=0)
+            return _rows(connection, database, query, (after[0], after[1]) if after else None, limit)
+
+        return page_of(self.databases.having("consumer", checked(criteria).database), criteria, page, _BY_MESSAGE, read)
+
+    def dead_groups(
+        self, *, database: str | None = None, group: str | None = None, topic: str | None = None, limit: int = 200
+    ) -> list[model.DeadGroup]:
+        """Return the dead letters by group, topic and kind of error, the biggest group first, ``limit`` groups at most.
+
+        Counts stop at 10,000, sooner where there are many kinds. Times are those of the oldest and newest messages.
+
+        Raises:
+            InvalidRequest: a limit below 1 or over 1,000, or a name that isn't one.
+            UnknownDatabase: no database of this name is registered.
+        """
+        if not 1 <= limit <= inbox_sql.MOST:
+            raise InvalidRequest(f"limit {limit} must be 1 to {inbox_sql.MOST}", field="limit")
+        criteria = checked(model.InboxFilter(database=database, group=group, topic=topic))
+        consumers = self.databases.having("consumer", database)
+        found = [dead for each in consumers for dead in _dead_groups(each, criteria, limit)]
+        found.sort(key=lambda dead: (-dead.count.value, dead.database, dead.group, dead.topic, dead.error_kind))
+        return found[:limit]
+
+
+# --- messages and acts ------------------------------------------------------------------------------------
+
+
+def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
     """Return a filter of messages, checked.
 
     Raises:
@@ -113,16 +145,18 @@ def check_messages(criteria: MessageFilter) -> MessageFilter:
     """
     criteria = checked(criteria)
     for name, pair in (("header", criteria.header), ("body", criteria.body)):
-        if any(storable(text) != text or len(text) > LONGEST for text in pair or ()):
-            raise InvalidRequest(f"{name} has more than {LONGEST} characters, or one that no stored text has", name)
+        if any(storable(text) != text or len(text) > model.LONGEST for text in pair or ()):
+            raise InvalidRequest(
+                f"{name} has more than {model.LONGEST} characters, or one that no stored text has", name
+            )
     if criteria.body is not None and not 0 < len(criteria.body[0].split(".")) <= _DEEPEST:
         raise InvalidRequest(f"body path {criteria.body[0]!r} has more than {_DEEPEST} names", field="body")
     return criteria
 
 
 def _messages(
-    connection: Connection, database: Database, criteria: MessageFilter, after: UUID | None, limit: int
-) -> Part[MessageRow]:
+    connection: Connection, database: Database, criteria: model.MessageFilter, after: UUID | None, limit: int
+) -> Part[model.MessageRow]:
     schema = database.schema
     by_key = _finds_by_key(connection, schema, criteria, after)
     many = limit if criteria.body is None else lists_sql.BODIES
@@ -135,12 +169,12 @@ def _messages(
             end = found[-1][0]
             searched = len(found)
         found = [row for row in found if has_at(row[_COLUMNS], *criteria.body)]
-    shown = [MessageRow(database.name, *row[:_COLUMNS]) for row in found[:limit]]
+    shown = [model.MessageRow(database.name, *row[:_COLUMNS]) for row in found[:limit]]
     stopped = (end,) if end and len(shown) < limit else None
     return Part(shown, searched, stopped, lists_sql.count_messages(schema, criteria))
 
 
-def _finds_by_key(connection: Connection, schema: str, criteria: MessageFilter, after: UUID | None) -> bool:
+def _finds_by_key(connection: Connection, schema: str, criteria: model.MessageFilter, after: UUID | None) -> bool:
     """Tell whether there is an index for the key, and not too many messages that have it."""
     if criteria.key is None:
         return False
@@ -163,6 +197,105 @@ def audit_targets(connection: Connection, database: Database, target: str) -> li
     return [message_id, *(f"{group}/{message_id}" for (group,) in groups)]
 
 
-def audit_row(database: str, row: Row) -> AuditRow:
+def audit_row(database: str, row: Row) -> model.AuditRow:
     """Return a row of `lists_sql.list_audit` without its end as an `AuditRow`."""
-    return AuditRow(database, *row[:-2], *(None if value is None else json.loads(value) for value in row[-2:]))
+    return model.AuditRow(database, *row[:-2], *(None if value is None else json.loads(value) for value in row[-2:]))
+
+
+# --- inboxes ---------------------------------------------------------------------------------------------
+
+
+def fingerprint_of(*kind: str) -> str:
+    """Return a short name for the database, group, topic and kind of error of dead letters."""
+    return hashlib.sha256("\0".join(kind).encode()).hexdigest()[:_LETTERS]
+
+
+def _dead_groups(database: Database, criteria: model.InboxFilter, limit: int) -> list[model.DeadGroup]:
+    schema = database.schema
+    with database.reading() as connection:
+        (counts,) = execute(
+            connection, inbox_sql.counts(schema, criteria.group, criteria.topic, limit, model.COUNT_LIMIT)
+        )
+        if not counts:
+            return []
+        columns = ([row[column] for row in counts] for column in range(3))
+        (rows,) = execute(connection, inbox_sql.details(schema, *columns))
+    return [_dead_group(database.name, counts[row[0] - 1], row) for row in rows]
+
+
+def _dead_group(database: str, counted: Row, detail: Row) -> model.DeadGroup:
+    group, topic, kind, value, most = counted
+    _, first_at, last_at, *sample = detail
+    fingerprint, count = (
+        fingerprint_of(database, group, topic, kind),
+        model.Total(value, "gte" if value >= most else "eq"),
+    )
+    return model.DeadGroup(
+        fingerprint, database, group, topic, kind, count, first_at, last_at, model.InboxRow(database, *sample)
+    )
+
+
+def query_in(connection: Connection, database: Database, criteria: model.InboxFilter) -> InboxQuery | None:
+    """Return what a (checked) filter asks of one database; None if nothing in it can fit.
+
+    The fingerprint becomes the group, topic and kind of error that it stands for; ``discarded`` asks for what is
+    parked.
+    """
+    query = InboxQuery(**asdict(criteria))
+    statuses = set(query.status)
+    if query.discarded or query.fingerprint is not None:
+        if statuses and Status.PARKED not in statuses:
+            return None
+        statuses = {Status.PARKED}
+    if query.fingerprint is not None:
+        (kinds,) = execute(connection, inbox_sql.kinds(database.schema))
+        found = (kind for kind in kinds if fingerprint_of(database.name, *kind) == query.fingerprint)
+        group, topic, kind = next(found, (None, None, None))
+        if group is None or query.group not in {None, group} or query.topic not in {None, topic}:
+            return None
+        query = replace(query, group=group, topic=topic, error_kind=kind)
+    return replace(query, status=tuple(sorted(statuses)), error=query.error or None)
+
+
+def _rows(
+    connection: Connection, database: Database, query: InboxQuery, after: tuple[UUID, str] | None, limit: int
+) -> Part[model.InboxRow]:
+    """Search by each source, and put together what is above the position at which one of them stopped."""
+    schema, rows, stops = database.schema, [], []
+    for part, source in _sources(connection, schema, query):
+        if query.message_id is not None:
+            statement = inbox_sql.rows_of(schema, part, query.message_id, after, limit, inbox_sql.SHORT_ROW)
+        else:
+            statement = inbox_sql.list_inbox(schema, part, source, after, limit)
+        (found,) = execute(connection, statement)
+        rows += [model.InboxRow(database.name, *row[2:]) for row in found if row[2] is not None]
+        stops += [(row[0], row[1]) for row in found[:1] if row[0] is not None]
+    stop = max(stops, default=None)
+    rows.sort(key=_BY_MESSAGE.key, reverse=True)
+    shown = [row for row in rows if stop is None or _BY_MESSAGE.key(row) >= stop][:limit]
+    searched = inbox_sql.window_of(query) if stop else len(shown)
+    return Part(shown, searched, stop if len(shown) < limit else None, inbox_sql.count(schema, query))
+
+
+def _sources(connection: Connection, schema: str, query: InboxQuery) -> list[tuple[InboxQuery, Source]]:
+    """Return by which indexes the rows are found; each with the statuses that it finds."""
+    few: Source | None = "discarded" if query.discarded else None if query.error is None else "parked_few"
+    by_status: dict[Status, tuple[Source | None, Source]] = {
+        Status.PARKED: (few, "parked"),
+        Status.FAILED: ("failed", "all"),
+        Status.QUARANTINED: (None, "all"),
+    }
+    statuses = set(query.status)
+    if query.message_id is not None or not statuses or statuses - by_status.keys():
+        return [(query, "all")]
+    return [
+        (replace(query, status=(status,)), few if few and _are_few(connection, schema, query, few) else many)
+        for status, (few, many) in by_status.items()
+        if status in statuses
+    ]
+
+
+def _are_few(connection: Connection, schema: str, query: InboxQuery, source: Source) -> bool:
+    most = inbox_sql.FEW_ROWS if query.error is None else inbox_sql.ERROR_WINDOW
+    (((count,),),) = execute(connection, inbox_sql.count_few(schema, query, source, most + 1))
+    return bool(count <= most)

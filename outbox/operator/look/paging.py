@@ -30,6 +30,8 @@ F = TypeVar("F")
 
 #: Where a list goes on: the values that name its last row, each UUID, time, int or text.
 Position = tuple[Any, ...]
+#: The position after which a part of a list is read; None at its beginning.
+After = Position | None
 
 _CHECKSUM = 9
 _LONGEST = 16_384
@@ -128,7 +130,7 @@ def merged(
     page: PageRequest,
     context: object,
     order: SortOrder[T],
-    read: Callable[[str, Position | None, int], Part[T]],
+    read: Callable[[str, After, int], Part[T]],
 ) -> Page[T]:
     """Return a page of a list that several databases have parts of.
 
@@ -142,7 +144,7 @@ def merged(
     names, size = list(names), size_of(page)
     bound = (names, context)
     cursor = read_token(page.token, bound)
-    after: dict[str, Position | None] = (
+    after: dict[str, After] = (
         dict.fromkeys(names) if cursor is None else {name: decode(cursor[name], order.shape) for name in cursor}
     )
     if not after.keys() <= set(names):
@@ -170,7 +172,7 @@ def page_of(
     criteria: object,
     page: PageRequest,
     order: SortOrder[T],
-    read: Callable[[Connection, Database, Position | None, int], Part[T]],
+    read: Callable[[Connection, Database, After, int], Part[T]],
 ) -> Page[T]:
     """Return a page of what fits a filter in these databases; ``read`` is that of `merged`, given a connection.
 
@@ -179,7 +181,7 @@ def page_of(
     by_name = {database.name: database for database in databases}
     counts: list[int | None] = []
 
-    def read_one(name: str, after: Position | None, limit: int) -> Part[T]:
+    def read_one(name: str, after: After, limit: int) -> Part[T]:
         with by_name[name].reading() as connection:
             part = read(connection, by_name[name], after, limit)
             if not page.token:
