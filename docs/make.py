@@ -27,7 +27,7 @@ from outbox.console import AllowAll, auth, create_console_app, create_console_ro
 from outbox.console.problems import as_problem
 from outbox.operator.acts import Act, Noun, acts_for
 from outbox.operator.health.rules import RULES, Thresholds
-from outbox.operator.outbox_operator import OutboxOperator
+from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
 from outbox.settings import Settings
 
@@ -117,7 +117,9 @@ def _signature(name: str, function: Callable[..., Any], prefix: str = "") -> Ite
     parameters = list(inspect.signature(function).parameters.values())
     # Annotations are texts, which are shown in quotes.
     shown = [
-        re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(each)) for each in parameters if each.name not in {"self", "cls"}
+        re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(each).replace("model.", ""))
+        for each in parameters
+        if each.name not in {"self", "cls"}
     ]
     if (keyword := next((n for n, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), None)) is not None:
         skipped = sum(each.name in {"self", "cls"} for each in parameters)
@@ -125,7 +127,8 @@ def _signature(name: str, function: Callable[..., Any], prefix: str = "") -> Ite
             shown.insert(keyword - skipped, "*")
     one_line = f"{prefix}{name}({', '.join(shown)})"
     result = inspect.signature(function).return_annotation
-    arrow = "" if result is inspect.Signature.empty else f" -> {getattr(result, '__name__', result)}"
+    shown_result = str(getattr(result, "__name__", result)).replace("model.", "")
+    arrow = "" if result is inspect.Signature.empty else f" -> {shown_result}"
     yield "```text"
     if len(one_line + arrow) <= 100:
         yield one_line + arrow

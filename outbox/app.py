@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.database.session import Bind
-    from outbox.operator.outbox_operator import OutboxOperator
+    from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import Carrier
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ class Outbox:
     def operator(self) -> OutboxOperator:
         """What an operator sees and does in this database: acts, lists, bulk jobs. Needs a sync engine."""
         # Services, which only send and consume, don't pay for it at their start.
-        from outbox.operator.outbox_operator import OutboxOperator  # noqa: PLC0415
+        from outbox.operator.operator import OutboxOperator  # noqa: PLC0415
 
         return OutboxOperator(self.engine, self.settings, self.checkers)
 

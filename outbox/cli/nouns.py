@@ -307,7 +307,7 @@ def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
     from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.operator.outbox_operator import check_now  # noqa: PLC0415
+    from outbox.operator.operator import check_now  # noqa: PLC0415
     from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415
 
     # What the application prints must not get among our data.

@@ -118,11 +118,7 @@ class Act:
         return f"{target} can't be {self.participle}: {why}"
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Check that the act has these options.
-
-        Raises:
-            InvalidRequest: it hasn't, or a value has the wrong type.
-        """
+        """Raise InvalidRequest if the act hasn't these options, or a value has the wrong type."""
         known = {option.name: option for option in self.options}
         for name, value in options.items():
             if name not in known:
@@ -134,20 +130,12 @@ class Act:
                 raise InvalidRequest(f"option {name} = {value!r} must be {must}", field="options")
 
     def check_reason(self, why: str) -> None:
-        """Check that there is a reason where the act needs one.
-
-        Raises:
-            InvalidRequest: there is none.
-        """
+        """Raise InvalidRequest if the act needs a reason, and there is none."""
         if self.needs_reason and not why.strip():
             raise InvalidRequest(f"give a reason: the audit must tell why ({self.name})", field="reason")
 
     def check_group(self, target: Target) -> None:
-        """Check that a target has a group where the act needs one, and none elsewhere.
-
-        Raises:
-            InvalidRequest: it hasn't, or has.
-        """
+        """Raise InvalidRequest if a target has no group where the act needs one, or one elsewhere."""
         if self.part == "consumer" and not target.group:
             raise InvalidRequest(f"name the group in whose inbox message {target.message_id} is", field="group")
         if self.part == "producer" and target.group:
@@ -449,11 +437,7 @@ def acts_for(noun: Noun) -> tuple[Act, ...]:
 
 
 def act_named(name: str) -> Act:
-    """Return an act by its name.
-
-    Raises:
-        InvalidRequest: there is none of this name.
-    """
+    """Return an act by its name; raise InvalidRequest if there is none."""
     try:
         return ACTS[name]
     except KeyError:

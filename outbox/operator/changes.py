@@ -59,11 +59,7 @@ class ActRequest:
 
 
 def requested(act: Act, by: Actor, why: str, options: Mapping[str, Any]) -> ActRequest:
-    """Return an act as it is asked for, checked.
-
-    Raises:
-        InvalidRequest: no reason where one is needed, an option that isn't one, or a name that the audit can't record.
-    """
+    """Return an act as it is asked for; raise InvalidRequest if a reason, an option or the actor's name isn't one."""
     act.check_reason(why)
     check_audited(by, why)
     act.check_options(options)
@@ -71,11 +67,7 @@ def requested(act: Act, by: Actor, why: str, options: Mapping[str, Any]) -> ActR
 
 
 def check_audited(by: Actor, why: str) -> None:
-    """Check that the audit can record who does something, and why.
-
-    Raises:
-        InvalidRequest: it can't.
-    """
+    """Raise InvalidRequest if the audit can't record who does something, and why."""
     if not by.name.strip():
         raise InvalidRequest("the actor has no name: the audit must tell who did it", field="actor")
     for name, text in (("reason", why), ("actor", by.name)):

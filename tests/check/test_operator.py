@@ -27,7 +27,7 @@ from outbox.errors import (
     MessageNotFound,
 )
 from outbox.message.model import Decision
-from outbox.operator import outbox_operator
+from outbox.operator import operator as operator_module
 from outbox.operator.acts import ACTS as TABLE
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.changes import ActRequest, apply
@@ -563,7 +563,7 @@ def test_checked_again_after_the_worker_died(bench: Bench) -> None:
 @pytest.mark.parametrize("fenced", [False, True])
 def test_decided_by_a_transaction_that_never_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, fenced: bool) -> None:
     """The operator waits so long and no longer, and is told what for."""
-    monkeypatch.setattr(outbox_operator, "PATIENCE", 0.05)
+    monkeypatch.setattr(operator_module, "PATIENCE", 0.05)
     bench.register(COMMIT)
     half_id = ended(bench) if fenced else bench.prepare()
     with bench.engine.begin() as rival:

@@ -217,11 +217,7 @@ class BulkJobs(OverDatabases):
     def _ordered_before(
         self, key: str, request: ActRequest, selector: model.Selector, rate: float | None
     ) -> model.BulkJob | None:
-        """Return the bulk job that was ordered with a key before.
-
-        Raises:
-            SelectorChanged: something else was ordered.
-        """
+        """Return the bulk job that was ordered with a key; raise SelectorChanged if it is another order."""
         for database in self.databases.values():
             with database.reading() as connection:
                 rows = query(connection, database.schema, sql.BY_KEY, key=key)
@@ -300,11 +296,7 @@ def _nothing(selection: Selection, found: Summary) -> ActRefused | CompensationR
 
 
 def _read_token(token: str, selection: Selection, database: str | None) -> dict[str, Any]:
-    """Return what a token says: database, edge and digest.
-
-    Raises:
-        SelectorChanged: it isn't that of a preview of this order.
-    """
+    """Return database, edge and digest; raise SelectorChanged if the token isn't that of a preview of this order."""
     kind = dt.datetime if selection.selector.inbox is not None else UUID
     try:
         shown = paging.read_token(token, selection.context) or {}
@@ -381,11 +373,7 @@ class Selection:
         return ("bulk_job", self.act.name, self.selector, sorted(self.options.items()))
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
-        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere.
-
-        Raises:
-            BulkJobTooLarge: too many are matched.
-        """
+        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere."""
         own = max((row[9 if self.selector.inbox is not None else 8] for row in rows), default=None)
         counts = [
             StateCount(state, count, hashed, group, topic, kind, list(map(model.Target, ids, groups)))
@@ -399,12 +387,7 @@ class Selection:
         return summary
 
     def check(self) -> None:
-        """Check that the selector fits the act.
-
-        Raises:
-            InvalidRequest: it doesn't, or isn't exactly one.
-            BulkJobTooLarge: too many targets.
-        """
+        """Raise InvalidRequest or BulkJobTooLarge if the selector doesn't fit the act, or isn't exactly one."""
         selector, fits = self.selector, _SELECTABLE[self.act.noun]
         kinds = [kind for kind in ("targets", "messages", "inbox", "halves") if getattr(selector, kind) is not None]
         if len(kinds) != 1:
@@ -476,11 +459,7 @@ class ResolvedIds:
 
 
 def resolve(databases: Databases, database: Database, selection: Selection, edge: Any = None) -> ResolvedIds:
-    """Return what has to be known from other databases for a bulk job in this one.
-
-    Raises:
-        InvalidRequest: a filter that isn't one, or an inbox filter that fits several databases.
-    """
+    """Return what has to be known from other databases for a bulk job in this one."""
     selector = selection.selector
     ids = list(dict.fromkeys(target.message_id for target in selector.targets or ()))
     if selection.is_across and selector.inbox is not None:
@@ -561,13 +540,7 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
 
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
-    """Return the database in which the bulk job is to be done, and what is matched there.
-
-    Raises:
-        InvalidRequest: several have what is matched, or none is of the kind that is needed.
-        MessageNotFound: no database knows any of the messages that are named.
-        UnknownDatabase: none has the name that was passed.
-    """
+    """Return the database in which the bulk job is to be done, and what is matched there; see `BulkJobs.preview`."""
     act = selection.act
     selector = selection.selector
     criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)

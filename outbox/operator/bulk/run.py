@@ -47,16 +47,12 @@ NOTHING = Counts()
 _ACTIONS = sorted(name for name, act in ACTS.items() if not act.as_job)
 
 
-def _never() -> bool:
-    return False
-
-
 def bulk_once(
     connection: Connection,
     settings: Settings,
     *,
     bulk_job_id: UUID | None = None,
-    stopping: Callable[[], bool] = _never,
+    stopping: Callable[[], bool] = lambda: False,
     rated: bool = True,
 ) -> Counts:
     """Carry on with every open bulk job, or with one, each for a while; end those of which nothing is left.
@@ -72,18 +68,14 @@ def bulk_once(
         values = {"actions": _ACTIONS, "limit": limit, "id": bulk_job_id}
         _, rows = execute(connection, finish_bulk_jobs(schema, bulk_job_id), statement(schema, sql.OPEN, values))
     counts = NOTHING
-    for row in rows:
+    for job_id, action, actor, reason, options, origin, rate, begun in rows:
         if stopping():
             break
-        counts += _run_of(connection, settings, row, stopping, rated).carry_on()
+        via = {**(json.loads(origin) if origin else {}), "bulk_job": str(job_id)}
+        request = ActRequest(ACTS[action], actor, reason, via, json.loads(options))
+        run = _Run(connection, settings, job_id, request, rate if rated else None, begun, stopping)
+        counts += run.carry_on()
     return counts
-
-
-def _run_of(connection: Connection, settings: Settings, row: Row, stopping: Callable[[], bool], rated: bool) -> _Run:
-    bulk_job_id, action, actor, reason, options, origin, rate, begun = row
-    via = {**(json.loads(origin) if origin else {}), "bulk_job": str(bulk_job_id)}
-    request = ActRequest(ACTS[action], actor, reason, via, json.loads(options))
-    return _Run(connection, settings, bulk_job_id, request, rate if rated else None, begun, stopping)
 
 
 @dataclass(slots=True)

@@ -138,11 +138,7 @@ class Lists(OverDatabases):
 
 
 def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
-    """Return a filter of messages, checked.
-
-    Raises:
-        InvalidRequest: it isn't one.
-    """
+    """Return a filter of messages, or raise InvalidRequest if it isn't one."""
     criteria = checked(criteria)
     for name, pair in (("header", criteria.header), ("body", criteria.body)):
         if any(storable(text) != text or len(text) > model.LONGEST for text in pair or ()):

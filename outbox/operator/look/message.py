@@ -13,7 +13,8 @@ from uuid import UUID
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.database.execute import execute, query
+from outbox.check.sql import UNANSWERED
+from outbox.database.execute import execute, query, statement
 from outbox.database.sql import ALIVE, audit
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.bulk.jobs import jobs_of
@@ -21,7 +22,7 @@ from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import audit_row, audit_targets
-from outbox.operator.look.message_sql import first, named
+from outbox.operator.look.message_sql import PRODUCER_SIDE, named
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, AuditFilter, AuditRow, BulkJob, Event, InboxRow, MessageView
 
@@ -122,24 +123,23 @@ def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Da
 
 
 def _add_producer_side(connection: Connection, database: Database, found: MessageFacts) -> None:
-    schema, half_id = database.schema, found.id
-    states, halves, checks, history, ops, sends, scheduled, compensations = execute(
-        connection,
-        message_states(schema, [half_id]),
-        *message_sql.producer_side(schema, half_id, database.settings.check_timeout),
+    schema, values = (
+        database.schema,
+        {"id": found.id, "timeout": database.settings.check_timeout, "unanswered": UNANSWERED},
     )
-    half, op = first(message_sql.HALF, halves), first(message_sql.OP, ops)
-    if not (half or op or checks or history or compensations):
+    statements = [statement(schema, sql, values) for _, sql in PRODUCER_SIDE.values()]
+    states, *answers = execute(connection, message_states(schema, [found.id]), *statements)
+    parts = zip(PRODUCER_SIDE.items(), answers, strict=True)
+    known = {part: named(names, rows) for (part, (names, _)), rows in parts}
+    if not any(known[part] for part in ("half", "op", "check", "history", "compensation")):
         return
-    if half is not None:
-        found.raw = half.pop("raw")
+    found.home, found.state, found.history, found.sends = database, states[0][1], known["history"], known["sends"]
+    found.half, found.check, found.op, found.scheduled, found.compensation = (
+        next(iter(known[part]), None) for part in ("half", "check", "op", "scheduled", "compensation")
+    )
+    if found.half is not None:
+        found.raw = found.half.pop("raw")
         ((found.workers,),) = query(connection, schema, message_sql.WORKERS, alive=ALIVE)
-    found.home, found.state, found.half, found.op = database, states[0][1], half, op
-    found.check = first(message_sql.CHECK, checks)
-    found.history = named(message_sql.HISTORY, history)
-    found.sends = named(message_sql.SEND, sends)
-    found.scheduled = first(message_sql.SCHEDULED, scheduled)
-    found.compensation = first(message_sql.COMPENSATION, compensations)
 
 
 def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
@@ -401,8 +401,8 @@ class MessageViews(OverDatabases):
             raise next(iter(found.unseen.values()), self.not_found(message_id))
         if reveal is not None and found.home is not None:
             with found.home.acting() as connection:
-                statement = audit(found.home.schema, reveal.name, "reveal", str(message_id), "", None, reveal.origin)
-                execute(connection, statement)
+                schema, origin = found.home.schema, reveal.origin
+                execute(connection, audit(schema, reveal.name, "reveal", str(message_id), "", None, origin))
         return _view(self.databases, found, self.redactor, revealed=reveal is not None)
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:

@@ -1,27 +1,16 @@
-"""Statements that follow one message through all tables, by index; each returns rows named by a tuple below."""
+"""Statements that follow one message through all tables, by index; each has its columns' names."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from typing import Any
-from uuid import UUID
 
-from outbox.check.sql import UNANSWERED
-from outbox.database.execute import Row, Statement, in_schema
+from outbox.database.execute import Row
 from outbox.database.sql import GROUP_QUEUES
 from outbox.database.status import message_status
 
-HALF = ("id", "producer_group", "topic", "key", "tag", "headers", "content_type", "body_bytes", "raw", "deliver_at",
-        "born_at", "status")  # fmt: skip
-CHECK = ("status", "fenced", "check_times", "being_asked", "last_answer", "last_error", "checked_at", "next_check_at",
-         "next_check_in", "parked_at", "reason")  # fmt: skip
-HISTORY = ("asked_at", "asked", "worker", "answer", "seconds", "error", "state")
-OP = ("resolution", "decided_by", "decided_at", "sequence", "xid")
-SEND = ("send_number", "queue", "position", "visible_at")
-SCHEDULED = ("deliver_at", "recalled_at", "recalled_by")
-COMPENSATION = ("function", "requested_by", "reason", "result", "compensated_at")
-FINDING = ("run_id", "topic", "group", "kind", "detail", "action", "acted_at", "result", "started_at", "finished_at")
+FINDING = "run_id topic group kind detail action acted_at result started_at finished_at"
 _JSON = frozenset({"headers", "result", "detail"})
 
 #: The status of an undecided half by its check ``c``: a `outbox.operator.model.HalfStatus`.
@@ -79,6 +68,22 @@ _COMPENSATION = """
 SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation WHERE half_id = %(id)s
 """
 
+#: What the producer's tables have of a message: the names of the columns and the statement of each. A check without an
+#: answer counts as being asked until ``timeout`` seconds have passed, or its claim has run out.
+PRODUCER_SIDE = {
+    "half": ("id producer_group topic key tag headers content_type body_bytes raw deliver_at born_at status", _HALF),
+    "check": (
+        "status fenced check_times being_asked last_answer last_error checked_at next_check_at next_check_in parked_at "
+        "reason",
+        _CHECK,
+    ),
+    "history": ("asked_at asked worker answer seconds error state", _HISTORY),
+    "op": ("resolution decided_by decided_at sequence xid", _OP),
+    "sends": ("send_number queue position visible_at", _SENDS),
+    "scheduled": ("deliver_at recalled_at recalled_by", _SCHEDULED),
+    "compensation": ("function requested_by reason result compensated_at", _COMPENSATION),
+}
+
 #: A message's body. Rows: ``(content_type, bytes)`` or none.
 BODY = "SELECT content_type, body FROM {s}.half_message WHERE id = %(id)s"
 
@@ -117,28 +122,12 @@ SELECT DISTINCT h ->> 'kind', h ->> 'group', h ->> 'options'
 """
 
 
-def producer_side(schema: str, half_id: UUID, timeout: float) -> list[Statement]:
-    """Read all that the producer's tables have of a message.
-
-    Rows: as `HALF`, `CHECK`, `HISTORY` (the last 1000 checks), `OP`, `SEND`, `SCHEDULED`, `COMPENSATION`. A check
-    without an answer counts as being asked until ``timeout`` seconds have passed, or its claim has run out.
-    """
-    values = {"id": half_id, "timeout": timeout, "unanswered": UNANSWERED}
-    statements = (_HALF, _CHECK, _HISTORY, _OP, _SENDS, _SCHEDULED, _COMPENSATION)
-    return [Statement(in_schema(sql, schema), values) for sql in statements]
-
-
-def named(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+def named(names: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return rows with the names of their columns; what is JSON is decoded."""
     return [
         {
             name: json.loads(value) if name in _JSON and value is not None else value
-            for name, value in zip(names, row, strict=True)
+            for name, value in zip(names.split(), row, strict=True)
         }
         for row in rows
     ]
-
-
-def first(names: Sequence[str], rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the only row with the names of its columns; None if there is none."""
-    return next(iter(named(names, rows)), None)

@@ -39,11 +39,7 @@ _FILTERS = Reader("code", error=lambda message, field: InvalidRequest(message, f
 
 
 def checked(criteria: F) -> F:
-    """Return a filter whose fields have their types, bounds and words.
-
-    Raises:
-        InvalidRequest: one hasn't; its ``field`` is named.
-    """
+    """Return a filter; raise InvalidRequest if a field hasn't its type, bounds or words, and name it."""
     _FILTERS.check(criteria)
     return criteria
 
@@ -115,11 +111,7 @@ def write_token(cursor: Mapping[str, Any], context: object) -> str:
 
 
 def size_of(page: PageRequest) -> int:
-    """Return how many rows a page has at most.
-
-    Raises:
-        InvalidRequest: fewer than one.
-    """
+    """Return how many rows a page has at most; raise InvalidRequest if that is less than one."""
     if page.size < 1:
         raise InvalidRequest(f"page size {page.size} must be 1 to {MAX_PAGE}", field="page_size")
     return min(page.size, MAX_PAGE)
@@ -223,11 +215,7 @@ def _first(found: Mapping[str, Part[T]], order: SortOrder[T], size: int) -> list
 
 
 def decode(values: object, shape: Sequence[type]) -> Position | None:
-    """Return the position of which `plain` made a list.
-
-    Raises:
-        InvalidRequest: it isn't one of this shape.
-    """
+    """Return the position of which `plain` made a list; raise InvalidRequest if it isn't one of this shape."""
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != len(shape):
