@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from outbox.embedded.binaries import Binaries, find_binaries
-from outbox.embedded.external import URL_VARIABLE, ExternalServer
-from outbox.embedded.interface import Progress, ServerLike
+from outbox.embedded.external import URL_VARIABLE, ExternalServer, Progress, ServerLike
 from outbox.embedded.own import Server
 
 __all__ = ["Binaries", "ExternalServer", "Server", "ServerLike", "find_binaries", "server"]

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -54,8 +54,16 @@ def find_binaries() -> Binaries:
         EmbeddedError: ``OUTBOX_PG_BIN`` names a folder that can't be used.
     """
     if named := os.environ.get(BIN_VARIABLE):
-        return _named(Path(named))
-    found = _on_path() or _newest(chain.from_iterable(map(Path("/").glob, _DISTRIBUTIONS)), "machine") or _in_wheel()
+        version = _version(Path(named))
+        if version is None:
+            raise EmbeddedError(f"{BIN_VARIABLE}={named} holds no working postgres and initdb")
+        if version[0] < OLDEST:
+            raise EmbeddedError(f"{BIN_VARIABLE}={named} is PostgreSQL {version[0]}, older than {OLDEST}")
+        return Binaries(Path(named).resolve(), version, BIN_VARIABLE)
+    # The PATH often holds only links; initdb and the libraries are beside the real file.
+    on_path = [Path(program).resolve().parent] if (program := shutil.which("postgres")) else []
+    usual = chain.from_iterable(map(Path("/").glob, _DISTRIBUTIONS))
+    found = _newest(on_path, "machine") or _newest(usual, "machine") or _in_wheel()
     if found is None:
         raise PostgresNotFound(
             f"no PostgreSQL {OLDEST} or newer on the PATH, where Linux distributions put it, or as a wheel; "
@@ -63,21 +71,6 @@ def find_binaries() -> Binaries:
             "or a running server in OUTBOX_DATABASE_URL"
         )
     return found
-
-
-def _named(folder: Path) -> Binaries:
-    version = _version(folder)
-    if version is None:
-        raise EmbeddedError(f"{BIN_VARIABLE}={folder} holds no working postgres and initdb")
-    if version[0] < OLDEST:
-        raise EmbeddedError(f"{BIN_VARIABLE}={folder} is PostgreSQL {version[0]}, older than {OLDEST}")
-    return Binaries(folder.resolve(), version, BIN_VARIABLE)
-
-
-def _on_path() -> Binaries | None:
-    program = shutil.which("postgres")
-    # The PATH often holds only links; initdb and the libraries are beside the real file.
-    return _newest([Path(program).resolve().parent], "machine") if program else None
 
 
 def _in_wheel() -> Binaries | None:
@@ -91,7 +84,7 @@ def _in_wheel() -> Binaries | None:
         return None
     libraries = package.with_name(f"{package.name}.libs")
     trees = (found.folder.parent, *([libraries] if libraries.is_dir() else []))
-    return Binaries(found.folder, found.version, found.origin, package.parent, trees)
+    return replace(found, base=package.parent, trees=trees)
 
 
 def _newest(folders: Iterable[Path], origin: str) -> Binaries | None:

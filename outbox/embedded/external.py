@@ -1,16 +1,131 @@
-"""The user's own PostgreSQL, named in ``OUTBOX_DATABASE_URL``."""
+"""A server to make databases on: what the embedded one and the user's have in common; and the user's.
+
+The latter runs already, and is named in ``OUTBOX_DATABASE_URL``.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-from typing import NoReturn
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
-from outbox.embedded.interface import Mode, Progress, ServerLike
+from outbox.embedded.binaries import MEND, OLDEST
 from outbox.errors import EmbeddedError
 
+if TYPE_CHECKING:
+    import psycopg
+
+#: Gets a line of text at each step.
+Progress = Callable[[str], None]
+Mode = Literal["fast", "immediate"]
+
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
+LONGEST_NAME = 63
+_CONNECT_LIMIT = 10
+_TEMPLATES = ("template0", "template1")
+
+
+class ServerLike(ABC):
+    """A PostgreSQL server to create databases on; a context manager that starts and stops it.
+
+    What it can't do, and what the server refuses, is an `EmbeddedError`. A server of the user's is not restarted.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._report = progress or (lambda _: None)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        except Exception as unstopped:
+            if error is None:
+                raise
+            # What went wrong in the block matters more.
+            error.add_note(f"and then: {unstopped}")
+
+    @abstractmethod
+    def url(self, database: str = "postgres", *, driver: str = "postgresql+psycopg") -> str:
+        """Return the SQLAlchemy URL of a database, password included; ``driver="postgresql"`` suits libpq."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the server; returns when it takes connections."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the server, and remove what was made only for this run."""
+
+    def restart(self, mode: Mode = "fast") -> None:
+        """Stop and start the server on the same port, which cuts connections; ``immediate`` is not orderly."""
+        raise EmbeddedError(
+            f"the server in {URL_VARIABLE} is not ours to restart ({mode}); unset it for an embedded one"
+        )
+
+    def kill(self) -> None:
+        """End every process of the server by SIGKILL, as a crash of the machine would; ``start()`` recovers."""
+        raise EmbeddedError(f"the server in {URL_VARIABLE} is not ours to kill; unset it for an embedded one")
+
+    def create_database(self, name: str, template: str | None = None) -> None:
+        """Create a database, by default as a copy of ``template1``; nothing may be connected to the template."""
+        real_name = self._real_name(name)
+        if not name or len(real_name.encode()) > LONGEST_NAME or "\0" in name:
+            raise EmbeddedError(f"{real_name!r} can't name a database: it must have 1 to {LONGEST_NAME} bytes")
+        with self._connected() as connection:
+            from psycopg import errors, sql  # noqa: PLC0415 - importing this module needs no driver
+
+            names = map(sql.Identifier, (real_name, self._real_name(template or "template1")))
+            try:
+                connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
+            except errors.InsufficientPrivilege as error:
+                role = connection.info.user
+                raise EmbeddedError(
+                    f"the role {role!r} may not create the database {real_name!r}; "
+                    f'mend: ALTER ROLE "{role}" CREATEDB, or use another role'
+                ) from error
+        self._report(f"created database {name}")
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database if it exists, and end whatever is connected to it."""
+        with self._connected() as connection:
+            from psycopg import sql  # noqa: PLC0415
+
+            real_name = sql.Identifier(self._real_name(name))
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(real_name))
+        self._report(f"dropped database {name}")
+
+    def has_database(self, name: str) -> bool:
+        """Return whether there is a database of this name."""
+        with self._connected() as connection:
+            rows = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (self._real_name(name),))
+            return rows.fetchone() is not None
+
+    def _real_name(self, name: str) -> str:
+        """Return the name which the database ``name`` has, or will have, on the server."""
+        return name
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+        try:
+            import psycopg  # noqa: PLC0415
+        except ImportError as error:
+            raise EmbeddedError(f"psycopg can't be imported ({error}); mend: {MEND}") from error
+        try:
+            address = self.url(driver="postgresql")
+            with psycopg.connect(address, autocommit=True, connect_timeout=_CONNECT_LIMIT) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise EmbeddedError(str(error).strip()) from error
 
 
 class ExternalServer(ServerLike):
@@ -42,7 +157,7 @@ class ExternalServer(ServerLike):
 
     def create_database(self, name: str, template: str | None = None) -> None:
         """Create a database under a name of this run's own; the template must be of this run too."""
-        if template is not None and template not in (*self._names, "template0", "template1"):
+        if template is not None and template not in (*self._names, *_TEMPLATES):
             raise EmbeddedError(f"the template {template!r} was not created here")
         super().create_database(name, template)
         self._names[name] = self._real_name(name)
@@ -59,7 +174,10 @@ class ExternalServer(ServerLike):
         self._owner = os.getpid()
         self._prefix = f"outbox_{secrets.token_hex(4)}_"
         try:
-            self._require_version()
+            with self._connected() as connection:
+                if connection.info.server_version < OLDEST * 10_000:
+                    version = connection.info.parameter_status("server_version")
+                    raise EmbeddedError(f"the server is PostgreSQL {version}; {OLDEST} or newer is needed")
         except EmbeddedError as error:
             raise EmbeddedError(f"{URL_VARIABLE} ({self._where()}): {error}") from error
         self._report(f"using the PostgreSQL at {self._where()}")
@@ -77,20 +195,8 @@ class ExternalServer(ServerLike):
         if failures:
             raise EmbeddedError(f"left behind at {self._where()}: {', '.join(failures)}")
 
-    def restart(self, mode: Mode = "fast") -> NoReturn:
-        """Refuse: the server belongs to the user."""
-        raise EmbeddedError(
-            f"the server in {URL_VARIABLE} is not ours to restart ({mode}); unset it for an embedded one"
-        )
-
-    def kill(self) -> NoReturn:
-        """Refuse: the server belongs to the user."""
-        raise EmbeddedError(f"the server in {URL_VARIABLE} is not ours to kill; unset it for an embedded one")
-
     def _real_name(self, name: str) -> str:
-        if name in ("template0", "template1"):
-            return name
-        return self._names.get(name, self._prefix + name)
+        return name if name in _TEMPLATES else self._names.get(name, self._prefix + name)
 
     def _where(self) -> str:
         return self._url.netloc.rpartition("@")[2] + self._url.path

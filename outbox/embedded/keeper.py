@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,10 @@ class Keeper:
             for command in self._commands():
                 self._answer(command)
         finally:
-            self._finish()
+            if self._postmaster:
+                self._postmaster.stop("immediate" if self._plan["temporary"] else "fast")
+            if self._plan["temporary"]:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def over(self) -> bool:
         """Tell whether the owner is gone or wants an end.
@@ -342,14 +346,12 @@ class Keeper:
     def _obey(self, what: str, mode: str) -> dict[str, Any]:
         if what == "prepare":
             return {"run_as": self._prepare()}
-        if self._postmaster is None:
+        server = self._postmaster
+        if server is None:
             raise RefusedError("nothing is prepared")
-        if what == "start":
-            self._postmaster.start()
-        elif what == "stop":
-            self._postmaster.stop(mode)
-        elif what == "kill":
-            self._postmaster.kill()
+        stop = partial(server.stop, mode)
+        acts: dict[str, Callable[[], None]] = {"start": server.start, "stop": stop, "kill": server.kill}
+        acts[what]()
         return {}
 
     def _prepare(self) -> str:
@@ -388,22 +390,12 @@ class Keeper:
         shutil.rmtree(runtime, ignore_errors=True)
         for tree in map(Path, self._plan["trees"]):
             # Without the headers, and with the links between the libraries as they are.
-            shutil.copytree(
-                tree,
-                runtime / tree.relative_to(base),
-                symlinks=True,
-                ignore=shutil.ignore_patterns("include"),
-            )
+            target, headers = runtime / tree.relative_to(base), shutil.ignore_patterns("include")
+            shutil.copytree(tree, target, symlinks=True, ignore=headers)
         for path in (runtime, *runtime.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755)
         return runtime / binaries.relative_to(base)
-
-    def _finish(self) -> None:
-        if self._postmaster:
-            self._postmaster.stop("immediate" if self._plan["temporary"] else "fast")
-        if self._plan["temporary"]:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
-"""A PostgreSQL server of one's own, in a folder of its own, and the pipe to the process that keeps it."""
+"""A PostgreSQL server of one's own, in a folder of its own, and the pipe to the process that keeps it.
+
+In the folder are ``data``, ``server.log``, ``outbox.conf``, and ``password`` if the data stay.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import random
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,16 +22,45 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from outbox.embedded import files
 from outbox.embedded.binaries import Binaries, find_binaries
-from outbox.embedded.interface import Mode, Progress, ServerLike
+from outbox.embedded.external import URL_VARIABLE, Mode, Progress, ServerLike
 from outbox.errors import EmbeddedError
 
 RunAs = Literal["auto", "namespace", "nobody"]
 
+HOST = "127.0.0.1"
 _PORT_TRIES = 5
 _STOP_LIMIT = 90.0
 _KEEPER = Path(__file__).with_name("keeper.py")
+
+_DEFAULTS = {
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "max_prepared_transactions": "20",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "jit": "off",
+}
+
+# synchronous_commit stays on: without fsync it costs nearly nothing, and a killed server would otherwise
+# forget transactions whose commit was answered, which is what crash tests look for.
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+
+# What the caller can't set.
+_FIXED = {"listen_addresses": HOST, "unix_socket_directories": "", "logging_collector": "off", "lc_messages": "C"}
+_OURS = frozenset({*_FIXED, "port", "config_file", "data_directory", "hba_file", "ident_file"})
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?", re.IGNORECASE)
+
+# Below the ports which Linux and macOS hand out to outgoing connections: while the server restarts, a client
+# that dials such a port again and again can end up connected to itself, and the port is taken.
+_PORTS = range(20_000, 32_000)
+
+# How much of the log (bytes) an error shows.
+_TAIL = 4_000
+
+# Not the module's shared generator: two test processes with the same seed would try the same ports.
+_random = random.SystemRandom()
 
 
 class KeeperPipe:
@@ -132,7 +167,7 @@ class Server(ServerLike):
     ) -> None:
         super().__init__(progress)
         self._settings = dict(settings or {})
-        files.check_settings(self._settings)
+        _check_settings(self._settings)
         self._own_folder = folder
         self._durable = durable
         self._binaries = binaries
@@ -147,14 +182,14 @@ class Server(ServerLike):
         self.runs_as = ""
 
     def __repr__(self) -> str:
-        state = f"at {files.HOST}:{self.port}" if self._keeper else "not started"
+        state = f"at {HOST}:{self.port}" if self._keeper else "not started"
         return f"<Server {self._binaries or 'PostgreSQL'} {state}>"
 
     def url(self, database: str = "postgres", *, driver: str = "postgresql+psycopg") -> str:
         """Return the SQLAlchemy URL of a database, password included; ``driver="postgresql"`` suits libpq."""
         if not self._keeper:
             raise EmbeddedError("the server is not started")
-        return f"{driver}://postgres:{self._password}@{files.HOST}:{self.port}/{quote(database, safe='')}"
+        return f"{driver}://postgres:{self._password}@{HOST}:{self.port}/{quote(database, safe='')}"
 
     def start(self) -> None:
         """Start the server, or start it again after ``kill()``; returns when it takes connections."""
@@ -163,7 +198,7 @@ class Server(ServerLike):
                 self._ask("start")
                 return
             if os.name != "posix":
-                raise EmbeddedError("the embedded server needs Linux or macOS; name a server in OUTBOX_DATABASE_URL")
+                raise EmbeddedError(f"the embedded server needs Linux or macOS; name a server in {URL_VARIABLE}")
             binaries = self._binaries = self._binaries or find_binaries()
             self._report(f"starting {binaries}")
             self._owner = os.getpid()
@@ -173,7 +208,7 @@ class Server(ServerLike):
             except BaseException:
                 self.stop()
                 raise
-            self._report(f"started at {files.HOST}:{self.port}")
+            self._report(f"started at {HOST}:{self.port}")
 
     def stop(self) -> None:
         """Stop the server and remove a temporary folder; does nothing if it isn't running or isn't ours."""
@@ -205,11 +240,16 @@ class Server(ServerLike):
 
     def log_tail(self) -> str:
         """Return the last lines which the server logged since it was started."""
-        return files.log_tail(self.folder, self._log_starts_at)
+        try:
+            with (self.folder / "server.log").open("rb") as log:
+                log.seek(max(self._log_starts_at, log.seek(0, os.SEEK_END) - _TAIL))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
 
     def _open(self, binaries: Binaries) -> None:
         temporary = self._own_folder is None
-        folder = self._own_folder and files.prepared(self._own_folder, binaries)
+        folder = self._own_folder and _prepared(self._own_folder, binaries)
         self.folder = folder or Path(tempfile.mkdtemp(prefix="outbox-pg-")).resolve()
         log = self.folder / "server.log"
         self._log_starts_at = log.stat().st_size if log.exists() else 0
@@ -222,9 +262,8 @@ class Server(ServerLike):
 
     def _listen(self) -> None:
         for attempt in range(_PORT_TRIES):
-            self.port = files.free_port()
-            text = files.render(self._settings, durable=self._durable, port=self.port)
-            (self.folder / "outbox.conf").write_text(text)
+            self.port = free_port()
+            (self.folder / "outbox.conf").write_text(self._configuration())
             try:
                 self._ask("start")
             except EmbeddedError as error:
@@ -233,6 +272,14 @@ class Server(ServerLike):
                     raise
             else:
                 return
+
+    def _configuration(self) -> str:
+        """Return the text of the configuration file; the caller's settings win over the defaults."""
+        chosen = {**_DEFAULTS, **({} if self._durable else _NOT_DURABLE), **self._settings}
+        chosen |= {**_FIXED, "port": str(self.port)}
+        quoted = {name: value.replace("\\", "\\\\").replace("'", "''") for name, value in chosen.items()}
+        lines = (f"{name} = '{value}'" for name, value in quoted.items())
+        return "\n".join(["# Written at every start; changes here are lost.", *lines, ""])
 
     def _ask(self, do: str, **more: str) -> dict[str, Any]:
         if self._keeper is None:
@@ -244,3 +291,49 @@ class Server(ServerLike):
         except EmbeddedError as error:
             tail = self.log_tail()
             raise EmbeddedError(f"{error}\n{tail}" if tail else str(error)) from None
+
+
+def _check_settings(settings: Mapping[str, str]) -> None:
+    """Refuse settings that aren't valid names and values, or that the embedded server decides itself."""
+    for name, value in settings.items():
+        if not _NAME.fullmatch(name):
+            raise EmbeddedError(f"setting {name!r} is not a name of a PostgreSQL setting")
+        if name.lower() in _OURS:
+            raise EmbeddedError(f"setting {name!r} is decided by the embedded server; leave it out")
+        if not isinstance(value, str) or not value.isprintable():
+            raise EmbeddedError(f"setting {name!r} must be printable text, not {value!r}")
+
+
+def free_port() -> int:
+    """Return a port of the loopback address on which no program listens just now.
+
+    Raises:
+        EmbeddedError: a hundred ports tried at random are all taken.
+    """
+    for port in _random.sample(_PORTS, 100):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise EmbeddedError(f"no free port on {HOST} between {_PORTS.start} and {_PORTS.stop - 1}")
+
+
+def _prepared(folder: Path, binaries: Binaries) -> Path:
+    """Make ``folder`` if it isn't there, or check that its data fit ``binaries``."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        strange = next(folder.iterdir(), None) and not (folder / "lock").exists()
+    except OSError as error:
+        raise EmbeddedError(f"{folder} can't be used: {error}") from error
+    if strange:
+        raise EmbeddedError(f"{folder} is not empty and was not made by an embedded server; choose another")
+    version = folder / "data" / "PG_VERSION"
+    if version.exists() and version.read_text().strip() != str(binaries.version[0]):
+        raise EmbeddedError(
+            f"{folder} holds data of PostgreSQL {version.read_text().strip()}, but found was {binaries}; "
+            "mend: name its binaries in OUTBOX_PG_BIN, or choose another folder"
+        )
+    return folder.resolve()

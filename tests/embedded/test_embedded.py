@@ -23,7 +23,7 @@ import pytest
 
 from outbox import embedded
 from outbox.embedded import Server, binaries
-from outbox.embedded import files as config
+from outbox.embedded import own as config
 from outbox.errors import EmbeddedError, PostgresNotFound
 from tests.kit import wait_until
 
