@@ -10,13 +10,13 @@ import asyncio
 import socket
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox.database.execute import driver_of, is_lost
 from outbox.database.runner import Pass
@@ -24,7 +24,7 @@ from outbox.message.model import Counts
 from outbox.text import database_address
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 # The passes send BEGIN in their first round trip; in the driver's own hands it would be a round trip more.
 _ISOLATION = "AUTOCOMMIT"
@@ -83,12 +83,6 @@ class WorkerDatabase:
             raise
         return connection
 
-    def async_engine(self) -> AsyncEngine:
-        """Return an engine for one event loop; it keeps no connections."""
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
-
-        return create_async_engine(self.url, poolclass=NullPool, isolation_level=_ISOLATION)
-
 
 def discard(connection: Connection) -> None:
     """Close a connection, broken or not."""
@@ -129,20 +123,27 @@ def _socket(driver: Any) -> socket.socket:
     return socket.socket(fileno=socket.dup(driver.fileno()))
 
 
-class OwnRunner(ABC):
+class OwnRunner:
     """Runs passes, one at a time, on connections that are opened when needed and closed when a pass fails.
 
-    ``source`` is the producer's database, None if it is the same one. Once ``stopping`` is set, no pass begins.
+    It runs them in the calling thread. ``source`` is the producer's database, None if it is the same one. Once
+    ``stopping`` is set, no pass begins.
     """
 
     def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
         self.database = database
         self.source = source
+        self._connections: tuple[Connection, Connection] | None = None
         self._drivers: tuple[Any, ...] = ()
         self._stopping = stopping
         self._guard = threading.Lock()
         self._busy = False
         self._ended = False
+
+    @property
+    def backend_pid(self) -> int | None:
+        """The server process behind the open connection."""
+        return self._drivers[0].info.backend_pid if self._drivers else None
 
     def run(self, one_pass: Pass) -> Counts:
         """Run a pass; return empty counts, without running it, when the worker stops."""
@@ -163,60 +164,29 @@ class OwnRunner(ABC):
         else:
             self.close()
 
+    def close(self) -> None:
+        """Close the connections; no pass is running."""
+        self._close()
+
+    def cut(self) -> None:
+        """Take the connections away from a pass that runs on: what it has not committed is rolled back."""
+        for driver in self._drivers:
+            cut(driver)
+
     def _occupied(self, one_pass: Pass) -> Counts:
         with self._guard:
             if self._ended:
                 return Counts()
             self._busy = True
         try:
-            return self._run_open(one_pass)
+            return self._run(one_pass)
         finally:
             with self._guard:
                 self._busy, ended = False, self._ended
             if ended:
                 self.close()
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connections; no pass is running."""
-
-    @abstractmethod
-    def cut(self) -> None:
-        """Take the connections away from a pass that runs on: what it has not committed is rolled back."""
-
-    @abstractmethod
-    def _run_open(self, one_pass: Pass) -> Counts:
-        """Run the pass on open connections."""
-
-
-class SyncRunner(OwnRunner):
-    """Runs passes in the calling thread."""
-
-    def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
-        super().__init__(database, source, stopping)
-        self._connections: tuple[Connection, Connection] | None = None
-
-    @property
-    def backend_pid(self) -> int | None:
-        """The server process behind the open connection."""
-        return self._drivers[0].info.backend_pid if self._drivers else None
-
-    def close(self) -> None:
-        """Close the connections; no pass is running."""
-        connections, self._connections = self._connections, None
-        drivers, self._drivers = self._drivers, ()
-        for connection in reversed(connections or ()):
-            discard(connection)
-        for driver in drivers:
-            # SQLAlchemy drops an invalidated connection without closing it.
-            driver.close()
-
-    def cut(self) -> None:
-        """Take the connections away from a pass that runs on."""
-        for driver in self._drivers:
-            cut(driver)
-
-    def _run_open(self, one_pass: Pass) -> Counts:
+    def _run(self, one_pass: Pass) -> Counts:
         try:
             connection, source = self._open()
             # To connect may have taken longer than the worker had left.
@@ -225,33 +195,44 @@ class SyncRunner(OwnRunner):
                 if each.in_transaction():
                     each.rollback()
         except BaseException:
-            self.close()
+            self._close()
             raise
         return counts
 
     def _open(self) -> tuple[Connection, Connection]:
         if self._connections is None:
-            connection = self.database.connect()
+            connection = self._connect(self.database)
             self._connections = connection, connection
             if self.source is not None:
-                self._connections = connection, self.source.connect()
+                self._connections = connection, self._connect(self.source)
             self._drivers = tuple(driver_of(each) for each in dict.fromkeys(self._connections))
         return self._connections
 
+    def _connect(self, database: Database) -> Connection:
+        return database.connect()
+
+    def _close(self) -> None:
+        connections, self._connections = self._connections, None
+        drivers, self._drivers = self._drivers, ()
+        for connection in reversed(connections or ()):
+            discard(connection)
+        for driver in drivers:
+            # SQLAlchemy drops an invalidated connection without closing it.
+            self._close_driver(driver)
+
+    def _close_driver(self, driver: Any) -> None:
+        driver.close()
+
 
 class AsyncRunner(OwnRunner):
-    """Runs passes in the event loop, by ``run_sync``: the same code, with connections that belong to the loop.
+    """Runs passes in an event loop: the same code, as ``run_sync`` runs it, with connections that belong to the loop.
 
     The loop goes on between passes, so tasks and clients that a handler leaves behind live on.
     """
 
-    def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
-        super().__init__(database, source, stopping)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._engines: list[AsyncEngine] = []
-        self._connections: tuple[AsyncConnection, AsyncConnection] | None = None
-        self._task: asyncio.Task[Any] | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+    _task: asyncio.Task[Any] | None = None
 
     def close(self) -> None:
         """Close the connections and end the loop; no pass is running."""
@@ -259,23 +240,30 @@ class AsyncRunner(OwnRunner):
         if loop is None or self._thread is None:
             return
         with suppress(Exception):
-            asyncio.run_coroutine_threadsafe(self._close(), loop).result(_CLOSE_TIMEOUT)
+            asyncio.run_coroutine_threadsafe(greenlet_spawn(self._close), loop).result(_CLOSE_TIMEOUT)
         loop.call_soon_threadsafe(self._over.set)
         self._thread.join(_CLOSE_TIMEOUT)
 
     def cut(self) -> None:
         """Take the connections away from a pass that runs on, and cancel it."""
         # First the connection: a handler that catches its cancellation still can't commit.
-        for driver in self._drivers:
-            cut(driver)
+        super().cut()
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _run_open(self, one_pass: Pass) -> Counts:
-        outcome = asyncio.run_coroutine_threadsafe(self._run(one_pass), self._loop or self._start()).result()
+    def _run(self, one_pass: Pass) -> Counts:
+        outcome = asyncio.run_coroutine_threadsafe(self._in_loop(one_pass), self._loop or self._start()).result()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    async def _in_loop(self, one_pass: Pass) -> Counts | BaseException:
+        self._task = asyncio.current_task()
+        try:
+            return await greenlet_spawn(super()._run, one_pass)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised out of a task, these would end the loop, and with it all passes to come.
+            return error
 
     def _start(self) -> asyncio.AbstractEventLoop:
         started: Future[asyncio.AbstractEventLoop] = Future()
@@ -292,57 +280,16 @@ class AsyncRunner(OwnRunner):
         self._loop = started.result()
         return self._loop
 
-    async def _run(self, one_pass: Pass) -> Counts | BaseException:
-        self._task = asyncio.current_task()
-        try:
-            connection, source = await self._open()
-            raw_source = source.sync_connection
-            assert raw_source is not None  # noqa: S101 - it is open
-            if self._ended:  # as in `SyncRunner`
-                return Counts()
-            counts = await connection.run_sync(lambda raw: one_pass(raw, raw if source is connection else raw_source))
-            for each in {connection, source}:
-                if each.in_transaction():
-                    await each.rollback()
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Raised out of a task, these would end the loop, and with it all passes to come.
-            await self._close()
-            return error
-        except BaseException:
-            await self._close()
-            raise
-        return counts
+    def _connect(self, database: Database) -> Connection:
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
-    async def _open(self) -> tuple[AsyncConnection, AsyncConnection]:
-        if self._connections is None:
-            connection = await self._connect(self.database)
-            self._connections = connection, connection
-            if self.source is not None:
-                self._connections = connection, await self._connect(self.source)
-        return self._connections
-
-    async def _connect(self, database: WorkerDatabase) -> AsyncConnection:
-        engine = database.async_engine()
-        self._engines.append(engine)
-        connection = await engine.connect()
-        driver = (await connection.get_raw_connection()).driver_connection
-        keep_alive(driver)
-        self._drivers = (*self._drivers, driver)
+        engine = create_async_engine(database.url, poolclass=NullPool, isolation_level=_ISOLATION)
+        connection = engine.sync_engine.connect()
+        keep_alive(driver_of(connection))
         return connection
 
-    async def _close(self) -> None:
-        connections, self._connections = self._connections, None
-        drivers, self._drivers = self._drivers, ()
-        engines, self._engines = self._engines, []
-        for connection in dict.fromkeys(connections or ()):
-            # A connection that broke is closed already, whatever its rollback says.
-            with suppress(Exception):
-                await connection.close()
-        for driver in drivers:
-            # SQLAlchemy drops an invalidated connection without closing it.
-            await driver.close()
-        for engine in engines:
-            await engine.dispose()
+    def _close_driver(self, driver: Any) -> None:
+        await_only(driver.close())
 
 
 class Runners:
@@ -355,7 +302,7 @@ class Runners:
 
     def __call__(self, is_async: bool) -> OwnRunner:
         """Make one, for async functions or plain ones."""
-        runner = (AsyncRunner if is_async else SyncRunner)(self._database, None, self._stopping)
+        runner = (AsyncRunner if is_async else OwnRunner)(self._database, None, self._stopping)
         self._open.add(runner)
         return runner
 

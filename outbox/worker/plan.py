@@ -23,7 +23,7 @@ from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.worker.clock import Clock
-from outbox.worker.connections import AsyncRunner, OwnRunner, Runners, SyncRunner, WorkerDatabase
+from outbox.worker.connections import AsyncRunner, Database, OwnRunner, Runners
 from outbox.worker.duty import Duty, Lane
 from outbox.worker.listener import Listener
 from outbox.worker.report import Reporter
@@ -78,10 +78,10 @@ class Plan:
         self._stopping = stopping
         self._own = WorkerDatabase(outbox.engine)
         self._dispatching: list[Duty] = []
-        self._dispatch_runner = SyncRunner(self._own, None, stopping)
-        self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
-        self._upkeep: dict[WorkerDatabase, Lane] = {}
-        self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
+        self._dispatch_runner = OwnRunner(self._own, None, stopping)
+        self._consuming: dict[tuple[Database, str], list[Duty]] = {}
+        self._upkeep: dict[Database, Lane] = {}
+        self._sources: dict[str, Database] = {self._own.address: self._own}
         if producing:
             self._plan_producer(outbox)
         if roles & _CONSUMER_ROLES:
@@ -137,7 +137,7 @@ class Plan:
         self.parts.setdefault(self._own, set()).add("consumer")
         self.parts.setdefault(source, set()).add("producer")
         remote = None if source is self._own else source
-        kind = AsyncRunner if subscription.is_async else SyncRunner
+        kind = AsyncRunner if subscription.is_async else OwnRunner
         threads = subscription.threads if "consume" in self._roles else 1
         lanes = [self._lane(kind(self._own, remote, self._stopping)) for _ in range(threads)]
         consumers = [Consumer(subscription, settings, lane.ending) for lane in lanes]
@@ -205,7 +205,7 @@ class Plan:
         self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def _lane(self, runner: OwnRunner | None = None) -> Lane:
-        lane = Lane(runner or SyncRunner(self._own, None, self._stopping), self._clock, self._stopping)
+        lane = Lane(runner or OwnRunner(self._own, None, self._stopping), self._clock, self._stopping)
         self.lanes.append(lane)
         return lane
 
@@ -233,7 +233,7 @@ class Plan:
 
     def _upkeep_of(self, database: WorkerDatabase) -> Lane:
         if database not in self._upkeep:
-            self._upkeep[database] = self._lane(SyncRunner(database, None, self._stopping))
+            self._upkeep[database] = self._lane(OwnRunner(database, None, self._stopping))
         return self._upkeep[database]
 
     def _listen(self, source: WorkerDatabase) -> None:

@@ -21,7 +21,7 @@ from outbox.check.once import question_of
 from outbox.database.decision import decide
 from outbox.database.execute import driver_of, execute
 from outbox.database.runner import EngineRunner
-from outbox.worker.connections import SyncRunner, WorkerDatabase
+from outbox.worker.connections import Database, OwnRunner
 from tests.check.support import SHORT, Bench, asking_threads
 
 NewBench = Callable[..., Bench]
@@ -195,7 +195,7 @@ def test_connection_that_opens_too_late(bench: Bench) -> None:
         return connect()
 
     database.connect = slowly  # type: ignore[method-assign]
-    bench.asker._new_runner = lambda _: SyncRunner(database, None, threading.Event())
+    bench.asker._new_runner = lambda _: OwnRunner(database, None, threading.Event())
     assert bench.check() == Counts()
     assert (bench.waits(half_id).check_times, bench.history(half_id)) == (0, [])
     bench.let_go.set()
