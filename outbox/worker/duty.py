@@ -83,7 +83,7 @@ class Lane:
         self.runner = runner
         self.duties: list[Duty] = []
         self._clock = clock
-        self._stopping = stopping
+        self.stopping = stopping
         self._changed = threading.Condition()
         self._running: Duty | None = None
         self._began = 0.0
@@ -104,7 +104,7 @@ class Lane:
 
     def ending(self) -> bool:
         """Return whether a running pass is to end after its transaction: the worker stops, or other duties are due."""
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             return True
         now = time.monotonic()
         if now - self._began > SLICE and any(each.due_at <= now for each in self.duties if each is not self._running):
@@ -125,11 +125,6 @@ class Lane:
         duty = self._running
         return duty.name if duty else ""
 
-    @property
-    def stopping(self) -> bool:
-        """Is the worker about to end?"""
-        return self._stopping.is_set()
-
     def _work(self) -> None:
         while (duty := self._next()) is not None:
             again = duty.run()
@@ -145,7 +140,7 @@ class Lane:
     def _next(self) -> Duty | None:
         """Wait for the duty that has been due for the longest time; None when the worker stops."""
         with self._changed:
-            while not self._stopping.is_set():
+            while not self.stopping.is_set():
                 duty = min(self.duties, key=lambda each: each.due_at)
                 wait = duty.due_at - time.monotonic()
                 if wait <= 0:
@@ -224,7 +219,7 @@ class Duty:
         return counts
 
     def _failed(self, error: BaseException) -> None:
-        if self._lane.stopping:
+        if self._lane.stopping.is_set():
             logger.debug("duty %s was cut off", self.name, exc_info=error, extra={"event": "duty.cut_off"})
             return
         before, text = self.health, f"{type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ _FIRST_WAIT = 0.1
 class Listener:
     """A thread that listens on one database.
 
-    ``wake`` is called with a topic that has new messages, with `wakeup.OPS`, or with None when anything may have been
+    ``wake`` is called with a topic that has new messages, with `OPS`, or with None when anything may have been
     missed.
     ``probe`` has `PROBE` sent by another connection. What the server processes ``own_pids`` sent is known here already.
     """
@@ -54,13 +54,9 @@ class Listener:
         self._backoff = Backoff(_FIRST_WAIT, reconnect_cap)
         self._driver: Any = None
         self._lost = False
-        self._working = False
+        #: Do notifications arrive?
+        self.working = False
         self._thread = threading.Thread(target=self._run, name="outbox-worker-listener", daemon=True)
-
-    @property
-    def working(self) -> bool:
-        """Do notifications arrive?"""
-        return self._working
 
     def start(self) -> None:
         """Start the thread."""
@@ -110,9 +106,9 @@ class Listener:
                     self._wake(topic)
 
     def _set_working(self, working: bool) -> None:
-        if working == self._working:
+        if working == self.working:
             return
-        self._working = working
+        self.working = working
         fields = {"database": self._database.name}
         if working:
             logger.info(
@@ -129,7 +125,7 @@ class Listener:
 
     def _failed(self, error: Exception) -> None:
         self._driver = None
-        self._working = False
+        self.working = False
         with suppress(Exception):
             self._wake(None)
         if self._stopping.is_set():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
 
+P = ParamSpec("P")
+
 #: What a worker may do. The first four serve the producer's tables; ``prune`` and ``bulk`` serve the consumer's too.
 ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk")
 PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "bulk"})
@@ -58,6 +61,11 @@ def check_roles(roles: Collection[str] | None) -> frozenset[str]:
     return frozenset(names)
 
 
+def _alone(function: Callable[Concatenate[Connection, P], Counts], *values: P.args, **named: P.kwargs) -> Pass:
+    """Return a pass over the worker's own database only."""
+    return lambda connection, _: function(connection, *values, **named)
+
+
 class Plan:
     """Duties, lanes and listeners of one worker; nothing is connected yet."""
 
@@ -69,15 +77,15 @@ class Plan:
         self.lanes: list[Lane] = []
         self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
-        self.parts: dict[WorkerDatabase, set[str]] = {}
+        self.parts: defaultdict[Database, set[str]] = defaultdict(set)
         #: What comes before the duties start, and after they have ended.
         self.starts: list[Callable[[], object]] = []
         self.ends: list[Callable[[], object]] = []
         self._roles = roles
         self._clock = clock
         self._stopping = stopping
-        self._own = WorkerDatabase(outbox.engine)
-        self._dispatching: list[Duty] = []
+        self._own = Database(outbox.engine)
+        self._dispatching: Duty | None = None
         self._dispatch_runner = OwnRunner(self._own, None, stopping)
         self._consuming: dict[tuple[Database, str], list[Duty]] = {}
         self._upkeep: dict[Database, Lane] = {}
@@ -98,17 +106,16 @@ class Plan:
 
     def _plan_producer(self, outbox: Outbox) -> None:
         settings, roles = self.settings, self._roles
-        self.parts.setdefault(self._own, set()).add("producer")
+        self.parts[self._own].add("producer")
         wake = partial(self._wake_consumers, self._own, None)
         if roles & {"dispatch", "release"}:
             lane = self._lane(self._dispatch_runner)
         if "dispatch" in roles:
-            duty = self._add("dispatch", lane, lambda c, _: dispatch_once(c, settings), settings.idle_wait, after=wake)
-            self._dispatching.append(duty)
+            one_pass = _alone(dispatch_once, settings)
+            self._dispatching = self._add("dispatch", lane, one_pass, settings.idle_wait, after=wake)
             self._listen(self._own)
         if "release" in roles:
-            every = settings.release_interval
-            self._add("release", lane, lambda c, _: release_due_once(c, settings), every, after=wake)
+            self._add("release", lane, _alone(release_due_once, settings), settings.release_interval, after=wake)
         if "check" in roles:
             self._plan_check(outbox)
         if "prune" in roles:
@@ -121,21 +128,20 @@ class Plan:
         asker = Asker(Runners(self._own, self._stopping), settings.checks_in_flight)
         self.ends.append(asker.end)
 
-        def one_pass(connection: Connection, _: Connection) -> Counts:
-            return check_once(connection, settings, outbox.checkers, asker, stopping=lane.ending)
-
         def wait() -> float:
             # A topic may be asked about more often than the settings say; one may be declared at any time.
             return min([settings.check_interval, *(each.interval for each in list(outbox.checkers.values()))])
 
+        one_pass = _alone(check_once, settings, outbox.checkers, asker, stopping=lane.ending)
         self._add("check", lane, one_pass, wait, after=partial(self._wake, self._own, OPS), eager=False)
 
     def _plan_subscription(self, subscription: Subscription) -> None:
         settings, group, topic = self.settings, subscription.group, subscription.topic
         name = f"{topic} of {group}"
-        source = self._source_of(subscription)
-        self.parts.setdefault(self._own, set()).add("consumer")
-        self.parts.setdefault(source, set()).add("producer")
+        source = self._own if subscription.source is None else Database(subscription.source)
+        source = self._sources.setdefault(source.address, source)
+        self.parts[self._own].add("consumer")
+        self.parts[source].add("producer")
         remote = None if source is self._own else source
         kind = AsyncRunner if subscription.is_async else OwnRunner
         threads = subscription.threads if "consume" in self._roles else 1
@@ -169,7 +175,7 @@ class Plan:
 
         # A lane of its own: a job may take long, and nothing must wait for it.
         lane = self._lane()
-        self.parts.setdefault(self._own, set()).add("consumer")
+        self.parts[self._own].add("consumer")
         for reconciler in reconcilers(outbox, self._stopping):
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
 
@@ -178,25 +184,20 @@ class Plan:
         # Lanes of their own: operators wait for what they ordered, and a compensation may take long.
         self.parts.setdefault(self._own, set())
         lane, wake = self._lane(), partial(self._wake, self._own, OPS)
-        one_pass: Pass = lambda connection, _: bulk_once(connection, settings, stopping=lane.ending)  # noqa: E731
+        one_pass = _alone(bulk_once, settings, stopping=lane.ending)
         self._add("bulk", lane, one_pass, every, after=wake, eager=False)
-        if producing and outbox.compensations:
-            lane_of_its_own, registered = self._lane(), outbox.compensations
-            runners = Runners(self._own, self._stopping)
+        if producing and (registered := outbox.compensations):
+            lane, runners = self._lane(), Runners(self._own, self._stopping)
             self.ends.append(runners.end)
-
-            def compensate(connection: Connection, _: Connection) -> Counts:
-                ending = lane_of_its_own.ending
-                return compensate_once(
-                    connection, settings, compensations=registered, new_runner=runners, stopping=ending
-                )
-
-            self._add("compensate", lane_of_its_own, compensate, every, eager=False)
+            one_pass = _alone(
+                compensate_once, settings, compensations=registered, new_runner=runners, stopping=lane.ending
+            )
+            self._add("compensate", lane, one_pass, every, eager=False)
 
     def _plan_prune(self, name: str, prune: Callable[..., Counts]) -> None:
-        upkeep, settings = self._upkeep_of(self._own), self.settings
-        one_pass: Pass = lambda connection, _: prune(connection, settings, stopping=upkeep.ending)  # noqa: E731
-        self._add(name, upkeep, one_pass, settings.prune_interval, eager=False)
+        upkeep = self._upkeep_of(self._own)
+        one_pass = _alone(prune, self.settings, stopping=upkeep.ending)
+        self._add(name, upkeep, one_pass, self.settings.prune_interval, eager=False)
 
     def _plan_report(self, outbox: Outbox) -> None:
         upkeep = self._upkeep_of(self._own)
@@ -218,20 +219,16 @@ class Plan:
         *,
         after: Callable[[], None] | None = None,
         eager: bool = True,
+        reported: bool = True,
     ) -> Duty:
         longest = wait if callable(wait) else lambda: wait
         cap = self.settings.reconnect_cap
         duty = Duty(name, one_pass, lane, longest_wait=longest, reconnect_cap=cap, after=after, eager=eager)
-        self.duties.append(duty)
+        if reported:
+            self.duties.append(duty)
         return duty
 
-    def _source_of(self, subscription: Subscription) -> WorkerDatabase:
-        if subscription.source is None:
-            return self._own
-        source = WorkerDatabase(subscription.source)
-        return self._sources.setdefault(source.address, source)
-
-    def _upkeep_of(self, database: WorkerDatabase) -> Lane:
+    def _upkeep_of(self, database: Database) -> Lane:
         if database not in self._upkeep:
             self._upkeep[database] = self._lane(OwnRunner(database, None, self._stopping))
         return self._upkeep[database]
@@ -239,7 +236,7 @@ class Plan:
     def _listen(self, source: WorkerDatabase) -> None:
         if not self.settings.listen or source in self.listeners:
             return
-        schema, cap = self.settings.schema, self.settings.reconnect_cap
+        schema = self.settings.schema
 
         def send_probe(connection: Connection, _: Connection) -> Counts:
             with connection.begin():
@@ -247,13 +244,7 @@ class Plan:
             return Counts()
 
         # Not among the duties of which the worker reports: it has no work of its own.
-        probe = Duty(
-            f"probe {source.address}",
-            send_probe,
-            self._upkeep_of(source),
-            longest_wait=lambda: math.inf,
-            reconnect_cap=cap,
-        )
+        probe = self._add(f"probe {source.address}", self._upkeep_of(source), send_probe, math.inf, reported=False)
         self.listeners[source] = Listener(
             source,
             schema,
@@ -261,22 +252,19 @@ class Plan:
             probe=probe.wake,
             own_pids=lambda: {self._dispatch_runner.backend_pid},
             stopping=self._stopping,
-            reconnect_cap=cap,
+            reconnect_cap=self.settings.reconnect_cap,
         )
 
-    def _longest_wait(self, source: WorkerDatabase) -> float:
-        listener = self.listeners.get(source)
-        return (
-            max(LISTENING_WAIT, self.settings.idle_wait) if listener and listener.working else self.settings.idle_wait
-        )
+    def _longest_wait(self, source: Database) -> float:
+        listener, wait = self.listeners.get(source), self.settings.idle_wait
+        return max(LISTENING_WAIT, wait) if listener and listener.working else wait
 
     def _wake(self, source: WorkerDatabase, payload: str | None) -> None:
         """Pass a notification on; None stands for all that may have been missed."""
         if payload != OPS:
             self._wake_consumers(source, payload)
-        if payload in {OPS, None} and source is self._own:
-            for duty in self._dispatching:
-                duty.wake()
+        if payload in {OPS, None} and source is self._own and self._dispatching:
+            self._dispatching.wake()
 
     def _wake_consumers(self, source: WorkerDatabase, topic: str | None) -> None:
         """Wake the consumers of a topic of this database; all consumers of this database if the topic is None."""

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -68,15 +68,8 @@ def report_once(connection: Connection, settings: Settings, facts: Facts, sample
     Each in short transactions of its own, and only one worker samples a minute. Returns ``taken`` rows, of them
     ``done`` samples. ``connection`` must not be in a transaction.
     """
-    schema = settings.schema
-    values = {
-        "id": facts.id,
-        "name": facts.name,
-        "version": facts.version,
-        "roles": _json(facts.roles),
-        "handlers": _json(facts.handlers),
-        "duties": _json(facts.duties),
-    }
+    schema, values = settings.schema, asdict(facts)
+    values |= {name: _json(values[name]) for name in ("roles", "handlers", "duties")}
     with connection.begin():
         _, ((missing,),) = execute(connection, sql.beat(schema, values), sql.sample_missing(schema))
         claimed = execute(connection, sql.claim_sample(schema))[0] if missing else []
@@ -117,14 +110,8 @@ class Reporter:
         """Report once; the report is made anew each time, since a handler may be declared at any time."""
         from outbox import __version__  # noqa: PLC0415 - the package itself
 
-        facts = Facts(
-            self._id,
-            self._name,
-            __version__,
-            self._roles,
-            handlers_of(self._outbox),
-            {duty.name: health_of(duty) for duty in self._duties},
-        )
+        duties = {duty.name: health_of(duty) for duty in self._duties}
+        facts = Facts(self._id, self._name, __version__, self._roles, handlers_of(self._outbox), duties)
         return report_once(connection, self._settings, facts, self._sample)
 
     def goodbye(self, runner: OwnRunner) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from outbox.errors import InvalidSettings
@@ -59,9 +58,7 @@ class Worker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
