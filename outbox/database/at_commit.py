@@ -133,10 +133,8 @@ def hook(engine: Engine) -> None:
 
 
 def _on_commit(connection: Connection) -> None:
-    if (pending := _by_connection.pop(connection, None)) is None:
-        return
     try:
-        _write(connection, pending, then_commit=True)
+        _write(connection, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
         if not is_lost(connection):
@@ -145,10 +143,9 @@ def _on_commit(connection: Connection) -> None:
 
 
 def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> None:
-    if (pending := _by_connection.pop(connection, None)) is None or is_prepared:
-        return
     try:
-        _write(connection, pending, then_commit=False)
+        if not is_prepared:
+            _write(connection, then_commit=False)
     except BaseException:
         if not is_lost(connection):
             connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
@@ -156,8 +153,7 @@ def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> 
 
 
 def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
-    if (pending := _by_connection.pop(connection, None)) is not None:
-        _write(connection, pending, then_commit=False)
+    _write(connection, then_commit=False)
 
 
 def _on_rollback(connection: Connection, *_: Any) -> None:
@@ -182,7 +178,9 @@ def refuse_autocommit(connection: Connection) -> None:
         )
 
 
-def _write(connection: Connection, pending: Pending, *, then_commit: bool) -> None:
+def _write(connection: Connection, *, then_commit: bool) -> None:
+    if (pending := _by_connection.pop(connection, None)) is None:
+        return
     items = [item for item, _ in pending.items]
     for source in pending.sources:
         items += source(connection)

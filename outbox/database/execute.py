@@ -195,13 +195,13 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statement
     from psycopg import errors  # noqa: PLC0415
 
     missing = errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject
-    if isinstance(error, missing) and (schema := _schema_in(error.diag.message_primary or "", statements)):
-        url = connection.engine.url
-        raise SchemaMissing(
-            f"the outbox tables are not in database {url.database!r} on {url.host or 'the local socket'}: "
-            f"{error.diag.message_primary}; run: outbox db upgrade --url {url.render_as_string(hide_password=True)}"
-            f"{_part_option(error.diag.message_primary or '')}{'' if schema == 'outbox' else f' --schema {schema}'}"
-        ) from error
+    what = error.diag.message_primary or ""
+    if isinstance(error, missing) and (schema := _schema_in(what, statements)):
+        from outbox.database.migration.state import command, described  # noqa: PLC0415 - Alembic is slow to import
+
+        mend = command(connection, "upgrade", _parts_in(what), schema)
+        where = described(connection, schema)
+        raise SchemaMissing(f"the outbox tables are not in {where}: {what}; run: {mend}") from error
     dialect = connection.dialect
     disconnected = dialect.is_disconnect(cast("Any", error), connection.connection.dbapi_connection, None)
     if disconnected:
@@ -217,14 +217,13 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statement
     ) from error
 
 
-def _part_option(message: str) -> str:
-    """Return the option that installs the table which a message names; an upgrade without it adds no part."""
+def _parts_in(message: str) -> tuple[str, ...]:
+    """Return the part with the table which a message names; an upgrade that doesn't name it adds no part."""
     from outbox.database.tables import consumer_tables, producer_tables  # noqa: PLC0415 - only where it has failed
 
-    for part, tables in (("producer", producer_tables), ("consumer", consumer_tables)):
-        if any(re.search(rf"\b{table.name}\b", message) for table in tables().tables.values()):
-            return f" --part {part}"
-    return ""
+    parts = {"producer": producer_tables(), "consumer": consumer_tables()}
+    tables = {table.name: part for part, metadata in parts.items() for table in metadata.tables.values()}
+    return tuple(part for table, part in tables.items() if re.search(rf"\b{table}\b", message))[:1]
 
 
 def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:

@@ -47,10 +47,6 @@ class RefusedError(Exception):
     """What every command raises that can't be done; the text goes back to the owner."""
 
 
-class _CantRun(Exception):
-    """The identity could enter the folder, and can't run the program."""
-
-
 @dataclass(frozen=True)
 class Identity:
     """The user that PostgreSQL runs as; it refuses to run as root.
@@ -85,19 +81,18 @@ def choose(run_as: str, postgres: Path, folder: Path) -> tuple[Identity, bool]:
         kinds.append(identity.kind)
         try:
             os.chown(folder, identity.uid, identity.gid)
-            _run_version(postgres, folder, identity)
-        except _CantRun:
-            return identity, False
+            return identity, _can_run(postgres, folder, identity)
         except (OSError, subprocess.SubprocessError):
             continue
-        return identity, True
     raise RefusedError(
         f"PostgreSQL doesn't run as root, and {' or '.join(kinds)} can't enter {folder} here; "
         "mend: run as another user, or choose a folder that the user nobody can enter"
     )
 
 
-def _run_version(postgres: Path, folder: Path, identity: Identity) -> None:
+def _can_run(postgres: Path, folder: Path, identity: Identity) -> bool:
+    """Can the identity run the program? Raises where it can't even enter the folder."""
+
     def enter() -> None:
         identity.enter()
         os.chdir(folder)
@@ -106,8 +101,9 @@ def _run_version(postgres: Path, folder: Path, identity: Identity) -> None:
         subprocess.run(  # noqa: S603 - the owner found the program, and this process has no threads
             [postgres, "--version"], preexec_fn=enter, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
         )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise _CantRun from error
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 def _candidates(run_as: str, data: Path) -> list[Identity]:
@@ -356,7 +352,11 @@ class Keeper:
 
     def _prepare(self) -> str:
         if not self._plan["temporary"]:
-            self._take_lock()
+            self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RefusedError(f"{self._folder} is in use by another server; choose another folder") from None
         binaries = Path(self._plan["binaries"])
         identity, reachable = choose(self._plan["run_as"], binaries / "postgres", self._folder)
         if not reachable:
@@ -364,24 +364,14 @@ class Keeper:
         postmaster = Postmaster(binaries, self._folder, identity, self.over)
         if not (self._folder / "data").exists():
             shutil.rmtree(self._folder / "data.new", ignore_errors=True)
-            self._write_password(identity)
+            password = self._folder / "password"
+            password.unlink(missing_ok=True)
+            password.touch(0o600, exist_ok=False)
+            password.write_text(os.urandom(18).hex())
+            os.chown(password, identity.uid, identity.gid)
             postmaster.make(sync=self._plan["sync"])
         self._postmaster = postmaster
         return identity.kind
-
-    def _take_lock(self) -> None:
-        self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(f"{self._folder} is in use by another server; choose another folder") from None
-
-    def _write_password(self, identity: Identity) -> None:
-        path = self._folder / "password"
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123
-            file.write(os.urandom(18).hex())
-        os.chown(path, identity.uid, identity.gid)
 
     def _copy_binaries(self, binaries: Path) -> Path:
         if not self._plan["trees"]:

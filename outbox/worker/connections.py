@@ -10,7 +10,6 @@ import asyncio
 import socket
 import threading
 import weakref
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -241,7 +240,7 @@ class AsyncRunner(OwnRunner):
             return
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(greenlet_spawn(self._close), loop).result(_CLOSE_TIMEOUT)
-        loop.call_soon_threadsafe(self._over.set)
+        loop.call_soon_threadsafe(loop.stop)
         self._thread.join(_CLOSE_TIMEOUT)
 
     def cut(self) -> None:
@@ -266,19 +265,17 @@ class AsyncRunner(OwnRunner):
             return error
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        started: Future[asyncio.AbstractEventLoop] = Future()
+        # With a factory, it doesn't become the loop of the calling thread too.
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        loop = self._loop = runner.get_loop()
 
-        async def until_closed() -> None:
-            self._over = asyncio.Event()
-            started.set_result(asyncio.get_running_loop())
-            await self._over.wait()
+        def serve() -> None:
+            with runner:
+                loop.run_forever()
 
-        self._thread = threading.Thread(
-            target=asyncio.run, args=(until_closed(),), name="outbox-worker-loop", daemon=True
-        )
+        self._thread = threading.Thread(target=serve, name="outbox-worker-loop", daemon=True)
         self._thread.start()
-        self._loop = started.result()
-        return self._loop
+        return loop
 
     def _connect(self, database: Database) -> Connection:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet

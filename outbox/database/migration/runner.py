@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from alembic import command
@@ -114,26 +113,21 @@ def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection
     def note(step: Any, **_: object) -> None:
         done.append(step.up_revision_id)
 
-    with connected(bind) as connection, _clear_errors(connection, schema), connection.begin():
-        set_local(connection, "lock_timeout", f"{int(_TURN_TIMEOUT * 1000)}ms")
-        connection.execute(
-            text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"outbox migration {schema}"}
-        )
-        set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
-        with _one_at_a_time:
-            run(connection, chain.config(connection=connection, schema=schema, on_version_apply=note))
+    with connected(bind) as connection:
+        try:
+            with connection.begin():
+                set_local(connection, "lock_timeout", f"{int(_TURN_TIMEOUT * 1000)}ms")
+                turn = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+                connection.execute(turn, {"name": f"outbox migration {schema}"})
+                set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
+                with _one_at_a_time:
+                    run(connection, chain.config(connection=connection, schema=schema, on_version_apply=note))
+        except DBAPIError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            raise SchemaBusy(
+                f"the outbox tables in {described(connection, schema)} can't be changed now: another transaction holds "
+                "a lock on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
+                "try again when it has ended"
+            ) from error
     return done
-
-
-@contextmanager
-def _clear_errors(connection: Connection, schema: str) -> Iterator[None]:
-    try:
-        yield
-    except DBAPIError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-        raise SchemaBusy(
-            f"the outbox tables in {described(connection, schema)} can't be changed now: another transaction holds a "
-            "lock on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
-            "try again when it has ended"
-        ) from error
