@@ -29,6 +29,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    event,
     func,
     text,
 )
@@ -58,413 +59,384 @@ _NAME = Text(collation="C")
 _TIME = DateTime(timezone=True)
 _NOW = func.clock_timestamp()
 
+# By the table's name.
+Tables = dict[str, list[Column[Any] | CheckConstraint | Index]]
+
 _NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
     "pk": "pk_%(table_name)s",
 }
 
 
+def _metadata(schema: str, tables: Tables) -> MetaData:
+    metadata = MetaData(schema=schema, naming_convention=_NAMING)
+    for name, columns_and_more in tables.items():
+        Table(name, metadata, *columns_and_more)
+    return metadata
+
+
 @cache
 def common_tables(schema: str = "outbox") -> MetaData:
     """Return the metadata of the tables that a producer and a consumer both need, in ``schema``."""
-    metadata = MetaData(schema=schema, naming_convention=_NAMING)
-    # Appended in the transaction of the act that it records. ``origin`` tells by which way it came: console (with
-    # address and request id), command line, worker.
-    Table(
-        "audit",
-        metadata,
-        Column("id", BigInteger, Identity(always=True), primary_key=True),
-        Column("acted_at", _TIME, nullable=False, server_default=_NOW),
-        Column("actor", Text, nullable=False),
-        Column("action", Text, nullable=False),
-        Column("target", Text, nullable=False),
-        Column("reason", Text),
-        Column("result", JSONB),
-        Column("origin", JSONB),
-        # Serves "what was done to this message".
-        Index(None, "target"),
-    )
-    # What was ordered for many messages at once, and each rollback of a local transaction. It is done when no item is
-    # pending any more; ``rate`` is items a second.
-    Table(
-        "bulk_job",
-        metadata,
-        Column("id", Uuid, primary_key=True),
-        Column("action", Text, nullable=False),
-        Column("requested_by", Text, nullable=False),
-        Column("reason", Text, nullable=False),
-        Column("options", JSONB, nullable=False, server_default=text("'{}'")),
-        Column("selector", JSONB, nullable=False),
-        Column("rate", Double),
-        Column("total", Integer, nullable=False),
-        Column("idempotency_key", Text),
-        Column("origin", JSONB),
-        Column("created_at", _TIME, nullable=False, server_default=_NOW),
-        Column("started_at", _TIME),
-        Column("finished_at", _TIME),
-        Column("cancelled_at", _TIME),
-        Column("cancelled_by", Text),
-        CheckConstraint("rate > 0", name="rate"),
-        CheckConstraint("total >= 0", name="total"),
-        CheckConstraint("(cancelled_at IS NULL) = (cancelled_by IS NULL)", name="cancelled"),
-        # Makes a repeated order the same order.
-        Index(None, "idempotency_key", unique=True),
-        # Serves workers: what is to be done.
-        Index("ix_bulk_job_open", "created_at", postgresql_where=text("finished_at IS NULL")),
-    )
-    # Each item is acted on in a transaction that also writes its state here. A rollback runs outside of it, and claims
-    # its item by moving ``next_attempt_at`` ahead.
-    Table(
-        "bulk_item",
-        metadata,
-        Column("bulk_job_id", Uuid, primary_key=True),
-        Column("number", Integer, primary_key=True, autoincrement=False),
-        Column("action", Text, nullable=False),
-        Column("message_id", Uuid, nullable=False),
-        Column("topic", _NAME),
-        Column("consumer_group", _NAME),
-        Column("state", Text, nullable=False, server_default=text("'pending'")),
-        Column("outcome", Text),
-        Column("attempts", Integer, nullable=False, server_default=text("0")),
-        Column("next_attempt_at", _TIME, nullable=False, server_default=_NOW),
-        Column("changed_at", _TIME, nullable=False, server_default=_NOW),
-        CheckConstraint("state IN ('pending', 'done', 'skipped', 'failed', 'cancelled')", name="state"),
-        CheckConstraint("number > 0", name="number"),
-        CheckConstraint("attempts >= 0", name="attempts"),
-        # Serves workers: the next items of a bulk job.
-        Index("ix_bulk_item_pending", "bulk_job_id", "number", postgresql_where=text("state = 'pending'")),
-        # Nobody rolls a message back while somebody else is at it.
-        Index(
-            "ix_bulk_item_compensate",
-            "message_id",
-            unique=True,
-            postgresql_where=text("action = 'compensate' AND state = 'pending'"),
-        ),
-        # Serves "which bulk jobs had this message".
-        Index(None, "message_id"),
-    )
-    # A row for each worker that runs, written again every few seconds, and deleted when it ends in order.
-    Table(
-        "worker",
-        metadata,
-        Column("id", Uuid, primary_key=True),
-        Column("name", Text, nullable=False),
-        Column("version", Text, nullable=False),
-        Column("started_at", _TIME, nullable=False, server_default=_NOW),
-        Column("seen_at", _TIME, nullable=False, server_default=_NOW),
-        Column("roles", JSONB, nullable=False),
-        Column("handlers", JSONB, nullable=False),
-        Column("duties", JSONB, nullable=False),
-        # Serves prune: workers that died.
-        Index(None, "seen_at"),
-    )
-    # How things stood, once a minute; the charts of the console are made of it.
-    Table(
-        "stats_sample",
-        metadata,
-        Column("sampled_at", _TIME, primary_key=True),
-        Column("stats", JSONB, nullable=False),
-    )
-    return metadata
+    tables: Tables = {
+        # Appended in the transaction of the act that it records. ``origin`` tells by which way it came: console (with
+        # address and request id), command line, worker.
+        "audit": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("acted_at", _TIME, nullable=False, server_default=_NOW),
+            Column("actor", Text, nullable=False),
+            Column("action", Text, nullable=False),
+            Column("target", Text, nullable=False),
+            Column("reason", Text),
+            Column("result", JSONB),
+            Column("origin", JSONB),
+            # Serves "what was done to this message".
+            Index(None, "target"),
+        ],
+        # What was ordered for many messages at once, and each rollback of a local transaction. It is done when no item
+        # is pending any more; ``rate`` is items a second.
+        "bulk_job": [
+            Column("id", Uuid, primary_key=True),
+            Column("action", Text, nullable=False),
+            Column("requested_by", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            Column("options", JSONB, nullable=False, server_default=text("'{}'")),
+            Column("selector", JSONB, nullable=False),
+            Column("rate", Double),
+            Column("total", Integer, nullable=False),
+            Column("idempotency_key", Text),
+            Column("origin", JSONB),
+            Column("created_at", _TIME, nullable=False, server_default=_NOW),
+            Column("started_at", _TIME),
+            Column("finished_at", _TIME),
+            Column("cancelled_at", _TIME),
+            Column("cancelled_by", Text),
+            CheckConstraint("rate > 0", name="rate"),
+            CheckConstraint("total >= 0", name="total"),
+            CheckConstraint("(cancelled_at IS NULL) = (cancelled_by IS NULL)", name="cancelled"),
+            # Makes a repeated order the same order.
+            Index(None, "idempotency_key", unique=True),
+            # Serves workers: what is to be done.
+            Index("ix_bulk_job_open", "created_at", postgresql_where=text("finished_at IS NULL")),
+        ],
+        # Each item is acted on in a transaction that also writes its state here. A rollback runs outside of it, and
+        # claims its item by moving ``next_attempt_at`` ahead.
+        "bulk_item": [
+            Column("bulk_job_id", Uuid, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("action", Text, nullable=False),
+            Column("message_id", Uuid, nullable=False),
+            Column("topic", _NAME),
+            Column("consumer_group", _NAME),
+            Column("state", Text, nullable=False, server_default=text("'pending'")),
+            Column("outcome", Text),
+            Column("attempts", Integer, nullable=False, server_default=text("0")),
+            Column("next_attempt_at", _TIME, nullable=False, server_default=_NOW),
+            Column("changed_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("state IN ('pending', 'done', 'skipped', 'failed', 'cancelled')", name="state"),
+            CheckConstraint("number > 0", name="number"),
+            CheckConstraint("attempts >= 0", name="attempts"),
+            # Serves workers: the next items of a bulk job.
+            Index("ix_bulk_item_pending", "bulk_job_id", "number", postgresql_where=text("state = 'pending'")),
+            # Nobody rolls a message back while somebody else is at it.
+            Index(
+                "ix_bulk_item_compensate",
+                "message_id",
+                unique=True,
+                postgresql_where=text("action = 'compensate' AND state = 'pending'"),
+            ),
+            # Serves "which bulk jobs had this message".
+            Index(None, "message_id"),
+        ],
+        # A row for each worker that runs, written again every few seconds, and deleted when it ends in order.
+        "worker": [
+            Column("id", Uuid, primary_key=True),
+            Column("name", Text, nullable=False),
+            Column("version", Text, nullable=False),
+            Column("started_at", _TIME, nullable=False, server_default=_NOW),
+            Column("seen_at", _TIME, nullable=False, server_default=_NOW),
+            Column("roles", JSONB, nullable=False),
+            Column("handlers", JSONB, nullable=False),
+            Column("duties", JSONB, nullable=False),
+            # Serves prune: workers that died.
+            Index(None, "seen_at"),
+        ],
+        # How things stood, once a minute; the charts of the console are made of it.
+        "stats_sample": [
+            Column("sampled_at", _TIME, primary_key=True),
+            Column("stats", JSONB, nullable=False),
+        ],
+    }
+    return _metadata(schema, tables)
 
 
 @cache
 def producer_tables(schema: str = "outbox") -> MetaData:
     """Return the metadata of the producer's tables in ``schema``; nothing on the hot path is updated or deleted."""
-    metadata = MetaData(schema=schema, naming_convention=_NAMING)
-    # Written in the caller's transaction; never changed. Prune reads it by id, which begins with the time.
-    Table(
-        "half_message",
-        metadata,
-        Column("id", Uuid, primary_key=True),
-        Column("producer_group", _NAME, nullable=False),
-        Column("topic", _NAME, nullable=False),
-        Column("key", _NAME),
-        Column("tag", _NAME),
-        Column("headers", JSONB),
-        Column("content_type", Text, nullable=False),
-        Column("body", LargeBinary, nullable=False),
-        Column("deliver_at", _TIME),
-        Column("born_at", _TIME, nullable=False, server_default=_NOW),
-        # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
-        # each row would take three times as long. Generated, so that it changes with a body that somebody changes.
-        Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
-        CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
-        CheckConstraint("octet_length(key) <= 255", name="key"),
-    )
+    sequence = Sequence("op_sequence", schema=schema)
+    tables: Tables = {
+        # Written in the caller's transaction; never changed. Prune reads it by id, which begins with the time.
+        "half_message": [
+            Column("id", Uuid, primary_key=True),
+            Column("producer_group", _NAME, nullable=False),
+            Column("topic", _NAME, nullable=False),
+            Column("key", _NAME),
+            Column("tag", _NAME),
+            Column("headers", JSONB),
+            Column("content_type", Text, nullable=False),
+            Column("body", LargeBinary, nullable=False),
+            Column("deliver_at", _TIME),
+            Column("born_at", _TIME, nullable=False, server_default=_NOW),
+            # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
+            # each row would take three times as long. Generated, so that it changes with a body that somebody changes.
+            Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
+            CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
+            CheckConstraint("octet_length(key) <= 255", name="key"),
+        ],
+        # The one row of the producer's side that changes: it lives from prepare to decision.
+        "half_check": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("fenced", Boolean, nullable=False),
+            Column("next_check_at", _TIME, nullable=False),
+            Column("check_times", Integer, nullable=False, server_default=text("0")),
+            Column("last_answer", Text),
+            Column("last_error", Text),
+            Column("checked_at", _TIME),
+            Column("parked_at", _TIME),
+            Column("reason", Text),
+            Column("topic", _NAME, nullable=False),
+            CheckConstraint("check_times >= 0", name="check_times"),
+            CheckConstraint("last_answer IN ('commit', 'rollback', 'unknown')", name="last_answer"),
+            CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
+            # Serves the check pass, which asks topic by topic: halves of a topic without a checker cost others nothing.
+            Index(None, "topic", "next_check_at", postgresql_where=text("parked_at IS NULL")),
+            # Serves the check pass: fenced halves need no checker, whatever their topic.
+            Index(None, "next_check_at", postgresql_where=text("fenced AND parked_at IS NULL")),
+        ],
+        # One row a check, written when the question is put: without an answer, the worker died or was cut off over it.
+        "check_history": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("asked", Text, nullable=False),
+            Column("asked_at", _TIME, nullable=False, server_default=_NOW),
+            Column("worker", Text, nullable=False),
+            Column("answer", Text),
+            Column("seconds", Double),
+            Column("error", Text),
+            CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
+            CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
+        ],
+        # A half is undecided if and only if it has no row here; the primary key decides every race.
+        "op_message": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("sequence", BigInteger, sequence, server_default=sequence.next_value(), nullable=False),
+            Column("resolution", Text, nullable=False),
+            Column("decided_by", Text, nullable=False),
+            Column("decided_at", _TIME, nullable=False, server_default=_NOW),
+            Column("xid", _XID8, nullable=False, server_default=func.pg_current_xact_id()),
+            CheckConstraint("resolution IN ('commit', 'rollback')", name="resolution"),
+            CheckConstraint("decided_by IN ('producer', 'check', 'operator')", name="decided_by"),
+            # Serves dispatch: ops of transactions begun or finished since the last snapshot.
+            Index(None, "xid"),
+            # Serves dispatch: the rest of a backlog that was cut into batches, in the order it was written.
+            Index(None, "sequence", unique=True),
+        ],
+        "message": [
+            Column("topic", _NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("position", BigInteger, primary_key=True, autoincrement=False),
+            Column("half_id", Uuid, nullable=False),
+            Column("send_number", SmallInteger, nullable=False),
+            Column("visible_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("position > 0", name="position"),
+            CheckConstraint("send_number > 0", name="send_number"),
+            # Serves "was this half dispatched, how often": resend, re-base after a restore, `messages show`;
+            # and refuses a second message for the same send, whatever a dispatcher does.
+            Index(None, "half_id", "send_number", unique=True),
+        ],
+        # Deleted when due. A recalled one stays as the evidence why its op never became a message.
+        "scheduled_message": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("deliver_at", _TIME, nullable=False),
+            Column("recalled_at", _TIME),
+            Column("recalled_by", Text),
+            CheckConstraint("(recalled_at IS NULL) = (recalled_by IS NULL)", name="recalled"),
+            # Serves the release pass: the next due messages.
+            Index(None, "deliver_at", "half_id", postgresql_where=text("recalled_at IS NULL")),
+        ],
+        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch.py.
+        "dispatch_cursor": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("next_xid", _XID8, nullable=False),
+            Column("in_flight", ARRAY(_XID8), nullable=False),
+            Column("target", _PG_SNAPSHOT),
+            Column("after_sequence", BigInteger),
+            Column("until_sequence", BigInteger),
+            Column("base_sequence", BigInteger, nullable=False, server_default=text("0")),
+            Column("system_identifier", BigInteger, nullable=False),
+            Column("written_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("(after_sequence IS NULL) = (until_sequence IS NULL)", name="cut"),
+            CheckConstraint("target IS NULL OR until_sequence IS NOT NULL", name="target"),
+        ],
+        "topic": [
+            Column("name", _NAME, primary_key=True),
+            Column("queues", Integer, nullable=False),
+            Column("created_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("queues BETWEEN 1 AND 4096", name="queues"),
+        ],
+        # The primary key is what makes a compensation happen once ever.
+        "compensation": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("function", Text, nullable=False),
+            Column("requested_by", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            Column("result", JSONB),
+            Column("compensated_at", _TIME, nullable=False, server_default=_NOW),
+            Column("bulk_job_id", Uuid),
+        ],
+    }
+    metadata = _metadata(schema, tables)
+    # Table(postgresql_with=…) is of SQLAlchemy 2.1.
     fillfactor = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
-    # The one row of the producer's side that changes: it lives from prepare to decision.
-    Table(
-        "half_check",
-        metadata,
-        Column("half_id", Uuid, primary_key=True),
-        Column("fenced", Boolean, nullable=False),
-        Column("next_check_at", _TIME, nullable=False),
-        Column("check_times", Integer, nullable=False, server_default=text("0")),
-        Column("last_answer", Text),
-        Column("last_error", Text),
-        Column("checked_at", _TIME),
-        Column("parked_at", _TIME),
-        Column("reason", Text),
-        Column("topic", _NAME, nullable=False),
-        CheckConstraint("check_times >= 0", name="check_times"),
-        CheckConstraint("last_answer IN ('commit', 'rollback', 'unknown')", name="last_answer"),
-        CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
-        # Serves the check pass, which asks topic by topic: halves of a topic without a checker cost the others nothing.
-        Index(None, "topic", "next_check_at", postgresql_where=text("parked_at IS NULL")),
-        # Serves the check pass: fenced halves need no checker, whatever their topic.
-        Index(None, "next_check_at", postgresql_where=text("fenced AND parked_at IS NULL")),
-        # Table(postgresql_with=…) is of SQLAlchemy 2.1.
-        listeners=[("after_create", fillfactor)],
-    )
-    # One row a check, written when the question is put: without an answer, the worker died or was cut off over it.
-    Table(
-        "check_history",
-        metadata,
-        Column("half_id", Uuid, primary_key=True),
-        Column("id", BigInteger, Identity(always=True), primary_key=True),
-        Column("asked", Text, nullable=False),
-        Column("asked_at", _TIME, nullable=False, server_default=_NOW),
-        Column("worker", Text, nullable=False),
-        Column("answer", Text),
-        Column("seconds", Double),
-        Column("error", Text),
-        CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
-        CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
-    )
-    # A half is undecided if and only if it has no row here; the primary key decides every race.
-    sequence = Sequence("op_sequence", metadata=metadata, schema=metadata.schema)
-    Table(
-        "op_message",
-        metadata,
-        Column("half_id", Uuid, primary_key=True),
-        Column("sequence", BigInteger, sequence, server_default=sequence.next_value(), nullable=False),
-        Column("resolution", Text, nullable=False),
-        Column("decided_by", Text, nullable=False),
-        Column("decided_at", _TIME, nullable=False, server_default=_NOW),
-        Column("xid", _XID8, nullable=False, server_default=func.pg_current_xact_id()),
-        CheckConstraint("resolution IN ('commit', 'rollback')", name="resolution"),
-        CheckConstraint("decided_by IN ('producer', 'check', 'operator')", name="decided_by"),
-        # Serves dispatch: ops of transactions begun or finished since the last snapshot.
-        Index(None, "xid"),
-        # Serves dispatch: the rest of a backlog that was cut into batches, in the order it was written.
-        Index(None, "sequence", unique=True),
-    )
-    Table(
-        "message",
-        metadata,
-        Column("topic", _NAME, primary_key=True),
-        Column("queue", Integer, primary_key=True, autoincrement=False),
-        Column("position", BigInteger, primary_key=True, autoincrement=False),
-        Column("half_id", Uuid, nullable=False),
-        Column("send_number", SmallInteger, nullable=False),
-        Column("visible_at", _TIME, nullable=False, server_default=_NOW),
-        CheckConstraint("position > 0", name="position"),
-        CheckConstraint("send_number > 0", name="send_number"),
-        # Serves "was this half dispatched, how often": resend, re-base after a restore, `messages show`;
-        # and refuses a second message for the same send, whatever a dispatcher does.
-        Index(None, "half_id", "send_number", unique=True),
-    )
-    # Deleted when due. A recalled one stays as the evidence why its op never became a message.
-    Table(
-        "scheduled_message",
-        metadata,
-        Column("half_id", Uuid, primary_key=True),
-        Column("deliver_at", _TIME, nullable=False),
-        Column("recalled_at", _TIME),
-        Column("recalled_by", Text),
-        CheckConstraint("(recalled_at IS NULL) = (recalled_by IS NULL)", name="recalled"),
-        # Serves the release pass: the next due messages.
-        Index(None, "deliver_at", "half_id", postgresql_where=text("recalled_at IS NULL")),
-    )
-    # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch.py.
-    Table(
-        "dispatch_cursor",
-        metadata,
-        Column("id", BigInteger, Identity(always=True), primary_key=True),
-        Column("next_xid", _XID8, nullable=False),
-        Column("in_flight", ARRAY(_XID8), nullable=False),
-        Column("target", _PG_SNAPSHOT),
-        Column("after_sequence", BigInteger),
-        Column("until_sequence", BigInteger),
-        Column("base_sequence", BigInteger, nullable=False, server_default=text("0")),
-        Column("system_identifier", BigInteger, nullable=False),
-        Column("written_at", _TIME, nullable=False, server_default=_NOW),
-        CheckConstraint("(after_sequence IS NULL) = (until_sequence IS NULL)", name="cut"),
-        CheckConstraint("target IS NULL OR until_sequence IS NOT NULL", name="target"),
-    )
-    Table(
-        "topic",
-        metadata,
-        Column("name", _NAME, primary_key=True),
-        Column("queues", Integer, nullable=False),
-        Column("created_at", _TIME, nullable=False, server_default=_NOW),
-        CheckConstraint("queues BETWEEN 1 AND 4096", name="queues"),
-    )
-    # The primary key is what makes a compensation happen once ever.
-    Table(
-        "compensation",
-        metadata,
-        Column("half_id", Uuid, primary_key=True),
-        Column("function", Text, nullable=False),
-        Column("requested_by", Text, nullable=False),
-        Column("reason", Text, nullable=False),
-        Column("result", JSONB),
-        Column("compensated_at", _TIME, nullable=False, server_default=_NOW),
-        Column("bulk_job_id", Uuid),
-    )
+    event.listen(metadata.tables[f"{schema}.half_check"], "after_create", fillfactor)
     return metadata
 
 
 @cache
 def consumer_tables(schema: str = "outbox") -> MetaData:
     """Return the metadata of the consumer's tables in ``schema``."""
-    metadata = MetaData(schema=schema, naming_convention=_NAMING)
-    # The inbox. A consumed row is inserted once and never changed; only failures are updated.
-    Table(
-        "consumer_message",
-        metadata,
-        Column("consumer_group", _NAME, primary_key=True),
-        Column("message_id", Uuid, primary_key=True),
-        Column("topic", _NAME, nullable=False),
-        Column("queue", Integer, nullable=False),
-        Column("position", BigInteger, nullable=False),
-        Column("status", Text, nullable=False),
-        Column("attempts", Integer, nullable=False),
-        Column("claims", Integer, nullable=False, server_default=text("0")),
-        Column("next_attempt_at", _TIME),
-        Column("body_digest", LargeBinary),
-        Column("last_error", Text),
-        Column("received_at", _TIME, nullable=False, server_default=_NOW),
-        Column("changed_at", _TIME, nullable=False, server_default=_NOW),
-        # What failures with one cause have in common; dead letters are grouped by it.
-        Column("error_kind", Text),
-        # Parked, and somebody has decided that this is the end of it.
-        Column("discarded_at", _TIME),
-        # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
-        Column("quarantined_by", Uuid),
-        Column("quarantined_from", Text),
-        CheckConstraint("status IN ('consumed', 'failed', 'parked', 'quarantined')", name="status"),
-        CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
-        CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
-        CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
-        CheckConstraint("quarantined_from IN ('unconsumed', 'failed', 'parked')", name="quarantined_from"),
-        CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
-        CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
-        # Serves the retry pass: the next due failures of a group.
-        Index(
-            "ix_consumer_message_due",
-            "consumer_group",
-            "topic",
-            "next_attempt_at",
-            postgresql_where=text("status = 'failed'"),
-        ),
-        # Serves operators: what is parked.
-        Index(
-            "ix_consumer_message_parked",
-            "consumer_group",
-            "topic",
-            "message_id",
-            postgresql_where=text("status = 'parked'"),
-        ),
-        # Serves operators: dead letters by their kind.
-        Index(
-            "ix_consumer_message_dead",
-            "consumer_group",
-            "topic",
-            text("coalesce(error_kind, 'unclassified'::text)"),
-            "message_id",
-            postgresql_where=text("status = 'parked' AND discarded_at IS NULL"),
-        ),
-        # Serves operators: what was discarded.
-        Index(
-            "ix_consumer_message_discarded",
-            "discarded_at",
-            "message_id",
-            postgresql_where=text("discarded_at IS NOT NULL"),
-        ),
-    )
-    # Appended; the newest (greatest position, then claims) counts, found at the end of the primary key.
-    # ``claims`` counts how often the messages after this position were started without an end.
-    Table(
-        "consumer_offset",
-        metadata,
-        Column("consumer_group", _NAME, primary_key=True),
-        Column("topic", _NAME, primary_key=True),
-        Column("queue", Integer, primary_key=True, autoincrement=False),
-        Column("position", BigInteger, primary_key=True, autoincrement=False),
-        Column("claims", SmallInteger, primary_key=True, autoincrement=False),
-        Column("written_at", _TIME, nullable=False, server_default=_NOW),
-        CheckConstraint("position >= 0", name="position"),
-    )
-    # Where a group began: what lies before was never meant for it. Written once; offsets are pruned, this is not.
-    Table(
-        "consumer_start",
-        metadata,
-        Column("consumer_group", _NAME, primary_key=True),
-        Column("topic", _NAME, primary_key=True),
-        Column("queue", Integer, primary_key=True, autoincrement=False),
-        Column("position", BigInteger, nullable=False),
-        Column("started_at", _TIME, nullable=False, server_default=_NOW),
-    )
-    # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
-    # ``schedule`` is that of the worker by which it began, NULL if somebody began it by hand.
-    Table(
-        "reconciliation_run",
-        metadata,
-        Column("id", Uuid, primary_key=True),
-        Column("topic", _NAME, nullable=False),
-        Column("consumer_group", _NAME, nullable=False),
-        Column("window_start", _TIME),
-        Column("window_end", _TIME),
-        Column("started_at", _TIME, nullable=False, server_default=_NOW),
-        Column("finished_at", _TIME),
-        Column("counts", JSONB),
-        Column("error", Text),
-        Column("job_id", Uuid, nullable=False),
-        Column("applied", Boolean, nullable=False, server_default=text("false")),
-        Column("schedule", _NAME),
-        Column("plan", JSONB),
-        # Serves "the last run of this pair".
-        Index(None, "topic", "consumer_group", "started_at"),
-    )
-    Table(
-        "reconciliation_finding",
-        metadata,
-        Column("id", BigInteger, Identity(always=True), primary_key=True),
-        Column("run_id", Uuid, nullable=False),
-        Column("message_id", Uuid),
-        Column("kind", Text, nullable=False),
-        Column("detail", JSONB),
-        Column("action", Text),
-        Column("acted_at", _TIME),
-        Column("result", Text),
-        # Serves the report of one run, and the mark of what was done about one of its findings.
-        Index(None, "run_id", "message_id"),
-        # Serves "what was ever found about this message".
-        Index(None, "message_id"),
-    )
-    # Ranges of ids that were found in sync, with nothing in flight: they need not be read again.
-    Table(
-        "reconciliation_settled",
-        metadata,
-        Column("consumer_group", _NAME, primary_key=True),
-        Column("topic", _NAME, primary_key=True),
-        Column("first_id", Uuid, primary_key=True),
-        Column("end_id", Uuid),
-        Column("counts", JSONB, nullable=False),
-        Column("verified_at", _TIME, nullable=False, server_default=_NOW),
-    )
-    # Up to where all that was written is known to have left the settled ranges alone.
-    Table(
-        "reconciliation_mark",
-        metadata,
-        Column("consumer_group", _NAME, primary_key=True),
-        Column("topic", _NAME, primary_key=True),
-        Column("version", BigInteger, nullable=False),
-        Column("mark", JSONB, nullable=False),
-        Column("written_at", _TIME, nullable=False, server_default=_NOW),
-    )
-    return metadata
+    tables: Tables = {
+        # The inbox. A consumed row is inserted once and never changed; only failures are updated.
+        "consumer_message": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("message_id", Uuid, primary_key=True),
+            Column("topic", _NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("attempts", Integer, nullable=False),
+            Column("claims", Integer, nullable=False, server_default=text("0")),
+            Column("next_attempt_at", _TIME),
+            Column("body_digest", LargeBinary),
+            Column("last_error", Text),
+            Column("received_at", _TIME, nullable=False, server_default=_NOW),
+            Column("changed_at", _TIME, nullable=False, server_default=_NOW),
+            # What failures with one cause have in common; dead letters are grouped by it.
+            Column("error_kind", Text),
+            # Parked, and somebody has decided that this is the end of it.
+            Column("discarded_at", _TIME),
+            # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
+            Column("quarantined_by", Uuid),
+            Column("quarantined_from", Text),
+            CheckConstraint("status IN ('consumed', 'failed', 'parked', 'quarantined')", name="status"),
+            CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
+            CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
+            CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
+            CheckConstraint("quarantined_from IN ('unconsumed', 'failed', 'parked')", name="quarantined_from"),
+            CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
+            CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
+            # Serves the retry pass: the next due failures of a group.
+            Index(
+                "ix_consumer_message_due",
+                "consumer_group",
+                "topic",
+                "next_attempt_at",
+                postgresql_where=text("status = 'failed'"),
+            ),
+            # Serves operators: what is parked.
+            Index(
+                "ix_consumer_message_parked",
+                "consumer_group",
+                "topic",
+                "message_id",
+                postgresql_where=text("status = 'parked'"),
+            ),
+            # Serves operators: dead letters by their kind.
+            Index(
+                "ix_consumer_message_dead",
+                "consumer_group",
+                "topic",
+                text("coalesce(error_kind, 'unclassified'::text)"),
+                "message_id",
+                postgresql_where=text("status = 'parked' AND discarded_at IS NULL"),
+            ),
+            # Serves operators: what was discarded.
+            Index(
+                "ix_consumer_message_discarded",
+                "discarded_at",
+                "message_id",
+                postgresql_where=text("discarded_at IS NOT NULL"),
+            ),
+        ],
+        # Appended; the newest (greatest position, then claims) counts, found at the end of the primary key.
+        # ``claims`` counts how often the messages after this position were started without an end.
+        "consumer_offset": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("topic", _NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("position", BigInteger, primary_key=True, autoincrement=False),
+            Column("claims", SmallInteger, primary_key=True, autoincrement=False),
+            Column("written_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("position >= 0", name="position"),
+        ],
+        # Where a group began: what lies before was never meant for it. Written once; offsets are pruned, this is not.
+        "consumer_start": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("topic", _NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("position", BigInteger, nullable=False),
+            Column("started_at", _TIME, nullable=False, server_default=_NOW),
+        ],
+        # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
+        # ``schedule`` is that of the worker by which it began, NULL if somebody began it by hand.
+        "reconciliation_run": [
+            Column("id", Uuid, primary_key=True),
+            Column("topic", _NAME, nullable=False),
+            Column("consumer_group", _NAME, nullable=False),
+            Column("window_start", _TIME),
+            Column("window_end", _TIME),
+            Column("started_at", _TIME, nullable=False, server_default=_NOW),
+            Column("finished_at", _TIME),
+            Column("counts", JSONB),
+            Column("error", Text),
+            Column("job_id", Uuid, nullable=False),
+            Column("applied", Boolean, nullable=False, server_default=text("false")),
+            Column("schedule", _NAME),
+            Column("plan", JSONB),
+            # Serves "the last run of this pair".
+            Index(None, "topic", "consumer_group", "started_at"),
+        ],
+        "reconciliation_finding": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("run_id", Uuid, nullable=False),
+            Column("message_id", Uuid),
+            Column("kind", Text, nullable=False),
+            Column("detail", JSONB),
+            Column("action", Text),
+            Column("acted_at", _TIME),
+            Column("result", Text),
+            # Serves the report of one run, and the mark of what was done about one of its findings.
+            Index(None, "run_id", "message_id"),
+            # Serves "what was ever found about this message".
+            Index(None, "message_id"),
+        ],
+        # Ranges of ids that were found in sync, with nothing in flight: they need not be read again.
+        "reconciliation_settled": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("topic", _NAME, primary_key=True),
+            Column("first_id", Uuid, primary_key=True),
+            Column("end_id", Uuid),
+            Column("counts", JSONB, nullable=False),
+            Column("verified_at", _TIME, nullable=False, server_default=_NOW),
+        ],
+        # Up to where all that was written is known to have left the settled ranges alone.
+        "reconciliation_mark": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("topic", _NAME, primary_key=True),
+            Column("version", BigInteger, nullable=False),
+            Column("mark", JSONB, nullable=False),
+            Column("written_at", _TIME, nullable=False, server_default=_NOW),
+        ],
+    }
+    return _metadata(schema, tables)

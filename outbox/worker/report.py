@@ -71,8 +71,7 @@ def report_once(connection: Connection, settings: Settings, facts: Facts, sample
     schema, values = settings.schema, asdict(facts)
     values |= {name: _json(values[name]) for name in ("roles", "handlers", "duties")}
     with connection.begin():
-        _, ((missing,),) = execute(connection, sql.beat(schema, values), sql.sample_missing(schema))
-        claimed = execute(connection, sql.claim_sample(schema))[0] if missing else []
+        _, claimed = execute(connection, sql.beat(schema, values), sql.claim_sample(schema))
     if not claimed:
         return Counts(taken=1)
     statistics = sample(connection)
@@ -187,9 +186,8 @@ def _options(declared: object, *names: str) -> dict[str, Any]:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    module = getattr(function, "__module__", None) or type(function).__module__
-    return storable(f"{module}.{name}")
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return storable(f"{named.__module__}.{named.__qualname__}")
 
 
 def _address(bind: Engine | AsyncEngine | str) -> str:

@@ -17,10 +17,6 @@ ON CONFLICT (id) DO UPDATE
        handlers = CASE WHEN w.handlers = excluded.handlers THEN w.handlers ELSE excluded.handlers END
 """
 
-_SAMPLE_MISSING = """
-SELECT NOT EXISTS (SELECT FROM {s}.stats_sample WHERE sampled_at = date_trunc('minute', statement_timestamp()))
-"""
-
 # The worker that writes the row of a minute takes its sample. The row is empty until then, and for good if that worker
 # dies over it.
 _CLAIM_SAMPLE = """
@@ -37,11 +33,6 @@ _LEAVE = "DELETE FROM {s}.worker WHERE id = %s"
 def beat(schema: str, values: Mapping[str, Any]) -> Statement:
     """Write that a worker lives and how it fares: the columns by name; ``roles``, ``handlers``, ``duties`` as JSON."""
     return Statement(in_schema(_BEAT, schema), dict(values))
-
-
-def sample_missing(schema: str) -> Statement:
-    """Return whether no worker has taken this minute's sample so far. Rows: ``(missing,)``."""
-    return Statement(in_schema(_SAMPLE_MISSING, schema))
 
 
 def claim_sample(schema: str) -> Statement:
