@@ -42,17 +42,13 @@ def kind_of(error: BaseException) -> ErrorKind | None:
         case PoolTimeout():
             return ErrorKind.UNAVAILABLE
         case DBAPIError():
-            return _of_database(error)
+            state = sqlstate(error)
+            lost = error.connection_invalidated or (not state and type(error.orig).__name__ in _LOST)
+            if lost or _UNAVAILABLE.match(state):
+                usual = ErrorKind.UNAVAILABLE
+            else:
+                usual = ErrorKind.USAGE if state.startswith(_DATA) else ErrorKind.INTERNAL
+            return _STATES.get(state, usual)
         case ArgumentError() | NoSuchModuleError():
             return ErrorKind.SETTINGS
     return None
-
-
-def _of_database(error: DBAPIError) -> ErrorKind:
-    state = sqlstate(error)
-    if kind := _STATES.get(state):
-        return kind
-    lost = error.connection_invalidated or (not state and type(error.orig).__name__ in _LOST)
-    if lost or _UNAVAILABLE.match(state):
-        return ErrorKind.UNAVAILABLE
-    return ErrorKind.USAGE if state.startswith(_DATA) else ErrorKind.INTERNAL

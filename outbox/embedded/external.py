@@ -10,7 +10,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
@@ -43,9 +42,7 @@ class ServerLike(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             self.stop()
         except Exception as unstopped:

@@ -285,7 +285,7 @@ def _gone(pid: int) -> bool:
 
 
 class Keeper:
-    """Serves one owner. ``plan`` is what the owner wrote: see ``outbox.embedded.own.KeeperPipe``."""
+    """Serves one owner. ``plan`` is what the owner wrote: see ``outbox.embedded.own``."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
@@ -357,7 +357,7 @@ class Keeper:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RefusedError(f"{self._folder} is in use by another server; choose another folder") from None
-        binaries = Path(self._plan["binaries"])
+        binaries = Path(self._plan["binaries"]["folder"])
         identity, reachable = choose(self._plan["run_as"], binaries / "postgres", self._folder)
         if not reachable:
             binaries = self._copy_binaries(binaries)
@@ -374,11 +374,12 @@ class Keeper:
         return identity.kind
 
     def _copy_binaries(self, binaries: Path) -> Path:
-        if not self._plan["trees"]:
+        base, trees = self._plan["binaries"]["base"], self._plan["binaries"]["trees"]
+        if not trees:
             raise RefusedError(f"the server's user can't reach {binaries}; name others in OUTBOX_PG_BIN")
-        base, runtime = Path(self._plan["base"]), self._folder / "runtime"
+        runtime = self._folder / "runtime"
         shutil.rmtree(runtime, ignore_errors=True)
-        for tree in map(Path, self._plan["trees"]):
+        for tree in map(Path, trees):
             # Without the headers, and with the links between the libraries as they are.
             target, headers = runtime / tree.relative_to(base), shutil.ignore_patterns("include")
             shutil.copytree(tree, target, symlinks=True, ignore=headers)

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -66,21 +67,12 @@ _random = random.SystemRandom()
 class KeeperPipe:
     """A keeper process and the only open end of its command pipe."""
 
-    def __init__(self, folder: Path, binaries: Binaries, *, temporary: bool, sync: bool, run_as: str) -> None:
-        plan = {
-            "owner": os.getpid(),
-            "folder": str(folder),
-            "temporary": temporary,
-            "sync": sync,
-            "run_as": run_as,
-            "binaries": str(binaries.folder),
-            "base": str(binaries.base),
-            "trees": [str(tree) for tree in binaries.trees],
-        }
+    def __init__(self, folder: Path, **more: Any) -> None:
+        plan = {"owner": os.getpid(), "folder": folder, **more}
         self._number = 0
         with (folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-I", "-S", str(_KEEPER), json.dumps(plan)],
+                [sys.executable, "-I", "-S", str(_KEEPER), json.dumps(plan, default=str)],
                 # No buffers: their locks could be held by another thread at the moment of a fork.
                 bufsize=0,
                 stdin=subprocess.PIPE,
@@ -254,7 +246,9 @@ class Server(ServerLike):
         log = self.folder / "server.log"
         self._log_starts_at = log.stat().st_size if log.exists() else 0
         sync = self._durable and not temporary
-        self._keeper = KeeperPipe(self.folder, binaries, temporary=temporary, sync=sync, run_as=self._run_as)
+        self._keeper = KeeperPipe(
+            self.folder, temporary=temporary, sync=sync, run_as=self._run_as, binaries=asdict(binaries)
+        )
         self.runs_as = self._ask("prepare")["run_as"]
         self._password = (password := self.folder / "password").read_text()
         if temporary:

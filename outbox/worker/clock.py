@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
 
 #: The scheduler reads its clock at least this often (seconds). A jump is a difference greater than _JUMP.
 _WAKE_EVERY = 1.0
@@ -32,8 +32,6 @@ class Clock:
         quiet = logging.getLogger("outbox.worker.scheduler")
         for logger in (quiet, logging.getLogger("apscheduler.executors.default")):
             logger.setLevel(logging.ERROR)
-        self._guard = threading.Lock()
-        self._waits: dict[str, float] = {}
         self._scheduler = BackgroundScheduler(
             logger=quiet,
             timezone=dt.UTC,
@@ -46,14 +44,11 @@ class Clock:
 
         The same name with other seconds begins anew; with the same ones nothing changes.
         """
-        with self._guard:
-            if self._waits.get(name) == seconds:
-                return
-            self._waits[name] = seconds
-        shortest = max(seconds * (1 - _JITTER / 2), _SHORTEST)
-        self._scheduler.add_job(
-            function, "interval", seconds=shortest, jitter=seconds * _JITTER, id=name, replace_existing=True
-        )
+        shortest = dt.timedelta(seconds=max(seconds * (1 - _JITTER / 2), _SHORTEST))
+        job = self._scheduler.get_job(name)
+        if job is None or job.trigger.interval != shortest:
+            trigger = IntervalTrigger(seconds=shortest.total_seconds(), jitter=seconds * _JITTER)
+            self._scheduler.add_job(function, trigger, id=name, replace_existing=True)
 
     def start(self) -> None:
         """Start the scheduler."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from alembic import command
@@ -45,22 +46,20 @@ def upgrade(
         InvalidSettings: a part or a schema name that isn't one.
     """
     named = None if parts is None else chain.check_parts(parts)
-
-    def run(connection: Connection, config: Config) -> None:
+    with _turn(bind, schema, lock_timeout) as (connection, config, done):
         installed = read(connection, schema)
         which = named or tuple(part for part in chain.PARTS if installed[part]) or chain.PARTS
         branches = ("common", *which)
         newer = any(revision and not chain.known(revision) for revision in map(installed.get, branches))
         if newer and all(chain.is_usable(branch, installed[branch]) for branch in branches):
-            return
+            return done
         refuse_newer(connection, installed, schema)
         # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
         if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
             connection.execute(text(f'CREATE SCHEMA "{schema}"'))
         for branch in branches:
             command.upgrade(config, f"{branch}@head")
-
-    return _run(bind, chain.check_schema(schema), lock_timeout, run)
+    return done
 
 
 def downgrade(
@@ -78,8 +77,7 @@ def downgrade(
         As `upgrade`.
     """
     parts = chain.check_parts(parts)
-
-    def run(connection: Connection, config: Config) -> None:
+    with _turn(bind, schema, lock_timeout) as (connection, config, done):
         installed = read(connection, schema)
         refuse_newer(connection, installed, schema)
         for part in reversed(parts):
@@ -90,8 +88,7 @@ def downgrade(
             command.downgrade(config, "common@base")
         if not versions(connection, schema):
             connection.execute(text(f'DROP TABLE IF EXISTS "{schema}".{chain.VERSION_TABLE}'))
-
-    return _run(bind, chain.check_schema(schema), lock_timeout, run)
+    return done
 
 
 def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
@@ -107,8 +104,10 @@ def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
     return written.getvalue()
 
 
-def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection, Config], None]) -> list[str]:
-    done: list[str] = []
+@contextmanager
+def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connection, Config, list[str]]]:
+    """Yield a connection in a transaction, with Alembic's configuration and a list of the revisions that are run."""
+    schema, done = chain.check_schema(schema), list[str]()
 
     def note(step: Any, **_: object) -> None:
         done.append(step.up_revision_id)
@@ -121,7 +120,7 @@ def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection
                 connection.execute(turn, {"name": f"outbox migration {schema}"})
                 set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
                 with _one_at_a_time:
-                    run(connection, chain.config(connection=connection, schema=schema, on_version_apply=note))
+                    yield connection, chain.config(connection=connection, schema=schema, on_version_apply=note), done
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
@@ -130,4 +129,3 @@ def _run(bind: Bind, schema: str, lock_timeout: float, run: Callable[[Connection
                 "a lock on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
                 "try again when it has ended"
             ) from error
-    return done
