@@ -102,7 +102,9 @@ class Plan:
         if "prune" in roles and self._own in self.parts:
             self._plan_prune("prune records", prune_records_once)
         if self.duties:
-            self._plan_report(outbox)
+            upkeep, reporter = self._upkeep_of(self._own), Reporter(outbox, self._roles, self.duties)
+            self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
+            self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def _plan_producer(self, outbox: Outbox) -> None:
         settings, roles = self.settings, self._roles
@@ -198,12 +200,6 @@ class Plan:
         upkeep = self._upkeep_of(self._own)
         one_pass = _alone(prune, self.settings, stopping=upkeep.ending)
         self._add(name, upkeep, one_pass, self.settings.prune_interval, eager=False)
-
-    def _plan_report(self, outbox: Outbox) -> None:
-        upkeep = self._upkeep_of(self._own)
-        reporter = Reporter(outbox, self._roles, self.duties)
-        self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
-        self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def _lane(self, runner: OwnRunner | None = None) -> Lane:
         lane = Lane(runner or OwnRunner(self._own, None, self._stopping), self._clock, self._stopping)

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.worker")
 
-#: Returns the statistics, as JSON can hold them; gets a connection that is in no transaction.
-Sampler = Callable[["Connection"], Mapping[str, Any]]
-
 #: How long (seconds) a statement of a sample may run: a sample holds up prune and probes.
 _SAMPLE_SECONDS = 2.0
 #: How long (seconds) the end of a worker waits until its row is deleted.
@@ -62,11 +59,13 @@ class Facts:
     duties: Mapping[str, Mapping[str, Any]]
 
 
-def report_once(connection: Connection, settings: Settings, facts: Facts, sample: Sampler) -> Counts:
+def report_once(
+    connection: Connection, settings: Settings, facts: Facts, sample: Callable[[Connection], Mapping[str, Any]]
+) -> Counts:
     """Write that the worker lives; and the statistics, unless another worker has written them for this minute.
 
     Each in short transactions of its own, and only one worker samples a minute. Returns ``taken`` rows, of them
-    ``done`` samples. ``connection`` must not be in a transaction.
+    ``done`` samples. ``connection`` must not be in a transaction. So ``sample`` gets it; it returns what JSON holds.
     """
     schema, values = settings.schema, asdict(facts)
     values |= {name: _json(values[name]) for name in ("roles", "handlers", "duties")}
@@ -159,26 +158,26 @@ def health_of(duty: Duty) -> dict[str, Any]:
 
 def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
     """Return what is registered with an `Outbox`, as JSON can hold it."""
-    handlers = []
+    handlers: list[dict[str, Any]] = []
+
+    def add(kind: str, topic: str, name: str, group: str | None = None, **options: Any) -> None:
+        handlers.append({"kind": kind, "topic": topic, "group": group, "name": name, "options": options})
+
     for each in list(outbox.subscriptions.values()):
         options = _options(each, "ordered", "batch", "threads", "on_exhausted")
-        options["retries"] = len(each.retry_delays)
-        options["source"] = None if each.source is None else _address(each.source)
-        handlers.append(_handler("consumer", each.topic, _name(each.handler), options, each.group))
+        source = None if each.source is None else _address(each.source)
+        options |= {"retries": len(each.retry_delays), "source": source}
+        add("consumer", each.topic, _name(each.handler), each.group, **options)
     for checker in list(outbox.checkers.values()):
         options = _options(checker, "immunity", "interval", "max_checks", "timeout")
-        handlers.append(_handler("checker", checker.topic, _name(checker.function), options))
+        add("checker", checker.topic, _name(checker.function), **options)
     for compensation in list(outbox.compensations.values()):
-        options = {"consumers": [_address(bind) for bind in compensation.consumers]}
-        handlers.append(_handler("compensation", compensation.topic, _name(compensation.function), options))
+        consumers = [_address(bind) for bind in compensation.consumers]
+        add("compensation", compensation.topic, _name(compensation.function), consumers=consumers)
     for declared in list(outbox.reconciliations.values()):
         options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
-        handlers.append(_handler("reconciliation", "", declared.name, options))
+        add("reconciliation", "", declared.name, **options)
     return handlers
-
-
-def _handler(kind: str, topic: str, name: str, options: Mapping[str, Any], group: str | None = None) -> dict[str, Any]:
-    return {"kind": kind, "topic": topic, "group": group, "name": name, "options": options}
 
 
 def _options(declared: object, *names: str) -> dict[str, Any]:
