@@ -119,16 +119,12 @@ def hook(engine: Engine) -> None:
     """Listen to the events of an engine's connections, once."""
     if engine in _hooked:
         return
-    hooks: dict[str, Callable[..., Any]] = {
-        "commit": _on_commit,
-        "commit_twophase": _on_commit_twophase,
-        "prepare_twophase": _on_prepare_twophase,
-        "rollback": _on_rollback,
-        "rollback_twophase": _on_rollback,
-        "rollback_savepoint": _on_rollback_savepoint,
-    }
-    for name, listener in hooks.items():
-        event.listen(engine, name, listener)
+    event.listen(engine, "commit", _on_commit)
+    event.listen(engine, "commit_twophase", _on_commit_twophase)
+    event.listen(engine, "prepare_twophase", _on_prepare_twophase)
+    event.listen(engine, "rollback", _on_rollback)
+    event.listen(engine, "rollback_twophase", _on_rollback)
+    event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
     _hooked.add(engine)
 
 

@@ -165,7 +165,13 @@ class OwnRunner:
 
     def close(self) -> None:
         """Close the connections; no pass is running."""
-        self._close()
+        connections, self._connections = self._connections, None
+        drivers, self._drivers = self._drivers, ()
+        for connection in reversed(connections or ()):
+            discard(connection)
+        for driver in drivers:
+            # SQLAlchemy drops an invalidated connection without closing it.
+            self._close_driver(driver)
 
     def cut(self) -> None:
         """Take the connections away from a pass that runs on: what it has not committed is rolled back."""
@@ -194,7 +200,7 @@ class OwnRunner:
                 if each.in_transaction():
                     each.rollback()
         except BaseException:
-            self._close()
+            OwnRunner.close(self)  # the connections only: an event loop goes on
             raise
         return counts
 
@@ -209,15 +215,6 @@ class OwnRunner:
 
     def _connect(self, database: Database) -> Connection:
         return database.connect()
-
-    def _close(self) -> None:
-        connections, self._connections = self._connections, None
-        drivers, self._drivers = self._drivers, ()
-        for connection in reversed(connections or ()):
-            discard(connection)
-        for driver in drivers:
-            # SQLAlchemy drops an invalidated connection without closing it.
-            self._close_driver(driver)
 
     def _close_driver(self, driver: Any) -> None:
         driver.close()
@@ -239,7 +236,7 @@ class AsyncRunner(OwnRunner):
         if loop is None or self._thread is None:
             return
         with suppress(Exception):
-            asyncio.run_coroutine_threadsafe(greenlet_spawn(self._close), loop).result(_CLOSE_TIMEOUT)
+            asyncio.run_coroutine_threadsafe(greenlet_spawn(super().close), loop).result(_CLOSE_TIMEOUT)
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join(_CLOSE_TIMEOUT)
 

@@ -148,9 +148,8 @@ class Worker:
         """Does this worker serve the producer's tables?"""
         if not self._roles & PRODUCER_ROLES:
             return False
-        if self._roles & {"dispatch", "release", "check"} and not self._all:
-            return True
-        if not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}:
+        named = not self._all and self._roles & {"dispatch", "release", "check"}
+        if named or (not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}):
             return True
         from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 

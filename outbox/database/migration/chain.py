@@ -100,7 +100,7 @@ def include_name(
 
     ``schema`` is ``OUTBOX_SCHEMA`` or ``outbox`` by default; bind another with `functools.partial`.
     """
-    return type_ != "schema" or name != (schema or _default())
+    return type_ != "schema" or name != (schema or os.environ.get("OUTBOX_SCHEMA", "outbox"))
 
 
 def include_object(
@@ -110,8 +110,4 @@ def include_object(
 
     Slower than `include_name`, which keeps Alembic from reading the tables in the first place.
     """
-    return type_ != "table" or getattr(object_, "schema", None) != (schema or _default())
-
-
-def _default() -> str:
-    return os.environ.get("OUTBOX_SCHEMA", "outbox")
+    return type_ != "table" or getattr(object_, "schema", None) != (schema or os.environ.get("OUTBOX_SCHEMA", "outbox"))
