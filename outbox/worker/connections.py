@@ -213,7 +213,7 @@ class OwnRunner:
             self._drivers = tuple(driver_of(each) for each in dict.fromkeys(self._connections))
         return self._connections
 
-    def _connect(self, database: Database) -> Connection:
+    def _connect(self, database: WorkerDatabase) -> Connection:
         return database.connect()
 
     def _close_driver(self, driver: Any) -> None:
@@ -274,7 +274,7 @@ class AsyncRunner(OwnRunner):
         self._thread.start()
         return loop
 
-    def _connect(self, database: Database) -> Connection:
+    def _connect(self, database: WorkerDatabase) -> Connection:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
         engine = create_async_engine(database.url, poolclass=NullPool, isolation_level=_ISOLATION)

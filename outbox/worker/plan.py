@@ -24,7 +24,7 @@ from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.worker.clock import Clock
-from outbox.worker.connections import AsyncRunner, Database, OwnRunner, Runners
+from outbox.worker.connections import AsyncRunner, OwnRunner, Runners, WorkerDatabase
 from outbox.worker.duty import Duty, Lane
 from outbox.worker.listener import Listener
 from outbox.worker.report import Reporter
@@ -77,19 +77,19 @@ class Plan:
         self.lanes: list[Lane] = []
         self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
-        self.parts: defaultdict[Database, set[str]] = defaultdict(set)
+        self.parts: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
         #: What comes before the duties start, and after they have ended.
         self.starts: list[Callable[[], object]] = []
         self.ends: list[Callable[[], object]] = []
         self._roles = roles
         self._clock = clock
         self._stopping = stopping
-        self._own = Database(outbox.engine)
+        self._own = WorkerDatabase(outbox.engine)
         self._dispatching: Duty | None = None
         self._dispatch_runner = OwnRunner(self._own, None, stopping)
-        self._consuming: dict[tuple[Database, str], list[Duty]] = {}
-        self._upkeep: dict[Database, Lane] = {}
-        self._sources: dict[str, Database] = {self._own.address: self._own}
+        self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
+        self._upkeep: dict[WorkerDatabase, Lane] = {}
+        self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
         if producing:
             self._plan_producer(outbox)
         if roles & _CONSUMER_ROLES:
@@ -140,7 +140,7 @@ class Plan:
     def _plan_subscription(self, subscription: Subscription) -> None:
         settings, group, topic = self.settings, subscription.group, subscription.topic
         name = f"{topic} of {group}"
-        source = self._own if subscription.source is None else Database(subscription.source)
+        source = self._own if subscription.source is None else WorkerDatabase(subscription.source)
         source = self._sources.setdefault(source.address, source)
         self.parts[self._own].add("consumer")
         self.parts[source].add("producer")
@@ -224,7 +224,7 @@ class Plan:
             self.duties.append(duty)
         return duty
 
-    def _upkeep_of(self, database: Database) -> Lane:
+    def _upkeep_of(self, database: WorkerDatabase) -> Lane:
         if database not in self._upkeep:
             self._upkeep[database] = self._lane(OwnRunner(database, None, self._stopping))
         return self._upkeep[database]
@@ -251,7 +251,7 @@ class Plan:
             reconnect_cap=self.settings.reconnect_cap,
         )
 
-    def _longest_wait(self, source: Database) -> float:
+    def _longest_wait(self, source: WorkerDatabase) -> float:
         listener, wait = self.listeners.get(source), self.settings.idle_wait
         return max(LISTENING_WAIT, wait) if listener and listener.working else wait
 

@@ -15,7 +15,7 @@ from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.database.runner import NewRunner
-from outbox.worker.connections import Database, OwnRunner, Runners
+from outbox.worker.connections import OwnRunner, Runners, WorkerDatabase
 from tests.kit import Tables, dispatch_all, python, wait_until
 
 #: The time (seconds) of a checker that is to be given up: on a busy machine, only to be asked takes a while.
@@ -37,7 +37,7 @@ class Bench(Tables):
 
     def __post_init__(self) -> None:
         stopping = threading.Event()
-        database = Database(self.engine)
+        database = WorkerDatabase(self.engine)
         self.runner = OwnRunner(database, None, stopping)
         self.asker = Asker(self.new_runner or Runners(database, stopping), self.settings.checks_in_flight)
         for end in (_wait_for_askers, self.runner.end, self.asker.end, self.let_go.set):

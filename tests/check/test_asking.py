@@ -21,7 +21,7 @@ from outbox.check.once import question_of
 from outbox.database.decision import decide
 from outbox.database.execute import driver_of, execute
 from outbox.database.runner import EngineRunner
-from outbox.worker.connections import Database, OwnRunner
+from outbox.worker.connections import OwnRunner, WorkerDatabase
 from tests.check.support import SHORT, Bench, asking_threads
 
 NewBench = Callable[..., Bench]
