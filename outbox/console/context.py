@@ -6,7 +6,7 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -95,7 +95,7 @@ class Console:
     """One console: its databases, its authorizer, and how it is reached.
 
     ``environment`` is the name in the badge (``prod`` is red). ``source`` connects to the databases at the first
-    call. ``slots`` is how many requests are worked on at once; the others wait without holding a thread.
+    call.
     """
 
     source: OperatorSource
@@ -103,7 +103,6 @@ class Console:
     trust: Trust
     read_only: bool = False
     environment: str | None = None
-    slots: int = 8
 
     @property
     def sessions(self) -> Sessions | None:
@@ -111,32 +110,18 @@ class Console:
         return getattr(self.authorizer, "sessions", None)
 
 
-@dataclass(slots=True)
 class RequestContext:
-    """What is known of one request to a console, and what its sender may do.
+    """What is known of one request to a console, and what its sender may do: what it says, as far as that is trusted.
 
     ``base`` is the path of the console's root, ``path`` the rest of the request's path. ``client`` is the address the
     request came from, ``by_proxy`` whether a trusted proxy handed it on, ``host`` the name (and port) it was sent to.
     ``secure`` is whether the browser speaks TLS. ``identity`` is None until the authorizer has found the principal.
     """
 
-    console: Console = field(repr=False)
-    base: str
-    path: str
-    method: str
-    client: str
-    by_proxy: bool
-    host: str
-    secure: bool
-    request_id: str
-    identity: Principal | None = None
-
-    @classmethod
-    def of(cls, console: Console, scope: Scope) -> RequestContext:
-        """Return what a request says of itself, in the light of the console's trust."""
+    def __init__(self, console: Console, scope: Scope) -> None:
         trust, headers = console.trust, Headers(scope=scope)
         # The prefix of the console, after what a proxy takes off the path.
-        root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
+        root, path = scope.get("root_path", "").rstrip("/"), str(scope["path"])
         # Some servers put root_path before the path, others don't.
         if root and (path == root or path.startswith(root + "/")):
             path = path[len(root) :]
@@ -144,17 +129,14 @@ class RequestContext:
         if _PREFIX.fullmatch(prefix) and not root.startswith(prefix):
             root = prefix + root
         request_id = headers.get("x-request-id", "")
-        return cls(
-            console,
-            base=quote(root, safe="/~:@!$&'()*+,;="),
-            path=path,
-            method=scope["method"],
-            client=trust.client(scope, headers),
-            by_proxy=trust.is_proxy(peer(scope)),
-            host=(trust.forwarded(scope, headers, "host") or headers.get("host", "")).lower(),
-            secure=(trust.forwarded(scope, headers, "proto") or scope.get("scheme", "http")) == "https",
-            request_id=request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex,
-        )
+        self.console, self.path, self.method = console, path, str(scope["method"])
+        self.base = quote(root, safe="/~:@!$&'()*+,;=")
+        self.client = trust.client(scope, headers)
+        self.by_proxy = trust.is_proxy(peer(scope))
+        self.host = (trust.forwarded(scope, headers, "host") or headers.get("host", "")).lower()
+        self.secure = (trust.forwarded(scope, headers, "proto") or scope.get("scheme", "http")) == "https"
+        self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
+        self.identity: Principal | None = None
 
     @property
     def operator(self) -> Operator:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: The most bytes of a request's body.
 MAX_BODY = 64 * 1024
+#: How many requests are worked on at once.
+SLOTS = 8
 #: They tell so little that they answer under any host.
 PROBES = frozenset({"/healthz", "/readyz"})
 
@@ -48,8 +50,8 @@ FIXED_HEADERS = {
 class Guard:
     """Works out the `RequestContext`, refuses requests that no one should answer, and sees to every answer.
 
-    It refuses a request under another host, from another site, with a wrong type of body, or with a body too big. So
-    many requests are worked on at once as the console has slots; the others wait without holding a thread. Every
+    It refuses a request under another host, from another site, with a wrong type of body, or with a body too big. Only
+    `SLOTS` requests are worked on at once; the others wait without holding a thread. Every
     answer gets the fixed headers (only the route of static files sets its own ``Cache-Control``), and every error that
     no handler of FastAPI's took is answered, before the application around the console sees it.
     """
@@ -66,7 +68,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        context = scope[SCOPE_KEY] = RequestContext.of(self.console, scope)
+        context = scope[SCOPE_KEY] = RequestContext(self.console, scope)
         status = 0
 
         async def sending(message: Message) -> None:
@@ -82,7 +84,7 @@ class Guard:
             headers = Headers(scope=scope)
             self._check(context, headers)
             body = await buffered(receive, headers)
-            async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.console.slots)):
+            async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(SLOTS)):
                 await self.app(scope, body, sending)
         except Exception as error:
             if status:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import inspect
 import io
 import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
@@ -36,6 +37,7 @@ from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import Overview, TopicLag
 from outbox.operator.health.system import HandlerRow, System, WorkerRow
+from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
 
@@ -126,42 +128,42 @@ def topics(context: Context) -> list[TopicLag]:
 
 # --- lists: the operator's call of the same name ----------------------------------------------------------
 
-#: The call, its tag, what it returns, the description, and the filter of a list; the others are shown whole.
-_CALLS: tuple[tuple[str, str, Any, str, type | None], ...] = (
-    ("handlers", "state", list[HandlerRow], "Return what is registered on the living workers.", None),
-    ("workers", "state", list[WorkerRow], "Return the workers that run or were not ended in order.", None),
-    ("system", "state", System, "Return versions, revisions, tables and settings.", None),
-    ("messages", "messages", model.Page[model.MessageRow],
-     "Return the messages that match, the newest first.", model.MessageFilter),
-    ("halves", "messages", model.Page[model.HalfRow], "Return undecided halves, the oldest first.", model.HalfFilter),
-    ("scheduled", "messages", model.Page[model.ScheduledRow],
-     "Return scheduled messages, the next due first.", model.ScheduledFilter),
-    ("inbox", "inbox", model.Page[model.InboxRow],
-     "Return the inbox rows that match, the newest message first.", model.InboxFilter),
-    ("audit", "audit", model.Page[model.AuditRow], "Return what operators did, the newest first.", model.AuditFilter),
-    ("bulk_jobs", "bulk jobs", model.Page[model.BulkJob], "Return bulk jobs, the newest first.", model.BulkJobFilter),
-)  # fmt: skip
 
+def _add_call(call: str, tag: str, returned: Any = None) -> None:
+    """Add an endpoint that returns what a call does; a call of a list says itself what its filter and its rows are."""
+    described = inspect.getdoc(getattr(Operator, call)) or ""
+    hints = {} if returned else types_of(call)
 
-def _add_call(call: str, tag: str, returned: Any, description: str, kind: type | None) -> None:
     def whole(context: Context) -> Any:
         return getattr(context.operator, call)()
 
-    def page(context: Context, query: Any = from_query(kind, PageQuery) if kind else None) -> Any:
+    def page(context: Context, query: Any = None if returned else from_query(hints["criteria"], PageQuery)) -> Any:
         return getattr(context.operator, call)(*query)
 
     router.add_api_route(
         f"/{call.replace('_', '-')}",
-        page if kind else whole,
+        whole if returned else page,
         name=call,
-        description=description,
-        response_model=returned,
+        description=described.partition("\n")[0],
+        response_model=returned or hints["return"],
         tags=[tag],
     )
 
 
-for _call in _CALLS:
-    _add_call(*_call)
+def types_of(call: str) -> dict[str, Any]:
+    """Return the types of what an operator's call takes and returns: the filter is its ``criteria``."""
+    return get_type_hints(getattr(Operator, call))
+
+
+_add_call("handlers", "state", list[HandlerRow])
+_add_call("workers", "state", list[WorkerRow])
+_add_call("system", "state", System)
+_add_call("messages", "messages")
+_add_call("halves", "messages")
+_add_call("scheduled", "messages")
+_add_call("inbox", "inbox")
+_add_call("audit", "audit")
+_add_call("bulk_jobs", "bulk jobs")
 
 
 @router.get("/dead", tags=["inbox"])
@@ -261,8 +263,11 @@ def _demand_reveal(context: RequestContext, request: Request) -> None:
 # --- files with everything that matches --------------------------------------------------------------------
 
 
-def _add_export(call: str, suffix: str, media_type: str, kind: type, row: type, what: str) -> None:
-    def export(context: Context, query: Any = from_query(kind, ExportQuery)) -> StreamingResponse:
+def _add_export(call: str, suffix: str, media_type: str, description: str) -> None:
+    types = types_of(call)
+    (row,) = get_args(types["return"])
+
+    def export(context: Context, query: Any = from_query(types["criteria"], ExportQuery)) -> StreamingResponse:
         criteria, most = query
         rows = _all(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
         lines = _csv_lines(row, rows) if suffix == "csv" else (json.dumps(plain(each)) + "\n" for each in rows)
@@ -275,7 +280,7 @@ def _add_export(call: str, suffix: str, media_type: str, kind: type, row: type, 
         f"/export/{call}.{suffix}",
         export,
         name=f"{call}_{suffix}",
-        description=f"Return {what}.",
+        description=description,
         response_class=StreamingResponse,
         responses={200: {"content": {media_type: {"schema": {"type": "string"}}}}},
         tags=["export"],
@@ -305,11 +310,7 @@ def _csv_lines(kind: Any, rows: Iterator[Any]) -> Iterator[str]:
 
 
 _CSV = "text/csv; charset=utf-8"
-_FOUND = "the messages that match, without their bodies, the newest first"
-for _export in (
-    ("messages", "ndjson", "application/x-ndjson", model.MessageFilter, model.MessageRow,
-     f"{_FOUND}: one JSON object a line"),
-    ("messages", "csv", _CSV, model.MessageFilter, model.MessageRow, f"{_FOUND}, as CSV"),
-    ("audit", "csv", _CSV, model.AuditFilter, model.AuditRow, "what operators did, the newest first, as CSV"),
-):  # fmt: skip
-    _add_export(*_export)
+_FOUND = "Return the messages that match, without their bodies, the newest first"
+_add_export("messages", "ndjson", "application/x-ndjson", f"{_FOUND}: one JSON object a line.")
+_add_export("messages", "csv", _CSV, f"{_FOUND}, as CSV.")
+_add_export("audit", "csv", _CSV, "Return what operators did, the newest first, as CSV.")

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Response
 from outbox.console.api.lists import ItemFilter
 from outbox.console.auth import only_reads
 from outbox.console.context import requires
-from outbox.console.pages.lists import FormPairs, listing, names_of, options_of, pairs_of, read
+from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
 from outbox.console.permissions import CANCEL, REVEAL
 from outbox.errors import InvalidRequest, VersionMismatch
@@ -263,7 +263,7 @@ def start(view: View, pairs: FormPairs) -> Response:
 def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
     job = view.operator.bulk_job(bulk_job_id)
-    items = listing(view, ItemFilter, lambda found, page: view.operator.bulk_items(job.id, page, state=found.state))
+    items = Listing(view, ItemFilter, lambda found, page: view.operator.bulk_items(job.id, page, state=found.state))
     may_cancel = job.finished_at is None and view.context.may(CANCEL)
     return view.page("bulk_job.html", bulk_job=job, list=items, states=list(model.BulkItemState), may_cancel=may_cancel)
 

@@ -12,6 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
+from outbox.console.api.lists import types_of
 from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, InvalidRequest
 from outbox.message.model import Status
@@ -101,24 +102,57 @@ class Paging:
     trail: tuple[str, ...] = option(())
 
 
-@dataclass(frozen=True, slots=True)
-class Listing(Generic[T]):
-    """A page of a list with its filter.
+class Listing(Generic[F, T]):
+    """The page of a list that the URL requests, with its filter, which is a ``kind``.
 
-    ``values`` are those of the filter's fields, ``applied`` is for each of them its name, its text and the URL without
-    it. ``before`` and ``after`` are the URLs of the pages beside this one. ``filter`` selects the same rows again, for
-    a bulk job on all of them. ``fault`` says what is wrong with the filter; then there are no rows.
+    ``tabs`` are fields of it that select a tab of the page: they aren't cleared with the filter. The page itself sets
+    ``fixed`` fields. ``values`` are those of the filter's fields, ``applied`` is for each of them its name, its text
+    and the URL without it. ``before`` and ``after`` are the URLs of the pages beside this one. ``filter`` selects the
+    same rows again, for a bulk job on all of them. ``fault`` says what is wrong with the filter, if it is.
     """
 
-    page: Page[T]
-    values: Mapping[str, Any]
-    applied: list[tuple[str, str, str]]
-    clear: str
-    first: str | None
-    before: str | None
-    after: str | None
-    filter: str
-    fault: str | None = None
+    def __init__(
+        self,
+        view: PageView,
+        kind: type[F],
+        fetch: Callable[[F, PageRequest], Page[T]],
+        *,
+        tabs: Collection[str] = (),
+        fixed: Mapping[str, str] | None = None,
+    ) -> None:
+        everything, fixed = pairs_of(view.request.url.query), fixed or {}
+        shown = [(name, text) for name, text in everything if name in names_of(kind) or name in tabs]
+        criteria = [pair for pair in shown if pair[0] not in fixed] + list(fixed.items())
+        self.page: Page[T] = Page([])
+        paging, self.filter, self.fault = Paging(), "", ""
+        try:
+            paging = read(Paging, everything)
+            self.page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after))
+            self.filter = urlencode(_readable(kind, criteria))
+        except InvalidRequest as error:
+            self.fault = str(error)
+        here = view.context.url(*view.context.path.strip("/").split("/"))
+        size = [("size", str(paging.size))] if paging.size != Paging().size else []
+
+        def to(pairs: Pairs, after: str = _FIRST, trail: Sequence[str] = ()) -> str:
+            """Return the URL of the page after a token, of the rows that these fields select."""
+            token = [] if after == _FIRST else [("after", after)]
+            query = urlencode([*pairs, *size, *token, *(("trail", each) for each in trail[-_TRAIL:])])
+            return here + (f"?{query}" if query else "")
+
+        many = {each.name for each in shape_of(cast(Any, kind)) if each.many}
+        trail, following = paging.trail[-_TRAIL:], self.page.next_page_token
+        self.values = {n: [text for name, text in shown if name == n] if n in many else value for n, value in shown}
+        self.applied = [
+            (name.replace("_", " "), PERIODS[text][0] if name == "within" and text in PERIODS else text,
+             to([pair for pair in shown if pair != (name, text)]))
+            for name, text in shown
+            if name not in tabs
+        ]  # fmt: skip
+        self.clear = to([pair for pair in shown if pair[0] in tabs])
+        self.first = to(shown) if paging.after else None
+        self.before = to(shown, trail[-1], trail[:-1]) if trail else None
+        self.after = to(shown, following, [*trail, paging.after or _FIRST]) if following else None
 
     @property
     def status(self) -> int:
@@ -126,77 +160,26 @@ class Listing(Generic[T]):
         return 422 if self.fault else 200
 
 
-def listing(
-    view: PageView,
-    kind: type[F],
-    fetch: Callable[[F, PageRequest], Page[T]],
-    *,
-    tabs: Collection[str] = (),
-    fixed: Mapping[str, str] | None = None,
-) -> Listing[T]:
-    """Return the page of a list that the URL requests.
-
-    ``kind`` is the filter. ``tabs`` are its fields that select a tab of the page: they aren't cleared with the filter.
-    The page itself sets ``fixed`` fields.
-    """
-    everything, fixed = pairs_of(view.request.url.query), fixed or {}
-    shown = [(name, text) for name, text in everything if name in names_of(kind) or name in tabs]
-    criteria = [pair for pair in shown if pair[0] not in fixed] + list(fixed.items())
-    fault, paging = None, Paging()
-    try:
-        paging = read(Paging, everything)
-        page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after))
-        selector = urlencode(_readable(kind, criteria))
-    except InvalidRequest as error:
-        fault, page, selector = str(error), Page([]), ""
-    here = view.context.url(*view.context.path.strip("/").split("/"))
-    size = [("size", str(paging.size))] if paging.size != Paging().size else []
-
-    def to(pairs: Pairs, after: str = _FIRST, trail: Sequence[str] = ()) -> str:
-        """Return the URL of the page after a token, of the rows that these fields select."""
-        token = [] if after == _FIRST else [("after", after)]
-        query = urlencode([*pairs, *size, *token, *(("trail", each) for each in trail[-_TRAIL:])])
-        return here + (f"?{query}" if query else "")
-
-    many = {each.name for each in shape_of(cast(Any, kind)) if each.many}
-    trail, following = paging.trail[-_TRAIL:], page.next_page_token
-    return Listing(
-        page,
-        values={name: [t for other, t in shown if other == name] if name in many else text for name, text in shown},
-        applied=[
-            (name.replace("_", " "), PERIODS[text][0] if name == "within" and text in PERIODS else text,
-             to([pair for pair in shown if pair != (name, text)]))
-            for name, text in shown
-            if name not in tabs
-        ],
-        clear=to([pair for pair in shown if pair[0] in tabs]),
-        first=to(shown) if paging.after else None,
-        before=to(shown, trail[-1], trail[:-1]) if trail else None,
-        after=to(shown, following, [*trail, paging.after or _FIRST]) if following else None,
-        filter=selector,
-        fault=fault,
-    )  # fmt: skip
-
-
 router = APIRouter(include_in_schema=False)
 
 
-def _add_list(call: str, kind: type, tabs: Collection[str] = (), **shown: Any) -> None:
+def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:
     """Add the page of a list that the operator's call returns; its template gets what else is ``shown``."""
+    kind = types_of(call)["criteria"]
 
     def show(view: View) -> Response:
-        found: Listing[Any] = listing(view, kind, getattr(view.operator, call), tabs=tabs)
+        found: Listing[Any, Any] = Listing(view, kind, getattr(view.operator, call), tabs=tabs)
         return view.page(f"{call}.html", found.status, list=found, **shown)
 
     router.add_api_route(f"/{call.replace('_', '-')}", show)
 
 
-_add_list("messages", model.MessageFilter, statuses=list(model.MessageStatus), periods=PERIODS)
-_add_list("halves", model.HalfFilter, statuses=list(model.HalfStatus))
-_add_list("scheduled", model.ScheduledFilter, tabs={"recalled"})
-_add_list("inbox", model.InboxFilter, statuses=list(Status), periods=PERIODS)
-_add_list("audit", model.AuditFilter, actions=AUDITED, periods=PERIODS)
-_add_list("bulk_jobs", model.BulkJobFilter, states=list(model.BulkJobState))
+_add_list("messages", statuses=list(model.MessageStatus), periods=PERIODS)
+_add_list("halves", statuses=list(model.HalfStatus))
+_add_list("scheduled", tabs={"recalled"})
+_add_list("inbox", statuses=list(Status), periods=PERIODS)
+_add_list("audit", actions=AUDITED, periods=PERIODS)
+_add_list("bulk_jobs", states=list(model.BulkJobState))
 
 
 @router.get("/dead")
@@ -204,7 +187,7 @@ def dead(view: View, tab: str = "open") -> Response:
     """Show the dead letters in groups, or the discarded ones as a list."""
     if tab == "discarded":
         fixed = {"status": "parked", "discarded": "yes"}
-        found = listing(view, model.InboxFilter, view.operator.inbox, tabs={"tab"}, fixed=fixed)
+        found = Listing(view, model.InboxFilter, view.operator.inbox, tabs={"tab"}, fixed=fixed)
         return view.page("discarded.html", found.status, list=found)
     criteria = read(model.InboxFilter, pairs_of(view.request.url.query))
     where = {"database": criteria.database, "group": criteria.group, "topic": criteria.topic}
