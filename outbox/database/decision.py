@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute, in_schema, lock_key
+from outbox.database.execute import Template, execute, lock_key
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Decision, Resolution
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # The insert decides every race: it waits for a rival that is under way, and the loser gets no row. Whoever decides
 # locks the half's check first, as the check pass does: in the other order the two would deadlock.
-_DECIDE = """
+#: Write the op of a half unless it has one. Rows: ``(halves found, decided_at or None)``.
+_DECIDE = Template("""
 WITH half AS (
     SELECT id FROM {s}.half_message WHERE id = %(id)s
 ), locked AS MATERIALIZED (
@@ -31,21 +32,10 @@ WITH half AS (
     DELETE FROM {s}.half_check WHERE half_id IN (SELECT half_id FROM decided)
 )
 SELECT (SELECT count(*) FROM half), (SELECT decided_at FROM decided)
-"""
+""")
 
-_OP = "SELECT resolution, decided_by, decided_at FROM {s}.op_message WHERE half_id = %s"
-
-
-def write_decision(schema: str, half_id: UUID, resolution: Resolution, decided_by: str) -> Statement:
-    """Write the op of a half unless it has one. Rows: ``(halves found, decided_at or None)``."""
-    return Statement(
-        in_schema(_DECIDE, schema), {"id": half_id, "resolution": resolution.value, "decided_by": decided_by}
-    )
-
-
-def op(schema: str, half_id: UUID) -> Statement:
-    """Read the op of a half. Rows: ``(resolution, decided_by, decided_at)``."""
-    return Statement(in_schema(_OP, schema), (half_id,))
+#: Read the op of a half. Rows: ``(resolution, decided_by, decided_at)``.
+op = Template("SELECT resolution, decided_by, decided_at FROM {s}.op_message WHERE half_id = %s")
 
 
 def fence_key(schema: str, half_id: UUID) -> int:
@@ -66,7 +56,9 @@ def decide(
     """
     if resolution is Resolution.UNKNOWN:
         raise ValueError("UNKNOWN is not a decision; leave the half undecided")
-    (((found, decided_at),),) = execute(connection, write_decision(schema, half_id, resolution, decided_by))
+    (((found, decided_at),),) = execute(
+        connection, _DECIDE(schema, id=half_id, resolution=resolution.value, decided_by=decided_by)
+    )
     if not found:
         raise HalfNotFound(half_id)
     if decided_at is not None:

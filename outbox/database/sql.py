@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from outbox.database.execute import Statement, in_schema, lock_key
+from outbox.database.execute import Statement, Template, lock_key
 
 # Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
 # all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
@@ -19,10 +19,10 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
        set_config('jit', 'off', true)
 """
 
-_AUDIT = """
+_AUDIT = Template("""
 INSERT INTO {s}.audit (actor, action, target, reason, result, origin)
 VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
-"""
+""")
 
 _WAIT = "SELECT set_config('lock_timeout', %s, true)"
 
@@ -52,21 +52,22 @@ WITH RECURSIVE place AS (
          ORDER BY consumer_group, topic, queue LIMIT 1) n
 )"""
 
-_BEGIN = "UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"
+#: Write down that a bulk job, by its id, has begun.
+begin_bulk_job = Template("UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL")
 
 BULK_COUNTS = """(SELECT jsonb_object_agg(state, items)
           FROM (SELECT state, count(*) AS items FROM {s}.bulk_item i WHERE i.bulk_job_id = p.id
                  GROUP BY state) n)"""
 
 # Nothing becomes pending again, so that the counts are the last ones.
-_FINISH = f"""
+_FINISH = Template(f"""
 UPDATE {{s}}.bulk_job p
    SET finished_at = clock_timestamp(), started_at = coalesce(started_at, clock_timestamp()),
        selector = selector || jsonb_build_object('counts', {BULK_COUNTS})
  WHERE finished_at IS NULL AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
    AND NOT EXISTS (SELECT FROM {{s}}.bulk_item i WHERE i.bulk_job_id = p.id AND i.state = 'pending')
 RETURNING id
-"""
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +90,9 @@ class GroupQueue:
         return lock_key("queue", *self.values, self.schema)
 
 
-def begin_bulk_job(schema: str, bulk_job_id: UUID) -> Statement:
-    """Write down that a bulk job has begun."""
-    return Statement(in_schema(_BEGIN, schema), (bulk_job_id,))
-
-
 def finish_bulk_jobs(schema: str, bulk_job_id: UUID | None = None) -> Statement:
     """End the bulk jobs of which no item is pending; only this one, if one is named. Rows: ``(id,)``."""
-    return Statement(in_schema(_FINISH, schema), {"id": bulk_job_id})
+    return _FINISH(schema, id=bulk_job_id)
 
 
 def take_lock(key: int) -> Statement:
@@ -135,9 +131,7 @@ def audit(
 ) -> Statement:
     """Record who did what to which target, why, with what result, and by which way it came."""
     shown = None if result is None else json.dumps(result, default=str)
-    return Statement(
-        in_schema(_AUDIT, schema), (actor, action, target, reason, shown, json.dumps(dict(origin)) if origin else None)
-    )
+    return _AUDIT(schema, actor, action, target, reason, shown, json.dumps(dict(origin)) if origin else None)
 
 
 def channel(schema: str) -> str:

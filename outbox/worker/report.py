@@ -70,12 +70,12 @@ def report_once(
     schema, values = settings.schema, asdict(facts)
     values |= {name: _json(values[name]) for name in ("roles", "handlers", "duties")}
     with connection.begin():
-        _, claimed = execute(connection, sql.beat(schema, values), sql.claim_sample(schema))
+        _, claimed = execute(connection, sql.beat(schema, **values), sql.claim_sample(schema))
     if not claimed:
         return Counts(taken=1)
     statistics = sample(connection)
     with connection.begin():
-        execute(connection, sql.write_sample(schema, claimed[0][0], _json(statistics)))
+        execute(connection, sql.write_sample(schema, _json(statistics), claimed[0][0]))
     return Counts(taken=2, done=1)
 
 
