@@ -95,8 +95,7 @@ def _options(
 @app.command("version")
 def show_version() -> None:
     """Print the versions of outbox and its libraries."""
-    print(f"outbox {__version__}")  # noqa: T201
-    print(f"Python {platform.python_version()}")  # noqa: T201
+    print(f"outbox {__version__}\nPython {platform.python_version()}")  # noqa: T201
     for package in ("sqlalchemy", "psycopg", "alembic"):
         try:
             print(package, version(package))  # noqa: T201

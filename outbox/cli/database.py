@@ -18,7 +18,7 @@ import typer
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
 
 from outbox.cli.exits import Code, Failure
-from outbox.cli.options import YesOption, confirm, gathered
+from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Output, OutputOption, print_as, say, table
 from outbox.errors import pip_install
 from outbox.reader import option
@@ -95,11 +95,11 @@ class AllDatabasesOptions(DatabaseOptions):
             address = find_url(its_url, f"{source} {name}")
             name = name or address.database or ""
             if not _NAME.fullmatch(name):
-                raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL", Code.USAGE)
+                raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL")
             if name in databases:
-                raise Failure(f"{source}: two databases have the name {name!r}", Code.USAGE)
+                raise Failure(f"{source}: two databases have the name {name!r}")
             if (other := names.setdefault(_identity(address), name)) != name:
-                raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out", Code.USAGE)
+                raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out")
             databases[name] = address
         if databases and not self.url and not os.environ.get(URL_VARIABLE):
             return databases
@@ -108,7 +108,7 @@ class AllDatabasesOptions(DatabaseOptions):
             return databases
         name = own.database or "database"
         if name in databases:
-            raise Failure(f"{source}: the name {name!r} is that of the database of --url", Code.USAGE)
+            raise Failure(f"{source}: the name {name!r} is that of the database of --url")
         return {name: own, **databases}
 
     @contextmanager
@@ -159,7 +159,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     text = text or next(filter(None, map(os.environ.get, names)), None)
     if not text:
         Settings.from_env()  # names a misspelt variable
-        raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}", Code.USAGE)
+        raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}")
     try:
         url = make_url(text)
     except Exception:
@@ -191,7 +191,7 @@ def _split(text: str, source: str) -> tuple[str, str]:
         name, url = "", text
     if "://" not in url:
         shown = f"{name}=…" if name else text
-        raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={_EXAMPLE}", Code.USAGE)
+        raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={_EXAMPLE}")
     return name, url
 
 
@@ -221,11 +221,7 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, frozenset
 
 
 def engine_of(url: URL, *, keep: bool = False) -> Engine:
-    """Return an engine that doesn't wait for a host for ever, and keeps connections only with ``keep``.
-
-    Raises:
-        Failure: the driver isn't there.
-    """
+    """Return an engine that doesn't wait for a host for ever, and keeps connections only with ``keep``."""
     limit = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT}
     pool = {"pool_size": 2, "pool_pre_ping": True} if keep else {"poolclass": NullPool}
     try:
@@ -286,8 +282,7 @@ LockTimeoutOption = Annotated[
 ]
 
 
-@app.command()
-@gathered
+@command(app)
 def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: LockTimeoutOption = 5.0) -> None:
     """Install the tables, or bring them up to date.
 
@@ -305,8 +300,7 @@ def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: Lo
     say(f"{_listed('installed', done)} in {database}")
 
 
-@app.command()
-@gathered
+@command(app)
 def downgrade(
     database: DatabaseOptions, part: PartOption = None, lock_timeout: LockTimeoutOption = 5.0, yes: YesOption = False
 ) -> None:
@@ -325,8 +319,7 @@ def downgrade(
     say(f"{_listed('removed', done)} in {database}")
 
 
-@app.command()
-@gathered
+@command(app)
 def current(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> None:
     """Show the versions of the tables and of this code."""
     from outbox.database import migration  # noqa: PLC0415
@@ -338,8 +331,7 @@ def current(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> N
     print_as(output, document, table(("part", "database", "code"), rows))
 
 
-@app.command()
-@gathered
+@command(app)
 def check(database: DatabaseOptions, part: PartOption = None, output: OutputOption = Output.TABLE) -> None:
     """Compare the tables with what this code expects.
 
@@ -357,8 +349,7 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
     say(f"no differences in {database}")
 
 
-@app.command("sql")
-@gathered
+@command(app, "sql")
 def show_sql(
     schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,
     part: PartOption = None,

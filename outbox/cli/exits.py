@@ -37,14 +37,14 @@ class Code(enum.IntEnum):
 
 
 class Failure(Exception):
-    """An error to tell the user in one line."""
+    """An error to tell the user in one line: wrong usage, unless ``code`` says otherwise."""
 
-    def __init__(self, message: str, code: Code = Code.FAILED) -> None:
+    def __init__(self, message: str, code: Code = Code.USAGE) -> None:
         super().__init__(message)
         self.code = code
 
 
-#: The exit code of each kind of error.
+#: The exit code of each kind of error that isn't just `FAILED`.
 _CODES = {
     ErrorKind.USAGE: Code.USAGE,
     ErrorKind.REFUSED: Code.USAGE,
@@ -57,9 +57,6 @@ _CODES = {
     ErrorKind.BUSY: Code.CONFLICT,
     ErrorKind.UNAVAILABLE: Code.UNAVAILABLE,
     ErrorKind.NO_RESULT: Code.NO_RESULT,
-    ErrorKind.READ_ONLY: Code.FAILED,
-    ErrorKind.TIMEOUT: Code.FAILED,
-    ErrorKind.INTERNAL: Code.FAILED,
 }
 
 #: What the command line says of the database's error, around the database's own words.
@@ -77,10 +74,10 @@ def as_failure(error: Exception) -> Failure | None:
     kind = kind_of(error)
     if kind is None:
         return None
+    text = one_line(str(error))
     if isinstance(error, DBAPIError):
-        sentence = _DATABASE_SAYS.get(kind, "the database refused: {}")
-        return Failure(sentence.format(one_line(str(error.orig))), _CODES[kind])
-    return Failure(one_line(str(error)), _CODES[kind])
+        text = _DATABASE_SAYS.get(kind, "the database refused: {}").format(one_line(str(error.orig)))
+    return Failure(text, _CODES.get(kind, Code.FAILED))
 
 
 def if_away(error: Exception) -> Failure:
@@ -98,11 +95,7 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
-    """Say which extra is to be installed where one of its libraries isn't there.
-
-    Raises:
-        Failure: a library is missing.
-    """
+    """Say which extra is to be installed where one of its libraries isn't there."""
     try:
         yield
     except ImportError as error:

@@ -56,8 +56,7 @@ class CommandGroup(Generic[Row]):
 
     ``name`` and ``help`` are those of the group, ``listing`` is the help of its list, ``plural`` what its rows are
     called; the operator's ``method`` returns a page of them. ``part`` is that of the databases in which they are, None
-    for both. ``fixed`` are values of the filter without an option, ``defaults`` those of options that aren't given,
-    ``hidden`` further fields without an option.
+    for both. ``preset`` are values of the filter that options go over, ``hidden`` fields of it without an option.
 
     Where acts can be done: ``noun`` is what they are done to, and ``states`` keeps those that can't begin in any of
     these states out of the group.
@@ -71,19 +70,18 @@ class CommandGroup(Generic[Row]):
     shape: RowShape[Row]
     method: str
     part: Literal["producer", "consumer"] | None = None
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    preset: Mapping[str, Any] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
     noun: Literal["message", "half", "inbox"] | None = None
     states: frozenset[str] | None = None
 
     def options(self, *hidden: str) -> options.OptionGroup:
         """Return the options of the filter."""
-        return options.options_of(self.kind, "database", *self.hidden, *self.fixed, *hidden)
+        return options.options_of(self.kind, "database", *self.hidden, *hidden)
 
     def filter_of(self, values: Mapping[str, Any], database: str | None) -> Any:
         """Return the filter of values that were read."""
-        return self.kind(**{"database": database, **self.defaults, **self.fixed, **values})
+        return self.kind(**{"database": database, **self.preset, **values})
 
     def pages(self, operator: Operator, criteria: Any) -> Callable[[PageRequest], Page[Row]]:
         """Return what fetches a page of a filter."""
@@ -102,7 +100,7 @@ class CommandGroup(Generic[Row]):
                 # A group before an id (GROUP/ID), as lists of inboxes have it, doesn't matter to a message or a half.
                 name = (own or group) if self.noun == "inbox" else None
                 if self.noun == "inbox" and not name:
-                    raise Failure(f"{text!r} has no group: write GROUP/{text}, or give --group", Code.USAGE)
+                    raise Failure(f"{text!r} has no group: write GROUP/{text}, or give --group")
                 found[Target(as_id(id_), name)] = None
         return tuple(found)
 
@@ -192,7 +190,7 @@ def _now_of(after: str) -> dt.datetime:
     try:
         return _EPOCH + int(after.partition(".")[2]) * _MICROSECOND
     except (ValueError, OverflowError):
-        raise Failure(f"--after {after!r} isn't a token of this list", Code.USAGE) from None
+        raise Failure(f"--after {after!r} isn't a token of this list") from None
 
 
 def all_rows(
@@ -233,20 +231,16 @@ def run_act(
     acting: ActOptions,
     databases: DatabasesOptions,
 ) -> None:
-    """Do an act to the messages that are named, or that the options pick.
-
-    Raises:
-        Failure: refused, or not all of it was done.
-    """
+    """Do an act to the messages that are named, or that the options pick."""
     targets = group.targets(words, choice.get("group"))
     with databases.opened() as operator:
         values, _ = read_filter(group.kind, choice, lambda: now_at(operator))
         # The group of an inbox may also be that of the ids.
         narrowed = bool(values.keys() - ({"group"} if targets else set()))
         if targets and (narrowed or acting.everything or acting.limit):
-            raise Failure("give ids, or options that pick messages, not both", Code.USAGE)
+            raise Failure("give ids, or options that pick messages, not both")
         if not words and not narrowed and not acting.everything:
-            raise Failure("name the messages: give ids, options that pick messages, or --all", Code.USAGE)
+            raise Failure("name the messages: give ids, options that pick messages, or --all")
         if words:
             selector = Selector(targets=targets)
         else:
@@ -273,7 +267,7 @@ def _selector(operator: Operator, group: CommandGroup[Any], criteria: Any, limit
         return Selector(**{group.method: criteria})
     rows = list(every(group.pages(operator, criteria), limit or MAX_IDS + 1))
     if len(rows) > MAX_IDS:
-        raise Failure(f"more than {MAX_IDS} messages have it in the body; narrow it down, or give --limit", Code.USAGE)
+        raise Failure(f"more than {MAX_IDS} messages have it in the body; narrow it down, or give --limit")
     return Selector(targets=group.targets([str(group.shape.id_of(row)) for row in rows], None))
 
 
@@ -306,7 +300,7 @@ def _carry_out(
     refusal = f"nothing was done ({act.name})"
     if not acting.dry_run:
         if not why and (single is None or act.needs_reason):
-            raise Failure(f"give --reason: the audit must tell why ({act.name})", Code.USAGE)
+            raise Failure(f"give --reason: the audit must tell why ({act.name})")
         options.need_terminal(refusal, yes=acting.yes)
     if selector.targets == ():
         say("nothing fits: nothing to do")

@@ -22,7 +22,7 @@ from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, WordsArgument, all_rows, commands_of, item_word
-from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, gathered
+from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, command, gathered
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
 from outbox.errors import InvalidMessage, MessageNotFound
 from outbox.message import content
@@ -172,6 +172,7 @@ groups.add_list(messages_app, _SCHEDULED, "scheduled")
 _BODY = ("content_type", "size", "headers", "body", "body_base64", "masked", "truncated")
 
 
+@command(messages_app, "export", choice=_MESSAGES.options())
 def export_messages(
     databases: DatabasesOptions,
     choice: Any,
@@ -193,7 +194,7 @@ def export_messages(
       outbox messages export --status dispatched --header tenant=acme --body -o csv > acme.csv
     """
     if reveal and not body:
-        raise Failure("--reveal goes with --body", Code.USAGE)
+        raise Failure("--reveal goes with --body")
     by = cli_actor(actor) if reveal else None
     with databases.opened() as operator:
         found = all_rows(operator, databases, _MESSAGES, choice, limit)
@@ -219,9 +220,6 @@ def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> d
         "masked": list(body.masked),
         "truncated": body.truncated and raw is None,
     }
-
-
-messages_app.command("export")(gathered(export_messages, choice=_MESSAGES.options()))
 
 
 # --- halves ----------------------------------------------------------------------------------------------------------
@@ -284,12 +282,12 @@ def check_half(
         groups.run_act(_HALVES, ACTS["check"], ids or [], choice, {}, acting, databases)
         return
     if databases.url or databases.schema or databases.database:
-        raise Failure("--app has a database and a schema of its own: leave out --url and --schema", Code.USAGE)
+        raise Failure("--app has a database and a schema of its own: leave out --url and --schema")
     targets = _HALVES.targets(ids or [], None)
     if acting.dry_run:
-        raise Failure("--app checks at once: leave out --dry-run, or --app (and OUTBOX_APP)", Code.USAGE)
+        raise Failure("--app checks at once: leave out --dry-run, or --app (and OUTBOX_APP)")
     if len(targets) != 1:
-        raise Failure("--app checks one half message: give its id, or leave out --app", Code.USAGE)
+        raise Failure("--app checks one half message: give its id, or leave out --app")
     half_id = targets[0].message_id
     answer = _check_by_app(app, half_id, cli_actor(acting.actor), acting.reason.strip())
     if answer.resolution is Resolution.UNKNOWN:
@@ -378,15 +376,14 @@ dead_app = commands_of(
       outbox dead list --group mail --topic orders
       outbox dead list --discarded --since 3d -o csv > discarded.csv
     """,
-        fixed={"status": ("parked",)},
-        defaults={"discarded": False},
+        preset={"status": ("parked",), "discarded": False},
+        hidden=frozenset({"status"}),
         states=frozenset({"parked", "discarded"}),
     )
 )
 
 
-@dead_app.command("groups")
-@gathered
+@command(dead_app, "groups")
 def show_dead_groups(
     databases: DatabasesOptions,
     group: Annotated[str | None, typer.Option(metavar="NAME", help="Only this group.")] = None,
@@ -450,8 +447,7 @@ _BULK = CommandGroup(
 bulk_app = commands_of(_BULK)
 
 
-@bulk_app.command("show")
-@gathered
+@command(bulk_app, "show")
 def show_bulk_job(
     id_: BulkIdArgument,
     databases: DatabasesOptions,
@@ -484,8 +480,7 @@ def show_bulk_job(
         say(f"there may be more: --after {found.next_page_token}")
 
 
-@bulk_app.command("watch")
-@gathered
+@command(bulk_app, "watch")
 def watch_bulk_job(
     id_: BulkIdArgument,
     databases: DatabasesOptions,
@@ -506,14 +501,11 @@ def watch_bulk_job(
     with databases.opened() as operator:
         job = operator.bulk_job(job_id)
         if run and ACTS[job.action].as_job:
-            raise Failure(
-                f"bulk job {job_id} is to {job.action}, which only a worker can do; leave out --run", Code.USAGE
-            )
+            raise Failure(f"bulk job {job_id} is to {job.action}, which only a worker can do; leave out --run")
         groups.see_through(operator, databases, job, form, here=run)
 
 
-@bulk_app.command("cancel")
-@gathered
+@command(bulk_app, "cancel")
 def cancel_bulk_job(id_: BulkIdArgument, databases: DatabasesOptions, acting: ActorOptions) -> None:
     """Cancel what is left of a bulk job; what was done stays done.
 
@@ -562,6 +554,7 @@ _AUDIT = CommandGroup(
 audit_app = commands_of(_AUDIT)
 
 
+@command(audit_app, "export", choice=_AUDIT.options())
 def export_audit(
     choice: Any,
     databases: DatabasesOptions,
@@ -577,6 +570,3 @@ def export_audit(
     with databases.opened() as operator:
         rows = map(dataclasses.asdict, all_rows(operator, databases, _AUDIT, choice, limit))
         say(f"{output.print_stream(rows, _AUDIT.shape.names, form)} acts")
-
-
-audit_app.command("export")(gathered(export_audit, choice=_AUDIT.options()))

@@ -14,12 +14,12 @@ import socket
 import sys
 from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
-from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
 
-from outbox.cli.exits import Code, Failure
+from outbox.cli.exits import Failure
 from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
 from outbox.operator.model import Actor
 from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
@@ -27,6 +27,7 @@ from outbox.text import duration
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
+Command = TypeVar("Command", bound=Callable[..., None])
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
@@ -71,6 +72,16 @@ def gathered(command: Callable[..., None], **groups: OptionGroup) -> Callable[..
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def command(app: typer.Typer, name: str | None = None, **groups: OptionGroup) -> Callable[[Command], Command]:
+    """Return a decorator that adds a command to a group, with options as `gathered` has them."""
+
+    def decorate(function: Command) -> Command:
+        app.command(name)(gathered(function, **groups))
+        return function
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,26 +199,22 @@ def _as_time(text: str, name: str) -> dt.datetime | dt.timedelta:
         moment = dt.datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise Failure(
-            f"{name} {text!r} must be a duration (90s, 15m, 2h, 3d) or a time (2026-01-31T12:00:00+00:00)", Code.USAGE
+            f"{name} {text!r} must be a duration (90s, 15m, 2h, 3d) or a time (2026-01-31T12:00:00+00:00)"
         ) from None
     if moment.tzinfo is None:
-        raise Failure(f"{name} {text!r} has no time zone; write {text}+00:00 for UTC", Code.USAGE)
+        raise Failure(f"{name} {text!r} has no time zone; write {text}+00:00 for UTC")
     return moment
 
 
-_READER = Reader(form="text", error=lambda message, _: Failure(message, Code.USAGE))
+_READER = Reader(form="text", error=lambda message, _: Failure(message))
 
 
 def as_id(text: str, name: str = "ID") -> UUID:
-    """Return the id of a message.
-
-    Raises:
-        Failure: the text is none.
-    """
+    """Return the id that a text is; ``name`` is what it is called where it is none."""
     try:
         return UUID(text)
     except ValueError:
-        raise Failure(f"{name} {text!r} is not a message id (a UUID)", Code.USAGE) from None
+        raise Failure(f"{name} {text!r} is not a message id (a UUID)") from None
 
 
 # --- the operator at the terminal ------------------------------------------------------------------------------------
@@ -220,7 +227,7 @@ def need_terminal(refusal: str, *, yes: bool) -> None:
         Failure: stdin is no terminal; begins with ``refusal``, which says what isn't done.
     """
     if not yes and not sys.stdin.isatty():
-        raise Failure(f"{refusal}: there is no terminal to ask at; give --yes if you are sure", Code.USAGE)
+        raise Failure(f"{refusal}: there is no terminal to ask at; give --yes if you are sure")
 
 
 def confirm(question: str, refusal: str, *, yes: bool) -> None:
@@ -231,7 +238,7 @@ def confirm(question: str, refusal: str, *, yes: bool) -> None:
     """
     need_terminal(refusal, yes=yes)
     if not yes and not ask(question):
-        raise Failure(refusal, Code.USAGE)
+        raise Failure(refusal)
 
 
 def ask(question: str) -> bool:
@@ -242,13 +249,9 @@ def ask(question: str) -> bool:
 
 
 def cli_actor(actor: str | None) -> Actor:
-    """Return who acts, for the audit: the name of ``--actor``, else ``user@host``.
-
-    Raises:
-        Failure: the option is empty.
-    """
+    """Return who acts, for the audit: the name of ``--actor``, else ``user@host``."""
     if actor is not None and not actor.strip():
-        raise Failure("--actor is empty: the audit must name the operator", Code.USAGE)
+        raise Failure("--actor is empty: the audit must name the operator")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -180,9 +180,9 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
         amount = None if balance is None else Decimal(balance)
         options = module.DemoOptions(**{**asdict(choices), "opening_balance": amount}, json=output is Output.JSON)
     except InvalidOperation:
-        raise Failure(f"--opening-balance {balance!r} is not an amount", Code.USAGE) from None
+        raise Failure(f"--opening-balance {balance!r} is not an amount") from None
     except ValueError as error:
-        raise Failure(str(error), Code.USAGE) from None
+        raise Failure(str(error)) from None
     raise typer.Exit(module.run(options))
 
 
@@ -337,7 +337,7 @@ def _databases(urls: Mapping[str, URL], settings: Settings) -> Iterator[str]:
         try:
             parts = open_database(name, engine_of(url), settings).parts
         except (DBAPIError, SchemaError) as error:
-            failures.append(as_failure(error) or Failure(str(error)))
+            failures.append(as_failure(error) or Failure(str(error), Code.FAILED))
             yield f"{name}: {failures[-1]}"
         else:
             yield f"{name} ({' and '.join(sorted(parts, reverse=True))}): {described(url, settings.schema)}"
@@ -347,7 +347,7 @@ def _databases(urls: Mapping[str, URL], settings: Settings) -> Iterator[str]:
 
 def _check_name(name: str | None) -> None:
     if name is not None and (not name.strip() or any(char.isspace() or char in ":,=" for char in name)):
-        raise Failure(f"NAME {name!r} must have no blanks, commas, colons or equals signs", Code.USAGE)
+        raise Failure(f"NAME {name!r} must have no blanks, commas, colons or equals signs")
 
 
 def _password() -> str:
@@ -356,7 +356,7 @@ def _password() -> str:
     else:
         password = getpass.getpass("Password: ", stream=sys.stderr)
         if getpass.getpass("Again: ", stream=sys.stderr) != password:
-            raise Failure("the two passwords differ", Code.USAGE)
+            raise Failure("the two passwords differ")
     if not password:
-        raise Failure("the password is empty", Code.USAGE)
+        raise Failure("the password is empty")
     return password

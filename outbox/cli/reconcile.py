@@ -23,7 +23,7 @@ import typer
 from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_settings, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
-from outbox.cli.options import LimitOption, gathered, options_of, read_options
+from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_as, rows_table, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
@@ -116,7 +116,7 @@ class PairOptions:
         for text in self.pair:
             topic, _, group = text.partition(":")
             if not topic or not group:
-                raise Failure(f"--pair {text!r} must be TOPIC:GROUP", Code.USAGE)
+                raise Failure(f"--pair {text!r} must be TOPIC:GROUP")
             names.append((topic, group))
         if self.topic and self.group:
             names.append((self.topic, self.group))
@@ -125,12 +125,11 @@ class PairOptions:
             if not chosen:
                 there = ", ".join(f"{pair.topic}:{pair.group}" for pair in known)
                 raise Failure(
-                    f"--topic needs its --group, and --group its --topic{f'; known are {there}' if there else ''}",
-                    Code.USAGE,
+                    f"--topic needs its --group, and --group its --topic{f'; known are {there}' if there else ''}"
                 )
             names += [pair.names for pair in chosen]
         if not names and filters:
-            raise Failure("--tag, --key and --effect are of a pair: name its topic and group", Code.USAGE)
+            raise Failure("--tag, --key and --effect are of a pair: name its topic and group")
         return tuple(Pair(topic, group, **filters) for topic, group in names) or None
 
 
@@ -209,11 +208,11 @@ class ReportOptions:
         """
         for name, path in self.files():
             if path.is_dir():
-                raise Failure(f"--{name} {path} is a folder; name a file", Code.USAGE)
+                raise Failure(f"--{name} {path} is a folder; name a file")
             if not path.parent.is_dir():
-                raise Failure(f"--{name} {path}: there is no folder {path.parent}", Code.USAGE)
+                raise Failure(f"--{name} {path}: there is no folder {path.parent}")
             if not os.access(path.parent, os.W_OK):
-                raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to", Code.USAGE)
+                raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
             importlib.import_module(f"outbox.reconcile.report.{name}")  # what isn't installed is reported now
 
     def report(self, result: JobResult) -> None:
@@ -244,7 +243,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Failure(f"{path} can't be written: {error.strerror or error}") from error
+        raise Failure(f"{path} can't be written: {error.strerror or error}", Code.FAILED) from error
 
 
 def reconcile(
@@ -266,14 +265,14 @@ def reconcile(
         sources = map(context.get_parameter_source, context.params)
         if any(source is not None and source.name == "COMMANDLINE" for source in sources):
             command = f"outbox reconcile {context.invoked_subcommand}"
-            raise Failure(f"options of `{command}` stand after it, not before", Code.USAGE)
+            raise Failure(f"options of `{command}` stand after it, not before")
         return
     secrets: list[str] = []
     with _no_result(secrets), needing("outbox reconcile", "reconcile"):
         report.check()
         values = {**read_options(Job, job), "spark": read_options(Spark, spark)}
         if fresh and "keep_for" in values:
-            raise Failure("--fresh and --keep-for exclude each other", Code.USAGE)
+            raise Failure("--fresh and --keep-for exclude each other")
         if fresh:
             values["keep_for"] = 0.0
         if values["spark"]:
@@ -370,8 +369,7 @@ class RecordOptions:
             yield connection, settings.schema
 
 
-@app.command("runs")
-@gathered
+@command(app, "runs")
 def show_runs(
     where: RecordOptions,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
@@ -394,8 +392,7 @@ def show_runs(
     print_as(form, {"runs": rows}, shown)
 
 
-@app.command("show")
-@gathered
+@command(app, "show")
 def show_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, see `outbox reconcile runs`.")],
     where: RecordOptions,
@@ -449,6 +446,7 @@ def _detail(row: dict[str, Any]) -> str:
 # --- archives --------------------------------------------------------------------------------------------------------
 
 
+@command(app, "archive", filters=_FILTERS, window=_WINDOW)
 def archive(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder of the archives; made if need be.")],
     source: SourceOptions,
@@ -474,26 +472,21 @@ def archive(
         with output.Bars() as bars:
             for each in job.pairs:
                 taken += take_archive(job.producer, job.consumer, each, job.window, to, bars)
-    rows = [_archived(manifest) for manifest in taken]
+    rows = [
+        {
+            "folder": str(manifest.folder),
+            "side": manifest.content.kind,
+            "topic": manifest.content.pair.topic,
+            "group": manifest.content.pair.group,
+            "parts": len(manifest.parts),
+            "rows": manifest.rows,
+            "unsettled": sum(part.unsettled for part in manifest.parts),
+            "taken_at": manifest.taken_at,
+        }
+        for manifest in taken
+    ]
     print_as(
         form,
         {"archives": rows},
         rows_table("folder side topic group parts> rows> unsettled> taken_at", rows),
     )
-
-
-def _archived(manifest: Manifest) -> dict[str, Any]:
-    content = manifest.content
-    return {
-        "folder": str(manifest.folder),
-        "side": content.kind,
-        "topic": content.pair.topic,
-        "group": content.pair.group,
-        "parts": len(manifest.parts),
-        "rows": manifest.rows,
-        "unsettled": sum(part.unsettled for part in manifest.parts),
-        "taken_at": manifest.taken_at,
-    }
-
-
-app.command("archive")(gathered(archive, filters=_FILTERS, window=_WINDOW))
