@@ -129,11 +129,6 @@ class Act:
                 must = "true or false" if kind is bool else f"of type {kind.__name__}"
                 raise InvalidRequest(f"option {name} = {value!r} must be {must}", field="options")
 
-    def check_reason(self, why: str) -> None:
-        """Raise InvalidRequest if the act needs a reason, and there is none."""
-        if self.needs_reason and not why.strip():
-            raise InvalidRequest(f"give a reason: the audit must tell why ({self.name})", field="reason")
-
     def check_group(self, target: Target) -> None:
         """Raise InvalidRequest if a target has no group where the act needs one, or one elsewhere."""
         if self.part == "consumer" and not target.group:
@@ -142,10 +137,11 @@ class Act:
             raise InvalidRequest(f"{self.name} is done on the producer's side, which knows no groups", field="group")
 
 
-_NEW_MESSAGE = "its producer has to send a new message"
-_NO_DECISION = "nothing is left to decide; compensate its local transaction if it must not stand"
 _DECIDED = {
-    **dict.fromkeys(("committed", "scheduled", "dispatched", "recalled"), _NO_DECISION),
+    **dict.fromkeys(
+        ("committed", "scheduled", "dispatched", "recalled"),
+        "nothing is left to decide; compensate its local transaction if it must not stand",
+    ),
     **dict.fromkeys(("rolled_back", "compensated", "compensating"), "it stays so"),
 }
 _UNDECIDED = frozenset({"undecided", "fenced"})
@@ -170,11 +166,9 @@ _TABLE = (
         mends={
             "undecided": "have it checked, or decide it",
             "fenced": "have it checked",
-            "rolled_back": _NEW_MESSAGE,
             "committed": "a worker with the role dispatch will send it",
             "scheduled": "it goes out by itself when it is due",
-            "recalled": _NEW_MESSAGE,
-            "compensated": _NEW_MESSAGE,
+            **dict.fromkeys(("rolled_back", "recalled", "compensated"), "its producer has to send a new message"),
             "compensating": "cancel that bulk job first",
         },
     ),
@@ -195,13 +189,11 @@ _TABLE = (
         needs_reason=True,
         grave=True,
         mends={
-            "undecided": "roll the half back instead",
-            "fenced": "roll the half back instead",
+            **dict.fromkeys(_UNDECIDED, "roll the half back instead"),
             "rolled_back": "there is nothing to take back",
             "committed": "it has no delivery time; compensate its local transaction instead",
             "dispatched": "it is out already; compensate its local transaction instead",
-            "recalled": "there is nothing left to take back",
-            "compensated": "there is nothing left to take back",
+            **dict.fromkeys(("recalled", "compensated"), "there is nothing left to take back"),
             "compensating": "its consumers are kept from it anyway",
         },
     ),
@@ -234,8 +226,7 @@ _TABLE = (
             ),
         ),
         mends={
-            "undecided": "roll the half back instead",
-            "fenced": "roll the half back instead",
+            **dict.fromkeys(_UNDECIDED, "roll the half back instead"),
             "rolled_back": "there is nothing to undo",
             "compensated": "a compensation runs once ever",
             "compensating": "wait for that bulk job, or cancel it",
@@ -414,9 +405,7 @@ _TABLE = (
         role="operator",
         mends={
             "parked": "it was not discarded; retry it, or discard it",
-            "failed": "it was not discarded",
-            "consumed": "it was not discarded",
-            "quarantined": "it was not discarded",
+            **dict.fromkeys(("failed", "consumed", "quarantined"), "it was not discarded"),
             "unconsumed": "only what was discarded can be restored",
         },
     ),

@@ -60,7 +60,8 @@ class ActRequest:
 
 def requested(act: Act, by: Actor, why: str, options: Mapping[str, Any]) -> ActRequest:
     """Return an act as it is asked for; raise InvalidRequest if a reason, an option or the actor's name isn't one."""
-    act.check_reason(why)
+    if act.needs_reason and not why.strip():
+        raise InvalidRequest(f"give a reason: the audit must tell why ({act.name})", field="reason")
     check_audited(by, why)
     act.check_options(options)
     return ActRequest(act, by.name, why.strip(), dict(by.origin), dict(options))
