@@ -5,15 +5,14 @@ A task is a value: it goes to a thread of this process or to a Spark executor, a
 
 from __future__ import annotations
 
-import enum
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,19 +24,6 @@ from outbox.reconcile.source import cancel
 
 #: Upper bounds of the lag histogram, in seconds.
 LAG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
-
-
-class ResultPart(enum.IntEnum):
-    """What a row of a task's result is."""
-
-    FINDING = 0  # a difference, or a message in flight
-    COUNT = 1  # ``number`` messages have this outcome
-    LAG = 2  # ``number`` messages are in this bin (``sends``) of the lag histogram
-    READ = 3  # ``number`` rows were read
-
-
-#: What a task returns: findings, and counts in the same columns, so that it is one table for every engine.
-RESULT = pa.schema([*FINDING, pa.field("part", pa.int8(), nullable=False), pa.field("number", pa.int64())])
 
 
 class Side(Protocol):
@@ -68,69 +54,35 @@ class Comparison:
     consumer: Side
     rules: Rules
 
-    def __call__(self, task: Task) -> pa.Table:
-        """Return the result of one task (`RESULT`)."""
+    def __call__(self, task: Task) -> Collected:
+        """Return the result of one task."""
         return compared(self.producer.read(task.ranges), self.consumer.read(task.ranges), self.rules)
 
 
-def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> pa.Table:
-    """Judge the rows of the same ids; return findings and counts (`RESULT`)."""
+def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> Collected:
+    """Judge the rows of the same ids."""
     both = Both(producer, consumer)
     counts, findings = judge(both, rules)
     bins, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(both)), return_counts=True)
-    rows = findings.num_rows
-    return pa.concat_tables(
-        [
-            findings.append_column(
-                RESULT.field("part"), pa.array(np.full(rows, ResultPart.FINDING, "i1"))
-            ).append_column(RESULT.field("number"), pa.nulls(rows, pa.int64())),
-            _numbers(ResultPart.COUNT, "outcome", {int(outcome): number for outcome, number in counts.items()}),
-            _numbers(ResultPart.LAG, "sends", dict(zip(bins.tolist(), lagged.tolist(), strict=True))),
-            _numbers(ResultPart.READ, "sends", {0: producer.num_rows + consumer.num_rows}),
-        ]
-    )
-
-
-def _numbers(part: ResultPart, column: str, numbers: dict[int, int]) -> pa.Table:
-    rows: list[dict[str, Any]] = [
-        {"id": bytes(16), "outcome": 0, "part": int(part), "number": number, column: bin_}
-        for bin_, number in numbers.items()
-    ]
-    return pa.Table.from_pylist(rows, schema=RESULT)
+    lags_by_bin = Counter(dict(zip(bins.tolist(), lagged.tolist(), strict=True)))
+    return Collected(counts, [findings], lags_by_bin, producer.num_rows + consumer.num_rows)
 
 
 @dataclass(slots=True)
 class Collected:
-    """The results of many tasks."""
+    """The result of a task, or of many: ``findings`` are tables of `rows.FINDING`, ``lags`` bins of a histogram."""
 
-    counts: Counter[Outcome]
-    findings: list[pa.Table]
-    lags: Counter[int]
+    counts: Counter[Outcome] = field(default_factory=Counter)
+    findings: list[pa.Table] = field(default_factory=list)
+    lags: Counter[int] = field(default_factory=Counter)
     rows_read: int = 0
 
-    @classmethod
-    def empty(cls) -> Collected:
-        """Return nothing."""
-        return cls(Counter(), [], Counter())
-
-    def add(self, result: pa.Table) -> None:
-        """Add the result of one task, or of several."""
-        parts = result["part"].to_numpy()
-        findings = result.filter(pa.array(parts == ResultPart.FINDING))
-        if findings.num_rows:
-            self.findings.append(findings.select(FINDING.names))
-        for row in (
-            result.filter(pa.array(parts != ResultPart.FINDING))
-            .select(["part", "outcome", "sends", "number"])
-            .to_pylist()
-        ):
-            match ResultPart(row["part"]):
-                case ResultPart.COUNT:
-                    self.counts[Outcome(row["outcome"])] += row["number"]
-                case ResultPart.LAG:
-                    self.lags[row["sends"]] += row["number"]
-                case ResultPart.READ:
-                    self.rows_read += row["number"]
+    def add(self, other: Collected) -> None:
+        """Add the result of other tasks."""
+        self.counts.update(other.counts)
+        self.findings += other.findings
+        self.lags.update(other.lags)
+        self.rows_read += other.rows_read
 
     def lag(self, *, sampled: bool) -> Lag | None:
         """Return the histogram of the lags; None if none was measured."""
@@ -153,8 +105,8 @@ _CANCEL_EVERY = 0.1
 class Engine(Protocol):
     """Runs tasks, in any order, some at the same time; each exactly once as far as its result is concerned."""
 
-    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
-        """Yield results (`compare.RESULT`) of one or several tasks each.
+    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
+        """Yield results of one or several tasks each.
 
         ``done`` is called with how many of the tasks are finished.
 
@@ -170,7 +122,7 @@ class LocalEngine:
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
+    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
         """Yield the result of each task as it is finished; a caller that ends this early waits for none of them."""
         threads: list[int] = []
         with ThreadPoolExecutor(
@@ -187,7 +139,7 @@ class LocalEngine:
                 _give_up(pending, threads)
 
 
-def _give_up(pending: Collection[Future[pa.Table]], threads: Collection[int]) -> None:
+def _give_up(pending: Collection[Future[Collected]], threads: Collection[int]) -> None:
     running = {future for future in pending if not future.cancel()}
     while running:
         cancel(threads)

@@ -196,7 +196,7 @@ class Pairing:
         return [], plan.few_tasks(plan.weighed(gaps, points, size))
 
     def _compare(self, engine: EngineName, comparison: Comparison, tasks: Sequence[Task]) -> Collected:
-        collected = Collected.empty()
+        collected = Collected()
         if not tasks:
             return collected
         self.progress.stage(f"{self.pair}: rows", len(tasks))
@@ -212,7 +212,7 @@ class Pairing:
         if not some:
             return collected.lag(sampled=False)
         with timed(self.seconds, "lag"):
-            sampled = Collected.empty()
+            sampled = Collected()
             for result in LocalEngine(1).run(comparison, [Task(0, tuple(some))], lambda _: None):
                 sampled.add(result)
         collected.lags.update(sampled.lags)

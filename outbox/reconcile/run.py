@@ -78,7 +78,7 @@ def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counte
     ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
     rules = rules_now(job, pair)
     producer, consumer = sources(job, pair, rules.producer_now, rules.consumer_now)
-    collected = Collected.empty()
+    collected = Collected()
     collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
     others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
     return collected.table, others

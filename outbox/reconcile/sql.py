@@ -2,16 +2,13 @@
 
 They join nothing that needn't be joined: the digests of halves, ops and messages are made table by table, and what
 must hold between them is checked by `digest`, which reads them.
-
-The rows of a reconciliation for readers that know neither uuid nor time zones (Spark's JDBC source).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
@@ -377,21 +374,3 @@ def _mixed(sql: str, mixing: Mixing, id_: str, digest: str = "") -> str:
 def _digest(sql: str, schema: str, between: Between, ranges: Sequence[Ids], bounds: Sequence[UUID]) -> Statement:
     statement = _over(sql, schema, between, ranges)
     return Statement(statement.sql, {**dict(statement.values), "bounds": as_array(bounds)})
-
-
-_AS = {
-    "id": "uuid_send(r.{name}) AS {name}",
-    "time": "(extract(epoch FROM r.{name}) * 1000000)::int8 AS {name}",
-    "plain": "r.{name}",
-}
-
-
-def plain_rows(rows: Statement, columns: Mapping[str, Literal["id", "time", "plain"]]) -> Statement:
-    """Return ids as 16 bytes and times as microseconds since 1970.
-
-    ::
-
-        SELECT uuid_send(r.id) AS id, r.state, (extract(epoch FROM r.at) * 1000000)::int8 AS at … FROM (…) r
-    """
-    selected = ", ".join(_AS[kind].format(name=f'"{name}"') for name, kind in columns.items())
-    return Statement(f"SELECT {selected} FROM ({rows.sql}) r", rows.values)

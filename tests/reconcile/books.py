@@ -136,7 +136,7 @@ class Books:
             Access(engine.url.render_as_string(hide_password=False), SETTINGS)
             for engine in (self.producer, self.consumer)
         )
-        found = Collected.empty()
+        found = Collected()
         rules = Rules(producer_now=2**62, consumer_now=2**62, grace=0)
         sides = PostgresSide(producer, "producer", pair), PostgresSide(consumer, "consumer", pair)
         found.add(Comparison(*sides, rules)(Task(0, (Range(FIRST_ID, None),))))

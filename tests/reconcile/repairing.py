@@ -61,7 +61,7 @@ class Night(Bench):
         job = job or self.job()
         rules = rules_now(job, pair)
         everything = [Range(FIRST_ID, None)]
-        collected = Collected.empty()
+        collected = Collected()
         producer = PostgresSide(job.producer, "producer", pair).read(everything)
         collected.add(compared(producer, PostgresSide(job.consumer, "consumer", pair).read(everything), rules))
         return [finding for finding in to_findings(collected.table) if finding.outcome.differs]

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from outbox import Settings
 from outbox.message.model import uuid7_at
-from outbox.reconcile.compare import RESULT, Collected, Comparison, ResultPart, Task
+from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.source import PostgresSide
@@ -108,19 +108,17 @@ def tasks(ids: Sequence[UUID], number: int) -> list[Task]:
     ]
 
 
-def summed(results: Sequence[pa.Table]) -> tuple[Counter[Outcome], Counter[int], int, pa.Table]:
+def summed(results: Sequence[Collected]) -> tuple[Counter[Outcome], Counter[int], int, pa.Table]:
     """Return the counts, the lags, the rows read and the findings of results, whatever their order and number."""
-    assert {result.schema for result in results} <= {RESULT}
-    collected = Collected.empty()
+    collected = Collected()
     for result in results:
         collected.add(result)
     return collected.counts, collected.lags, collected.rows_read, collected.table
 
 
-def findings(result: pa.Table) -> int:
-    """Return how many rows of a result are findings."""
-    parts: list[int] = result["part"].to_pylist()
-    return parts.count(ResultPart.FINDING)
+def findings(result: Collected) -> int:
+    """Return how many findings a result has."""
+    return int(result.table.num_rows)
 
 
 def _row(number: int, message_id: UUID) -> dict[str, object]:

@@ -132,7 +132,7 @@ def town_now(town: Town) -> float:
 def found(town: Town, ours: Side, theirs: Side) -> dict[UUID, Outcome]:
     """Return the differences between two sides."""
     now = int(town_now(town) * 1e6)
-    collected = Collected.empty()
+    collected = Collected()
     rules = Rules(producer_now=now, consumer_now=now, grace=0, offsets=dict.fromkeys(range(8), 10**6))
     collected.add(Comparison(ours, theirs, rules)(Task(0, (EVERYTHING,))))
     table = collected.table

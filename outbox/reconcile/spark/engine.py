@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from outbox.errors import OutboxError
 from outbox.reconcile.archive import UnionSide
-from outbox.reconcile.compare import Comparison, Side, Task
+from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.java import translated
@@ -39,21 +40,18 @@ class SparkEngine(ExitStack):
         super().__init__()
         self._options = options
         self._workers = workers
-        self._session: Session | None = None
 
-    @property
+    @cached_property
     def session(self) -> Session:
-        """The session; it is opened if it wasn't.
+        """The session; it is opened at first use.
 
         Raises:
             InvalidSettings: the options contradict each other, or a session that is there already.
             ReconcileError: Spark doesn't start.
         """
-        if self._session is None:
-            self._session = self.enter_context(session(self._options, self._workers))
-        return self._session
+        return self.enter_context(session(self._options, self._workers))
 
-    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[pa.Table]:
+    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
         """Yield the result of all tasks.
 
         Raises:
@@ -65,35 +63,22 @@ class SparkEngine(ExitStack):
             return
         opened = self.session
         for side in (comparison.producer, comparison.consumer):
-            for url in _databases(side):
-                refuse_loopback(opened.master, url)
-        yield self._collected(opened, comparison, tasks, lambda share: done(int(share * len(tasks))))
-        done(len(tasks))
-
-    def _collected(
-        self, opened: Session, comparison: Comparison, tasks: Sequence[Task], share: Callable[[float], None]
-    ) -> pa.Table:
+            live = side.live if isinstance(side, UnionSide) else side
+            if isinstance(live, PostgresSide):
+                refuse_loopback(opened.master, live.access.url)
         by_jdbc = self._options.jdbc_jar is not None and reads_by_jdbc(comparison)
         plan = planned_by_jdbc if by_jdbc else planned
         most = _BY_JDBC if by_jdbc else _OF_CORE * opened.cores if opened.master.in_process else len(tasks)
         partitions = min(len(tasks), most)
         try:
-            answers = run(opened, plan(opened.spark, comparison, tasks, partitions), share)
+            frame = plan(opened.spark, comparison, tasks, partitions)
+            answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
         except OutboxError:
             raise
         except Exception as error:  # what Spark raises has no common base
             raise translated(error) from None
-        return results(answers)
-
-
-def _databases(side: Side) -> list[str]:
-    match side:
-        case PostgresSide(access=access):
-            return [access.url]
-        case UnionSide(live=live):
-            return _databases(live)
-        case _:
-            return []
+        yield results(answers)
+        done(len(tasks))
 
 
 # Seconds between two questions for the progress.
@@ -113,19 +98,32 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
 
     def collect() -> None:
         try:
-            with _named(session, name):
-                box.append(plan.toArrow())
+            # Of this thread alone, and gone with it.
+            if session.master.connect:
+                session.spark.addTag(name)
+            else:
+                session.spark.sparkContext.setJobGroup(name, "outbox reconcile")
+            box.append(plan.toArrow())
         except BaseException as error:  # raised again by the thread that waits
             box.append(error)
 
     # In a thread of its own: this one stays free for Ctrl-C, which Java's answer would keep waiting.
     thread = InheritableThread(target=collect, session=session.spark)
-    with _progress(session, name) as progress:
+    with _progress_of_client(session) if session.master.connect else nullcontext(_tracked(session, name)) as progress:
         thread.start()
+        most = 0.0
         try:
-            _watch(thread, progress, report)
+            while thread.is_alive():
+                thread.join(_REPORT_EVERY)
+                if most < (now := progress()) < 1.0:
+                    report(most := now)
         except BaseException:
-            _cancel(session, name)
+            # The session may be gone by now, and there is something else to raise.
+            with suppress(Exception):
+                if session.master.connect:
+                    session.spark.interruptTag(name)
+                else:
+                    session.spark.sparkContext.cancelJobGroup(name)
             thread.join()
             raise
     if isinstance(box[0], BaseException):
@@ -133,42 +131,8 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
     return box[0]
 
 
-def _watch(thread: Any, progress: Callable[[], float], report: Callable[[float], None]) -> None:
-    most = 0.0
-    while thread.is_alive():
-        thread.join(_REPORT_EVERY)
-        if most < (now := progress()) < 1.0:
-            most = now
-            report(most)
-
-
 @contextmanager
-def _named(session: Session, name: str) -> Iterator[None]:
-    if session.master.connect:
-        session.spark.addTag(name)
-        try:
-            yield
-        finally:
-            session.spark.removeTag(name)
-    else:
-        session.spark.sparkContext.setJobGroup(name, "outbox reconcile")
-        yield
-
-
-def _cancel(session: Session, name: str) -> None:
-    # The session may be gone by now, and there is something else to raise.
-    with suppress(Exception):
-        if session.master.connect:
-            session.spark.interruptTag(name)
-        else:
-            session.spark.sparkContext.cancelJobGroup(name)
-
-
-@contextmanager
-def _progress(session: Session, name: str) -> Iterator[Callable[[], float]]:
-    if not session.master.connect:
-        yield lambda: _tracked(session, name)
-        return
+def _progress_of_client(session: Session) -> Iterator[Callable[[], float]]:
     share = [0.0]
 
     def handler(stages: Iterable[Any] | None, **_others: object) -> None:
@@ -183,21 +147,18 @@ def _progress(session: Session, name: str) -> Iterator[Callable[[], float]]:
         session.spark.removeProgressHandler(typed)
 
 
-def _tracked(session: Session, name: str) -> float:
+def _tracked(session: Session, group: str) -> Callable[[], float]:
     tracker = session.spark.sparkContext.statusTracker()
-    stages = [
-        stage
-        for job in tracker.getJobIdsForGroup(name)
-        if (info := tracker.getJobInfo(job)) is not None
-        for number in info.stageIds
-        if (stage := tracker.getStageInfo(number)) is not None
-    ]
-    return _share((stage.numCompletedTasks, stage.numTasks) for stage in stages)
+
+    def progress() -> float:
+        jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
+        stages = filter(None, (tracker.getStageInfo(number) for job in jobs for number in job.stageIds))
+        return _share((stage.numCompletedTasks, stage.numTasks) for stage in stages)
+
+    return progress
 
 
 def _share(stages: Iterable[tuple[int, int]]) -> float:
-    completed, total = 0, 0
-    for done, tasks in stages:
-        completed += done
-        total += tasks
-    return completed / total if total else 0.0
+    counts = list(stages)
+    total = sum(tasks for _, tasks in counts)
+    return sum(completed for completed, _ in counts) / total if total else 0.0
