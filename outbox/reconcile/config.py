@@ -182,10 +182,10 @@ def clock_of(access: Access) -> dt.datetime:
     # Imported late: what only describes a job must not pay for the drivers.
     from outbox.database.execute import execute  # noqa: PLC0415
     from outbox.reconcile.source import as_time, connected  # noqa: PLC0415
-    from outbox.reconcile.sql import clock  # noqa: PLC0415
+    from outbox.reconcile.sql import CLOCK  # noqa: PLC0415
 
     with connected(access) as connection:
-        return as_time(execute(connection, clock())[0][0][0])
+        return as_time(execute(connection, CLOCK)[0][0][0])
 
 
 def subscribed(outbox: Outbox, values: Values) -> list[Values]:

@@ -14,19 +14,19 @@ may still be in sync (a message was sent twice, another topic has a backlog); th
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from outbox.database.execute import Row, Statement, execute
+from outbox.database.execute import Row, execute
 from outbox.reconcile import sql
-from outbox.reconcile.job import Outcome, Pair, Range
-from outbox.reconcile.source import Snapshots, between, reaching
+from outbox.reconcile.job import Outcome, Pair, Part, Range
+from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
 
@@ -51,22 +51,23 @@ def digested(
     """Digest ``buckets``, which are ``gaps`` cut up, inside both databases; tell clean ranges from differing."""
     mixing = mixing_of(snapshots)
     bounds = [bucket.first for bucket in buckets]
-    what = between(pair)
-    schema = snapshots.producer.access.schema, snapshots.consumer.access.schema
+
+    def read(part: Part, snapshot: Snapshot) -> list[dict[int, Row]]:
+        statements = sql.digests(part, snapshot.access.schema, pair, gaps, bounds, mixing)
+        with reaching(snapshot.access):
+            return [{row[0]: row[1:] for row in rows} for rows in execute(snapshot.connection, *statements)]
+
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-        ours = pool.submit(_rows, snapshots.producer, sql.producer_digests(schema[0], what, gaps, bounds, mixing))
-        theirs = _rows(snapshots.consumer, sql.consumer_digests(schema[1], what, gaps, bounds, mixing))
-        halves, ops, messages, rolled_back, compensated = ours.result()
-    read = _Buckets(
-        halves, ops, messages, rolled_back, compensated, theirs[0], theirs[1] if what.effects else None, mixing.xor
-    )
+        ours = pool.submit(read, "producer", snapshots.producer)
+        theirs = read("consumer", snapshots.consumer)
+        tables = _Tables(ours.result(), theirs, mixing.xor)
     result = Digested([], [])
     for number, bucket in enumerate(buckets, 1):
-        counts = read.clean(number)
+        counts = tables.clean(number)
         if counts is None and bucket.end is not None and bucket.end <= horizon:
-            counts = read.pruned(number)
+            counts = tables.pruned(number)
         if counts is None:
-            result.differing.append((bucket, read.rows(number)))
+            result.differing.append((bucket, tables.rows(number)))
         else:
             result.clean.append((bucket, counts))
     return result
@@ -87,41 +88,33 @@ def _version(connection: Connection) -> int:
     return int(version[0]) if version else 0
 
 
-def _rows(snapshot: Any, statements: Sequence[Statement]) -> list[dict[int, Row]]:
-    with reaching(snapshot.access):
-        return [{row[0]: row[1:] for row in rows} for rows in execute(snapshot.connection, *statements)]
-
-
 @dataclass(frozen=True, slots=True)
-class _Buckets:
-    """The digests of all tables, by bucket; a bucket without rows isn't there."""
+class _Tables:
+    """The digests of the tables of each side, by bucket; a bucket without rows isn't there. See `sql.digests`."""
 
-    halves: Mapping[int, Row]
-    ops: Mapping[int, Row]
-    messages: Mapping[int, Row]
-    rolled_back: Mapping[int, Row]
-    compensated: Mapping[int, Row]
-    inbox: Mapping[int, Row]
-    effects: Mapping[int, Row] | None
+    producer: list[dict[int, Row]]
+    consumer: list[dict[int, Row]]
     xor: bool
 
     def clean(self, bucket: int) -> Counter[Outcome] | None:
         """Return the counts of a clean bucket; None if it isn't."""
-        halves, half_mix, of_topic, addressed, addressed_mix = self.halves.get(bucket, (0, 0, 0, 0, 0))
-        ops, op_mix, commits, commit_mix = self.ops.get(bucket, (0, 0, 0, 0))
-        messages, message_mix, sends = self.messages.get(bucket, (0, 0, 1))
-        back, back_addressed, back_mix = self.rolled_back.get(bucket, (0, 0, 0))
-        rows, consumed, inbox_mix, id_mix = self.inbox.get(bucket, (0, 0, 0, 0))
+        of_halves, of_ops, of_messages, of_rolled_back, compensated = self.producer
+        inbox, *of_effects = self.consumer
+        halves, half_mix, of_topic, addressed, addressed_mix = of_halves.get(bucket, (0, 0, 0, 0, 0))
+        ops, op_mix, commits, commit_mix = of_ops.get(bucket, (0, 0, 0, 0))
+        messages, message_mix, sends = of_messages.get(bucket, (0, 0, 1))
+        back, back_addressed, back_mix = of_rolled_back.get(bucket, (0, 0, 0))
+        rows, consumed, inbox_mix, id_mix = inbox.get(bucket, (0, 0, 0, 0))
+        without = operator.xor if self.xor else operator.sub
         agree = (
             (halves, half_mix or 0) == (ops, op_mix or 0)
             and (commits, commit_mix or 0) == (messages, message_mix or 0)
             and sends == 1
-            and bucket not in self.compensated
+            and bucket not in compensated
             and rows == consumed == addressed - back_addressed
-            and (inbox_mix or 0) == self._without(addressed_mix or 0, back_mix or 0)
+            and (inbox_mix or 0) == without(addressed_mix or 0, back_mix or 0)
         )
-        if self.effects is not None:
-            effects, effect_mix = self.effects.get(bucket, (0, 0))
+        for effects, effect_mix in (table.get(bucket, (0, 0)) for table in of_effects):
             agree = agree and (effects, effect_mix or 0) == (rows, id_mix or 0)
         if not agree:
             return None
@@ -130,13 +123,10 @@ class _Buckets:
 
     def pruned(self, bucket: int) -> Counter[Outcome] | None:
         """Return the counts of a bucket of which the producer has nothing left; None if it has anything."""
-        if any(bucket in table for table in (self.halves, self.ops, self.messages, self.compensated)):
+        if any(bucket in table for table in self.producer):
             return None
-        return Counter({Outcome.UNJUDGED: int(self.inbox.get(bucket, (0,))[0])})
-
-    def _without(self, mix: int, part: int) -> int:
-        return mix ^ part if self.xor else mix - part
+        return Counter({Outcome.UNJUDGED: int(self.consumer[0].get(bucket, (0,))[0])})
 
     def rows(self, bucket: int) -> int:
         """Return how many rows both sides have in a bucket."""
-        return int(self.halves.get(bucket, (0, 0, 0))[2]) + int(self.inbox.get(bucket, (0,))[0])
+        return int(self.producer[0].get(bucket, (0, 0, 0))[2]) + int(self.consumer[0].get(bucket, (0,))[0])

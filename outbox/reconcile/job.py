@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, quote_plus
 from uuid import UUID
 
@@ -132,6 +132,10 @@ class EngineName(enum.StrEnum):
     AUTO = "auto"
     LOCAL = "local"
     SPARK = "spark"
+
+
+#: One side of a pair.
+Part = Literal["producer", "consumer"]
 
 
 class Range(NamedTuple):

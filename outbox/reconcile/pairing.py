@@ -63,19 +63,14 @@ def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
 def rules_now(job: Job, pair: Pair) -> Rules:
     """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there."""
     with connected(job.producer) as producer:
-        (((producer_now,),),) = execute(producer, sql.clock())
+        (((producer_now,),),) = execute(producer, sql.CLOCK)
     with connected(job.consumer) as consumer:
-        (((consumer_now,),),) = execute(consumer, sql.clock())
+        (((consumer_now,),),) = execute(consumer, sql.CLOCK)
         return _rules(job, pair, consumer, producer_now, consumer_now)
 
 
 def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consumer_now: int) -> Rules:
-    schema = job.consumer.schema
-    offsets, starts = execute(
-        consumer,
-        sql.offsets(schema, pair.group, pair.topic),
-        sql.starts(schema, pair.group, pair.topic),
-    )
+    offsets, starts = execute(consumer, *sql.positions(job.consumer.schema, pair))
     return Rules(
         producer_now=producer_now,
         consumer_now=consumer_now,

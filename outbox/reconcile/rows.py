@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import reduce
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Part, Repair, Tier, Window
 
 
 class ProducerState(enum.IntEnum):
@@ -78,6 +79,9 @@ CONSUMER = pa.schema(
         pa.field("skipped", pa.bool_(), nullable=False),
     ]
 )
+
+#: What each side of a comparison reads.
+SCHEMAS: dict[Part, pa.Schema] = {"producer": PRODUCER, "consumer": CONSUMER}
 
 #: One row for each difference and each message in flight; ``outcome`` is an `Outcome`. What a side lacks is null.
 FINDING = pa.schema(
@@ -290,12 +294,8 @@ class MeasureResult:
 
 
 def _total(value: str, currency: tuple[str, ...], rows: list[MeasureRow]) -> MeasureRow:
-    def added(part: str) -> Decimal:
-        return reduce(EXACT.add, (getattr(row, part) for row in rows), Decimal())
-
-    return MeasureRow(
-        ("total", *currency), value, added("producer"), added("rolled_back"), added("consumer"), added("in_flight")
-    )
+    parts = (map(attrgetter(part), rows) for part in ("producer", "rolled_back", "consumer", "in_flight"))
+    return MeasureRow(("total", *currency), value, *(reduce(EXACT.add, part, Decimal()) for part in parts))
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import psycopg.sql
 import pyarrow as pa
@@ -20,15 +20,14 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.consumer.subscription import like
 from outbox.database import migration
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
 from outbox.reconcile import sql
-from outbox.reconcile.job import Access, Pair, Range, described, hidden
+from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
-from outbox.reconcile.rows import CONSUMER, PRODUCER, fixed_ids
+from outbox.reconcile.rows import SCHEMAS, fixed_ids
 from outbox.text import summary_of
 
 _guard = threading.Lock()
@@ -77,9 +76,6 @@ def raise_bare(error: OutboxError) -> NoReturn:
         raise
 
 
-_CONNECT_TIMEOUT = 10
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What one database looked like at a moment: a connection in a transaction that sees just that.
@@ -117,9 +113,7 @@ def snapshots_of(producer: Access, consumer: Access) -> Iterator[Snapshots]:
 
 def engine_of(access: Access) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever."""
-    return create_engine(
-        access.url, poolclass=NullPool, connect_args={"connect_timeout": _CONNECT_TIMEOUT}, hide_parameters=True
-    )
+    return create_engine(access.url, poolclass=NullPool, connect_args={"connect_timeout": 10}, hide_parameters=True)
 
 
 def as_time(microseconds: int) -> dt.datetime:
@@ -144,51 +138,27 @@ def connected(access: Access) -> Iterator[Connection]:
     Raises:
         SourceError: the database can't be asked.
     """
-    engine = engine_of(access)
-    try:
-        with reaching(access), engine.begin() as connection:
-            yield connection
-    finally:
-        engine.dispose()
+    with reaching(access), engine_of(access).begin() as connection:
+        yield connection
 
 
 @contextmanager
-def _snapshot(access: Access, part: str) -> Iterator[Snapshot]:
-    engine = engine_of(access)
-    try:
+def _snapshot(access: Access, part: Part) -> Iterator[Snapshot]:
+    with reaching(access):
+        connection = engine_of(access).connect()
+    with connection:
         with reaching(access):
-            connection = engine.connect()
-        try:
-            with reaching(access):
-                migration.require(connection, (part,), access.schema)
-                connection.rollback()
-                snapshot = _begin(access, connection)
-            yield snapshot
-        finally:
-            connection.close()
-    finally:
-        engine.dispose()
+            migration.require(connection, (part,), access.schema)
+            connection.rollback()
+            snapshot = _begin(access, connection)
+        yield snapshot
 
 
 def _begin(access: Access, connection: Connection) -> Snapshot:
     connection.begin()
-    execute(connection, sql.read_in_one_snapshot())
-    _, ((name,),), ((now,),) = execute(connection, sql.plan_for_scans(), sql.export_snapshot(), sql.clock())
+    execute(connection, sql.READ_IN_ONE_SNAPSHOT)
+    _, ((name,),), ((now,),) = execute(connection, sql.PLAN_FOR_SCANS, sql.EXPORT_SNAPSHOT, sql.CLOCK)
     return Snapshot(access, connection, name, now)
-
-
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
-
-
-def between(pair: Pair) -> sql.Between:
-    """Return a pair as the statements want it."""
-    return sql.Between(
-        pair.topic,
-        pair.group,
-        None if pair.tags is None else sorted(pair.tags),
-        None if pair.keys is None else [like(pattern) for pattern in sorted(pair.keys)],
-        None if pair.effect is None else pair.effect.quoted,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +170,21 @@ class PostgresSide:
     """
 
     access: Access
-    part: Literal["producer", "consumer"]
+    part: Part
     pair: Pair
     snapshot: str | None = None
 
     def statement(self, ranges: Sequence[Range]) -> Statement:
         """Return the statement that reads ranges."""
-        rows = sql.producer_rows if self.part == "producer" else sql.consumer_rows
-        return rows(self.access.schema, between(self.pair), ranges)
+        return sql.rows(self.part, self.access.schema, self.pair, ranges)
 
     def read(self, ranges: Sequence[Range]) -> pa.Table:
-        """Return the rows of the ranges, sorted by id (`rows.PRODUCER` or `rows.CONSUMER`).
+        """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`).
 
         Raises:
             SourceError: the database can't be read.
         """
-        schema = PRODUCER if self.part == "producer" else CONSUMER
+        schema = SCHEMAS[self.part]
         if not ranges:
             return schema.empty_table()
         try:
@@ -229,18 +198,20 @@ class PostgresSide:
         from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - loads a library that not every process needs
 
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
+        settings = [sql.READ_IN_ONE_SNAPSHOT, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
+        if self.snapshot is not None:
+            settings.insert(1, sql.import_snapshot(self.snapshot))
         with (
             dbapi.connect(conninfo(self.access.url)) as connection,
             connection.cursor() as cursor,
             cancellable(cursor),
         ):
-            cursor.execute(rendered(sql.read_in_one_snapshot()))
-            if self.snapshot is not None:
-                cursor.execute(rendered(sql.import_snapshot(self.snapshot)))
-            cursor.execute(rendered(sql.plan_for_scans()))
-            cursor.execute(rendered(sql.plan_for_rows()))
-            cursor.execute(query)
+            for statement in (*map(rendered, settings), query):
+                cursor.execute(statement)
             return cursor.fetch_arrow_table()
+
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
 
 def rendered(statement: Statement) -> str:
@@ -264,12 +235,8 @@ def shaped(table: pa.Table, schema: pa.Schema) -> pa.Table:
             column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
         columns.append(column.cast(field.type))
     result = pa.Table.from_arrays(columns, schema=schema)
-    return result if _is_sorted(result) else result.sort_by("id")
-
-
-def _is_sorted(table: pa.Table) -> bool:
-    ids = fixed_ids(table)
-    return bool((ids[:-1] <= ids[1:]).all())
+    ids = fixed_ids(result)
+    return result if (ids[:-1] <= ids[1:]).all() else result.sort_by("id")
 
 
 @contextmanager

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
+from outbox.consumer.subscription import like
 from outbox.database.execute import Statement, in_schema
 from outbox.database.status import message_status
-
-#: First id, and the id before which it ends; None is the end of all ids.
-Ids = tuple[UUID, UUID | None]
+from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
 
 # Numbered as `outbox.reconcile.rows.ProducerState`, whose module would load the reconciliation's libraries.
 _NUMBERS = ("undecided", "rolled_back", "committed", "scheduled", "recalled", "dispatched")
@@ -61,8 +60,7 @@ SELECT coalesce(i.id, e.id) AS id, coalesce(i.status, 0)::int2 AS status, coales
 
 _BOUNDED = re.compile(r'\{([a-z]\.(?:\w+|"\w+"))\}')
 
-#: The first and the last of all ids.
-FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
+LAST_ID = UUID(int=2**128 - 1)
 
 _RANGES = "unnest(%(firsts)s::uuid[], %(lasts)s::uuid[]) AS r (first_id, last_id)"
 
@@ -72,47 +70,52 @@ _RANGES = "unnest(%(firsts)s::uuid[], %(lasts)s::uuid[]) AS r (first_id, last_id
 _BUCKET = "width_bucket({id}, %(bounds)s::uuid[])"
 
 _HALVES = f"""
-SELECT {_BUCKET.replace("{id}", "h.id")}, count(*), {{mix}}({{one}}),
+SELECT {{bucket}}, count(*), {{mix}}({{one}}),
        count(*) FILTER (WHERE h.topic = %(topic)s),
        count(*) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
        {{mix}}({{two}}) FILTER (WHERE h.topic = %(topic)s AND {MATCHES})
   FROM {{s}}.half_message h WHERE {{h.id}} GROUP BY 1
 """
 
-_OPS = f"""
-SELECT {_BUCKET.replace("{id}", "o.half_id")}, count(*), {{mix}}({{one}}),
-       count(*) FILTER (WHERE o.resolution = 'commit'), {{mix}}({{one}}) FILTER (WHERE o.resolution = 'commit')
-  FROM {{s}}.op_message o WHERE {{o.half_id}} GROUP BY 1
+_OPS = """
+SELECT {bucket}, count(*), {mix}({one}),
+       count(*) FILTER (WHERE o.resolution = 'commit'), {mix}({one}) FILTER (WHERE o.resolution = 'commit')
+  FROM {s}.op_message o WHERE {o.half_id} GROUP BY 1
 """
 
-_MESSAGES = f"""
-SELECT {_BUCKET.replace("{id}", "m.half_id")}, count(*), {{mix}}({{one}}), max(m.send_number)
-  FROM {{s}}.message m WHERE {{m.half_id}} GROUP BY 1
+_MESSAGES = """
+SELECT {bucket}, count(*), {mix}({one}), max(m.send_number) FROM {s}.message m WHERE {m.half_id} GROUP BY 1
 """
 
 _ROLLED_BACK = f"""
-SELECT {_BUCKET.replace("{id}", "h.id")}, count(*), count(*) FILTER (WHERE {MATCHES}),
-       {{mix}}({{two}}) FILTER (WHERE {MATCHES})
+SELECT {{bucket}}, count(*), count(*) FILTER (WHERE {MATCHES}), {{mix}}({{two}}) FILTER (WHERE {MATCHES})
   FROM (SELECT half_id FROM {{s}}.op_message o WHERE o.resolution = 'rollback' AND {{o.half_id}}) o
   JOIN {{s}}.half_message h ON h.id = o.half_id AND h.topic = %(topic)s
  GROUP BY 1
 """
 
-_COMPENSATED = f"""
-SELECT DISTINCT {_BUCKET.replace("{id}", "c.half_id")} FROM {{s}}.compensation c WHERE {{c.half_id}}
+_COMPENSATED = "SELECT DISTINCT {bucket} FROM {s}.compensation c WHERE {c.half_id}"
+
+_INBOXES = """
+SELECT {bucket}, count(*), count(*) FILTER (WHERE c.status = 'consumed' AND c.last_error IS NULL),
+       {mix}({two}), {mix}({one})
+  FROM {s}.consumer_message c
+ WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {c.message_id} GROUP BY 1
 """
 
-_INBOXES = f"""
-SELECT {_BUCKET.replace("{id}", "c.message_id")}, count(*),
-       count(*) FILTER (WHERE c.status = 'consumed' AND c.last_error IS NULL), {{mix}}({{two}}), {{mix}}({{one}})
-  FROM {{s}}.consumer_message c
- WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {{c.message_id}} GROUP BY 1
-"""
+_EFFECTS = "SELECT {bucket}, count(*), {mix}({one}) FROM {table} b WHERE {b.{column}} GROUP BY 1"
 
-_EFFECTS = f"""
-SELECT {_BUCKET.replace("{id}", "b.{column}")}, count(*), {{mix}}({{one}}) FROM {{table}} b WHERE {{b.{{column}}}}
- GROUP BY 1
-"""
+# Each with its id, and the digest of the body.
+_DIGESTS: dict[Part, list[tuple[str, str, str]]] = {
+    "producer": [
+        (_HALVES, "h.id", "h.body_digest"),
+        (_OPS, "o.half_id", ""),
+        (_MESSAGES, "m.half_id", ""),
+        (_ROLLED_BACK, "h.id", "h.body_digest"),
+        (_COMPENSATED, "c.half_id", ""),
+    ],
+    "consumer": [(_INBOXES, "c.message_id", "c.body_digest"), (_EFFECTS, "b.{column}", "")],
+}
 
 # --- what the outcome depends on besides -----------------------------------------------------------------
 
@@ -122,7 +125,8 @@ SELECT queue, max(position) FROM {s}.consumer_offset WHERE consumer_group = %s A
 
 _STARTS = "SELECT queue, position FROM {s}.consumer_start WHERE consumer_group = %s AND topic = %s"
 
-_CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8"
+#: Reads the database's clock. Rows: ``(microseconds since 1970,)``.
+CLOCK = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
 
 # The first row of evenly spaced pages; a page whose first row is gone gives none.
 _SAMPLE = """
@@ -150,19 +154,22 @@ SELECT coalesce(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_size(
   FROM pg_class WHERE oid = %s::regclass
 """
 
-_EXPORT = "SELECT pg_export_snapshot()"
+#: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
+READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+#: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
+EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 
-_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-
-# Time-outs that are set for the role or the database are meant for services; the snapshot idles while others read.
-_PLAN_FOR_SCANS = """
+#: For this transaction, gives sorts and hashes enough memory, and compiles nothing. Time-outs that are set for the role
+#: or the database are meant for services; the snapshot idles while others read.
+PLAN_FOR_SCANS = Statement("""
 SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true), set_config('statement_timeout', '0', true),
        set_config('idle_in_transaction_session_timeout', '0', true)
-"""
-
-# Without statistics, or with stale ones, the planner expects a handful of rows, and would go through a whole subquery
-# for each of them.
-_PLAN_FOR_ROWS = "SELECT set_config('enable_nestloop', 'off', true)"
+""")
+#: For this transaction, has the rows of both sides read by joins whose time doesn't depend on the statistics. Without
+#: them, or with stale ones, the planner expects a handful of rows, and would go through a whole subquery for each.
+PLAN_FOR_ROWS = Statement("SELECT set_config('enable_nestloop', 'off', true)")
+#: Both, for all that a connection of our own does from now on.
+PLAN_SESSION = Statement(f"{PLAN_FOR_SCANS.sql};{PLAN_FOR_ROWS.sql}".replace("true)", "false)"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,87 +197,51 @@ PORTABLE = Mixing(
 _PROBE_ID = "'0192a4c3-8f21-7a1b-9c3d-5e6f7a8b9c0d'::uuid"
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A topic and a group, with the filter of its subscription; ``keys`` are LIKE patterns.
+def values_of(pair: Pair) -> dict[str, object]:
+    """Return what the statements bind of a pair."""
+    return {
+        "topic": pair.topic,
+        "group": pair.group,
+        "tags": None if pair.tags is None else sorted(pair.tags),
+        "keys": None if pair.keys is None else [like(pattern) for pattern in sorted(pair.keys)],
+    }
 
-    ``effects`` are the (quoted) names of a business table and its column with the message id.
+
+def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statement:
+    """Read the halves of a topic with all that became of them, or a group's inbox, with the effects if it has some.
+
+    Columns: those of `outbox.reconcile.rows.PRODUCER`, or of `rows.CONSUMER`.
     """
-
-    topic: str
-    group: str
-    tags: Sequence[str] | None = None
-    keys: Sequence[str] | None = None
-    effects: tuple[str, str] | None = None
-
-    @property
-    def values(self) -> dict[str, object]:
-        """Return what the statements bind."""
-        lists = {"tags": self.tags, "keys": self.keys}
-        return {
-            "topic": self.topic,
-            "group": self.group,
-            **{name: None if value is None else list(value) for name, value in lists.items()},
-        }
+    consumer = _CONSUMER_AND_EFFECTS if pair.effect else _CONSUMER
+    return _over(_PRODUCER if part == "producer" else consumer, schema, pair, ranges)
 
 
-def producer_rows(schema: str, between: Between, ranges: Sequence[Ids]) -> Statement:
-    """Read the halves of a topic with all that became of them. Columns: those of `outbox.reconcile.rows.PRODUCER`."""
-    return _over(_PRODUCER, schema, between, ranges)
-
-
-def consumer_rows(schema: str, between: Between, ranges: Sequence[Ids]) -> Statement:
-    """Read a group's inbox, with the effects if a table of them is named. Columns: those of `rows.CONSUMER`."""
-    return _over(_CONSUMER_AND_EFFECTS if between.effects else _CONSUMER, schema, between, ranges)
-
-
-def producer_digests(
-    schema: str, between: Between, ranges: Sequence[Ids], bounds: Sequence[UUID], mixing: Mixing
+def digests(
+    part: Part, schema: str, pair: Pair, ranges: Sequence[Range], bounds: Sequence[UUID], mixing: Mixing
 ) -> list[Statement]:
-    """Digest the producer's tables by bucket; bucket n begins with the n-th of ``bounds``.
+    """Digest the tables of a side by bucket; bucket n begins with the n-th of ``bounds``.
 
-    Rows, in this order: halves ``(bucket, halves, mix of ids, of the topic, addressed, mix of addressed)``; ops
-    ``(bucket, ops, mix, commits, mix)``; messages ``(bucket, messages, mix, greatest send number)``; rolled back of
-    the topic ``(bucket, halves, addressed, mix of addressed)``; compensated ``(bucket,)``.
+    Rows of the producer, in this order: halves ``(bucket, halves, mix of ids, of the topic, addressed, mix of
+    addressed)``; ops ``(bucket, ops, mix, commits, mix)``; messages ``(bucket, messages, mix, greatest send number)``;
+    rolled back of the topic ``(bucket, halves, addressed, mix of addressed)``; compensated ``(bucket,)``. Of the
+    consumer: inbox ``(bucket, rows, consumed and not skipped, mix, mix of ids)``; and, if a table of them is named,
+    effects ``(bucket, rows, mix of ids)``.
     """
-    return [
-        _digest(sql, schema, between, ranges, bounds)
-        for sql in (
-            _mixed(_HALVES, mixing, "h.id", "h.body_digest"),
-            _mixed(_OPS, mixing, "o.half_id"),
-            _mixed(_MESSAGES, mixing, "m.half_id"),
-            _mixed(_ROLLED_BACK, mixing, "h.id", "h.body_digest"),
-            _COMPENSATED,
-        )
-    ]
+    statements = []
+    for template, id_, digest in _DIGESTS[part]:
+        if template is _EFFECTS and pair.effect is None:
+            continue
+        mixed = template.replace("{bucket}", _BUCKET).replace("{mix}", mixing.mix)
+        mixed = mixed.replace("{one}", mixing.one).replace("{two}", mixing.two)
+        statement = _over(mixed.replace("{id}", id_).replace("{digest}", digest), schema, pair, ranges)
+        statements.append(Statement(statement.sql, {**dict(statement.values), "bounds": as_array(bounds)}))
+    return statements
 
 
-def consumer_digests(
-    schema: str, between: Between, ranges: Sequence[Ids], bounds: Sequence[UUID], mixing: Mixing
-) -> list[Statement]:
-    """Digest the inbox by bucket, and the effects if a table of them is named.
-
-    Rows: inbox ``(bucket, rows, consumed and not skipped, mix, mix of ids)``; effects ``(bucket, rows, mix of ids)``.
-    """
-    statements = [_mixed(_INBOXES, mixing, "c.message_id", "c.body_digest")]
-    if between.effects:
-        statements.append(_mixed(_EFFECTS, mixing, f"b.{between.effects[1]}"))
-    return [_digest(sql, schema, between, ranges, bounds) for sql in statements]
-
-
-def offsets(schema: str, group: str, topic: str) -> Statement:
-    """Read how far a group has come. Rows: ``(queue, position)``."""
-    return Statement(in_schema(_OFFSETS, schema), (group, topic))
-
-
-def starts(schema: str, group: str, topic: str) -> Statement:
-    """Read where a group began. Rows: ``(queue, position)``."""
-    return Statement(in_schema(_STARTS, schema), (group, topic))
-
-
-def clock() -> Statement:
-    """Read the database's clock. Rows: ``(microseconds since 1970,)``."""
-    return Statement(_CLOCK)
+def positions(schema: str, pair: Pair) -> tuple[Statement, Statement]:
+    """Read how far a group has come, and where it began. Rows: ``(queue, position)``."""
+    offsets, starts = (Statement(in_schema(sql, schema), pair.names[::-1]) for sql in (_OFFSETS, _STARTS))
+    return offsets, starts
 
 
 def sample(schema: str, table: str, column: str, points: int) -> Statement:
@@ -278,7 +249,7 @@ def sample(schema: str, table: str, column: str, points: int) -> Statement:
     return Statement(in_schema(_SAMPLE, schema).replace("{table}", table).replace("{id}", column), {"points": points})
 
 
-def sample_ranges(schema: str, table: str, column: str, ranges: Sequence[Ids], step: int) -> Statement:
+def sample_ranges(schema: str, table: str, column: str, ranges: Sequence[Range], step: int) -> Statement:
     """Read every ``step``-th id of ranges of a table (of ours), by its index. Rows: ``(id,)``, in no order."""
     sql = in_schema(_SAMPLE_RANGES, schema).replace("{table}", table).replace("{id}", column)
     return Statement(sql, {**_bounds(ranges), "step": step})
@@ -289,34 +260,9 @@ def size(schema: str, table: str) -> Statement:
     return Statement(_SIZE, (f'"{schema}".{table}',))
 
 
-def read_in_one_snapshot() -> Statement:
-    """Make this transaction read only, with one snapshot for all that it reads; it must be the first statement."""
-    return Statement(_SNAPSHOT)
-
-
-def export_snapshot() -> Statement:
-    """Offer the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``."""
-    return Statement(_EXPORT)
-
-
 def import_snapshot(name: str) -> Statement:
-    """Have this transaction see what `export_snapshot` offered under this name."""
+    """Have this transaction see what `EXPORT_SNAPSHOT` offered under this name."""
     return Statement("SET TRANSACTION SNAPSHOT %(name)s", {"name": name})
-
-
-def plan_for_scans() -> Statement:
-    """For this transaction, give sorts and hashes room, and compile nothing."""
-    return Statement(_PLAN_FOR_SCANS)
-
-
-def plan_for_rows() -> Statement:
-    """For this transaction, have the rows of both sides read by joins whose time doesn't depend on the statistics."""
-    return Statement(_PLAN_FOR_ROWS)
-
-
-def plan_for_rows_of_session() -> Statement:
-    """Do as `plan_for_scans` and `plan_for_rows` for all that a connection of our own does from now on."""
-    return Statement(f"{_PLAN_FOR_SCANS};{_PLAN_FOR_ROWS}".replace("true)", "false)"))
 
 
 def as_array(ids: Sequence[UUID]) -> str:
@@ -331,46 +277,32 @@ def probe(mixing: Mixing) -> Statement:
     return Statement(f"SELECT {one}, {two}")
 
 
-def _over(sql: str, schema: str, between: Between, ranges: Sequence[Ids]) -> Statement:
+def _over(sql: str, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statement:
     """Bound a statement by ranges, where it says ``{h.id}``.
 
     One range is written out, which the planner can reckon with; several are joined, each a subquery of its own: the
     ``OFFSET 0`` keeps the planner from turning that round, and looking for the range of each row.
     """
-    if between.effects:
-        sql = sql.replace("{table}", between.effects[0]).replace("{column}", between.effects[1])
+    if pair.effect:
+        table, column = pair.effect.quoted
+        sql = sql.replace("{table}", table).replace("{column}", column)
     if len(ranges) == 1:
         ((first, end),) = ranges
         # A bound that bounds nothing costs a seventh of a digest.
-        bounds = ["{id} >= %(first)s::uuid"] * (first != FIRST_ID) + ["{id} < %(end)s::uuid"] * (end is not None)
-        sql = _with_bound(sql, " AND ".join(bounds) or "true")
+        bounds = [r"\1 >= %(first)s::uuid"] * (first != FIRST_ID) + [r"\1 < %(end)s::uuid"] * (end is not None)
+        sql = _BOUNDED.sub(" AND ".join(bounds) or "true", sql)
         values: dict[str, object] = {"first": first, "end": end}
     else:
-        inner = _with_bound(sql, "{id} >= r.first_id AND {id} <= r.last_id")
+        inner = _BOUNDED.sub(r"\1 >= r.first_id AND \1 <= r.last_id", sql)
         sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner} OFFSET 0) x"
         values = _bounds(ranges)
-    return Statement(in_schema(sql, schema), between.values | values)
+    return Statement(in_schema(sql, schema), values_of(pair) | values)
 
 
-def _bounds(ranges: Sequence[Ids]) -> dict[str, object]:
-    lasts = [LAST_ID if end is None else UUID(int=end.int - 1) for _, end in ranges]
-    return {"firsts": [first for first, _ in ranges], "lasts": lasts}
+def _bounds(ranges: Sequence[Range]) -> dict[str, object]:
+    return {"firsts": [each.first for each in ranges], "lasts": [last_of(each) for each in ranges]}
 
 
-def _with_bound(sql: str, bound: str) -> str:
-    return _BOUNDED.sub(lambda match: bound.replace("{id}", match[1]), sql)
-
-
-def _mixed(sql: str, mixing: Mixing, id_: str, digest: str = "") -> str:
-    return (
-        sql.replace("{mix}", mixing.mix)
-        .replace("{one}", mixing.one)
-        .replace("{two}", mixing.two)
-        .replace("{id}", id_)
-        .replace("{digest}", digest)
-    )
-
-
-def _digest(sql: str, schema: str, between: Between, ranges: Sequence[Ids], bounds: Sequence[UUID]) -> Statement:
-    statement = _over(sql, schema, between, ranges)
-    return Statement(statement.sql, {**dict(statement.values), "bounds": as_array(bounds)})
+def last_of(each: Range) -> UUID:
+    """Return the last id that a range can hold."""
+    return LAST_ID if each.end is None else UUID(int=each.end.int - 1)

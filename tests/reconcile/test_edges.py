@@ -330,7 +330,7 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
             (snapshots.consumer, "consumer", PAIR),
             (snapshots.consumer, "consumer", WITH_EFFECT),
         ):
-            execute(snapshot.connection, reconcile_sql.plan_for_rows())
+            execute(snapshot.connection, reconcile_sql.PLAN_FOR_ROWS)
             side = PostgresSide(snapshot.access, part, pair)  # type: ignore[arg-type]
             assert side._fetch("SELECT current_setting('enable_nestloop') AS s")["s"].to_pylist() == ["off"]
 

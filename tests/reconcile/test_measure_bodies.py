@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from outbox.database.execute import execute
+from outbox.database.execute import Statement, execute
 from outbox.errors import InvalidMessage
 from outbox.message.content import JSON
 from outbox.message.model import uuid7
@@ -210,7 +210,7 @@ _raw = st.builds(lambda value: json.dumps(value).encode(), _value) | st.sampled_
 def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: str) -> None:
     """Whatever a body is, both ways of reading it come to the same key and the same number, or to neither."""
     way = tuple(path.split("."))
-    halves = measure_sql.ChosenHalves(
+    halves = Statement(
         "SELECT %(id)s AS id, %(type)s AS content_type, %(raw)b::bytea AS body", {"id": 1, "type": JSON, "raw": raw}
     )
     for by, values in (([way], []), ([], [way]), ([way], [way, None])):

@@ -6,7 +6,7 @@ Sums are exact, to the last digit. Bodies are added up by the database, and one 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,17 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
-from outbox.errors import InvalidMessage, InvalidSettings, OutboxError, ReconcileError, SourceError
+from outbox.errors import InvalidMessage, OutboxError, ReconcileError, SourceError
 from outbox.message import content
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
-from outbox.reconcile.source import between, in_savepoint
+from outbox.reconcile.source import in_savepoint
+from outbox.reconcile.sql import last_of
 from outbox.text import storable
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, TextClause
+    from sqlalchemy import Connection
 
 #: The parts of a key, in the order of the measure's ``by``.
 Key = tuple[str, ...]
@@ -37,13 +38,22 @@ Key = tuple[str, ...]
 NULL = "NULL"
 
 
+#: Half messages that one statement adds up.
+BATCH = 50_000
+#: Bodies that are read at once where the database couldn't read one of a batch.
+CHUNK = 100
+_EXAMPLES = 3
+
+Path = Sequence[str]
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums by key, one for each value of a measure. ``faults`` are sentences about what couldn't be added."""
 
     width: int
-    sums: dict[Key, list[Decimal]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    sums: dict[Key, list[Decimal]] = field(default_factory=dict)
 
     def add(self, key: Key, values: Sequence[Decimal]) -> None:
         """Add numbers to those of a key; infinity and NaN, which numeric can hold, add up to nothing and are a fault.
@@ -62,149 +72,98 @@ class Tally:
         return self.sums[key][at] if key in self.sums else Decimal()
 
 
-def keys_of(tallies: Iterable[Tally]) -> list[Key]:
-    """Return all keys, sorted."""
-    return sorted({key for tally in tallies for key in tally.sums})
-
-
-#: Half messages that one statement adds up.
-BATCH = 50_000
-#: Bodies that are read at once where the database couldn't read one of a batch.
-CHUNK = 100
-_EXAMPLES = 3
-_ONE = Decimal(1)
-
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Bodies:
-    """Adds up bodies in the producer's database as a measure of a pair says.
+    """Adds up bodies in the producer's database as a measure of a pair says, once.
 
     ``seconds`` is how long a statement may take.
     """
 
-    connection: Connection
-    schema: str
-    measure: Measure
-    pair: Pair
-    seconds: float
+    def __init__(self, connection: Connection, schema: str, measure: Measure, pair: Pair, seconds: float) -> None:
+        self._connection, self._schema, self._pair, self._seconds = connection, schema, pair, seconds
+        paths = measure.in_flight
+        self._described = bool(paths)
+        self._by = [paths[column].split(".") for column in measure.by if paths]
+        self._values = [
+            None if paths[column] == COUNT else paths[column].split(".") for column in measure.values if paths
+        ]
+        self._tally = Tally(len(measure.values))
+        self._found = self._unreadable = 0
+        self._examples: list[str] = []
 
     def in_transit(self, ids: Sequence[UUID]) -> Tally:
         """Return what the bodies of these messages carry."""
-        if ids and not self.measure.in_flight:
+        if ids and not self._described:
             what = f"{len(ids)} messages are under way, and what they carry isn't known"
-            return self._tally([f"{what}: give the measure in_flight, or a window in which all has arrived"])
-        found, unreadable, tally = 0, _Unreadable(), self._tally()
+            return Tally(
+                self._tally.width, [f"{what}: give the measure in_flight, or a window in which all has arrived"]
+            )
+        there = 0
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
-            found += self._rows(sql.count_bodies(self.schema, batch))[0][0]
-            self._add(sql.halves_of(self.schema, between(self.pair), batch), tally, unreadable)
-        if found < len(ids):
-            tally.faults.append(
-                f"the bodies of {len(ids) - found} of {len(ids)} messages under way are no longer in the producer's "
+            there += self._rows(sql.count_bodies(self._schema, batch))[0][0]
+            self._add(sql.halves_of(self._schema, self._pair, batch))
+        if there < len(ids):
+            self._tally.faults.append(
+                f"the bodies of {len(ids) - there} of {len(ids)} messages under way are no longer in the producer's "
                 "database (pruned?): what they carry isn't counted"
             )
-        tally.faults += unreadable.faults(f"{len(ids)} messages under way")
-        return tally
+        return self._told(f"{len(ids)} messages under way")
 
     def settled(self, window: Range, starts: Mapping[int, int]) -> Tally:
         """Return what the bodies of all committed messages of a window carry that are meant for the group.
 
         ``starts`` are the positions, by queue, after which the group began.
         """
-        found, unreadable, tally, pair = 0, _Unreadable(), self._tally(), between(self.pair)
-        for first, last in self._batches(window.first, last_of(window)):
-            halves = sql.settled_halves(self.schema, pair, starts, first, last)
-            found += self._add(halves, tally, unreadable)
-        tally.faults += unreadable.faults(f"{found} messages")
-        return tally
+        first, last = window.first, last_of(window)
+        while following := self._rows(sql.batch_end(self._schema, first, last, BATCH)):
+            ((end,),) = following
+            self._add(sql.settled_halves(self._schema, self._pair, starts, first, UUID(int=end.int - 1)))
+            first = end
+        self._add(sql.settled_halves(self._schema, self._pair, starts, first, last))
+        return self._told(f"{self._found} messages")
 
-    def _tally(self, faults: Sequence[str] = ()) -> Tally:
-        return Tally(len(self.measure.values), faults=list(faults))
+    def _told(self, among: str) -> Tally:
+        """Return the tally, with what couldn't be read."""
+        if self._unreadable:
+            more = self._unreadable - len(self._examples)
+            self._tally.faults.append(
+                f"{self._unreadable} of {among} have a body that can't be read, so that what they carry isn't counted: "
+                f"{'; '.join(self._examples)}{f'; and {more} more' if more else ''}"
+            )
+        return self._tally
 
-    def _batches(self, first: UUID, last: UUID) -> Iterator[tuple[UUID, UUID]]:
-        while True:
-            rows = self._rows(sql.batch_end(self.schema, first, last, BATCH))
-            if not rows:
-                yield first, last
-                return
-            yield first, UUID(int=rows[0][0].int - 1)
-            first = rows[0][0]
-
-    def _add(self, halves: sql.ChosenHalves, tally: Tally, unreadable: _Unreadable) -> int:
-        """Add the bodies of a batch; return how many there are."""
-        rows = self._sums(halves)
-        if rows is None or not all(row[0] for row in rows):
-            return self._add_one_by_one(halves, tally, unreadable)
-        width = len(self.measure.by)
-        for _, _, *columns in rows:
-            tally.add(tuple(columns[:width]), columns[width:])
-        return sum(row[1] for row in rows)
-
-    def _sums(self, halves: sql.ChosenHalves) -> list[Row] | None:
-        """Have the database add up a batch; None if it can't read one of the bodies."""
+    def _add(self, halves: Statement) -> None:
+        """Add the bodies of a batch; one by one if the database can't read all of them."""
         try:
-            return self._rows(sql.body_sums(halves, self._by, self._values))
+            rows = self._rows(sql.body_sums(halves, self._by, self._values))
         except DBAPIError as error:
             # Data exception, and program limit exceeded: a nesting or a number that is too much for it.
-            if sqlstate(error)[:2] in {"22", "54"}:
-                return None
-            raise
+            if sqlstate(error)[:2] not in {"22", "54"}:
+                raise
+            rows = [(False,)]
+        if not all(row[0] for row in rows):
+            self._add_one_by_one(halves)
+            return
+        for _, number, *columns in rows:
+            self._found += number
+            self._tally.add(tuple(columns[: len(self._by)]), columns[len(self._by) :])
 
-    def _add_one_by_one(self, halves: sql.ChosenHalves, tally: Tally, unreadable: _Unreadable) -> int:
-        found, after = 0, FIRST_ID
-        while True:
-            rows = self._rows(sql.bodies(halves, after, CHUNK))
+    def _add_one_by_one(self, halves: Statement) -> None:
+        after = FIRST_ID
+        while rows := self._rows(sql.bodies(halves, after, CHUNK)):
             for id_, content_type, raw in rows:
                 try:
-                    tally.add(*carried(raw, content_type, self._by, self._values))
+                    self._tally.add(*carried(raw, content_type, self._by, self._values))
                 except InvalidMessage as error:
-                    unreadable.add(id_, str(error))
-            found += len(rows)
-            if len(rows) < CHUNK:
-                return found
+                    self._unreadable += 1
+                    if len(self._examples) < _EXAMPLES:
+                        self._examples.append(f"{id_}: {error}")
+            self._found += len(rows)
             after = rows[-1][0]
 
     def _rows(self, statement: Statement) -> list[Row]:
-        with in_savepoint(self.connection, self.seconds, by_index=True):
-            return execute(self.connection, statement)[0]
-
-    @property
-    def _by(self) -> list[Path]:
-        return [_path(self.measure.in_flight[column]) for column in self.measure.by]
-
-    @property
-    def _values(self) -> list[Path | None]:
-        paths = [self.measure.in_flight[column] for column in self.measure.values]
-        return [None if path == COUNT else _path(path) for path in paths]
-
-
-class _Unreadable:
-    """Bodies that couldn't be read: how many, and why the first of them couldn't."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.examples: list[str] = []
-
-    def add(self, id_: UUID, why: str) -> None:
-        self.number += 1
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(f"{id_}: {why}")
-
-    def faults(self, among: str) -> list[str]:
-        if not self.number:
-            return []
-        more = f"; and {self.number - len(self.examples)} more" if self.number > len(self.examples) else ""
-        return [
-            f"{self.number} of {among} have a body that can't be read, so that what they carry isn't counted: "
-            f"{'; '.join(self.examples)}{more}"
-        ]
-
-
-def last_of(window: Range) -> UUID:
-    """Return the last id that a range can hold."""
-    return UUID(int=(1 << 128) - 1 if window.end is None else window.end.int - 1)
+        with in_savepoint(self._connection, self._seconds, by_index=True):
+            return execute(self._connection, statement)[0]
 
 
 def carried(
@@ -220,28 +179,16 @@ def carried(
         raise InvalidMessage(f"its content type is {content_type!r}, and only JSON can be read")
     body = content.decode(raw, content_type, exact=True) if paths else None
     key = tuple(_key(body, path) for path in by)
-    return key, [_ONE if path is None else _number(body, path) for path in values]
-
-
-def _path(text: str) -> Path:
-    return tuple(text.split("."))
+    return key, [Decimal(1) if path is None else _number(body, path) for path in values]
 
 
 def _at(body: Any, path: Path) -> Any:
-    try:
-        for step in path:
-            body = _into(body, step)
-    except (LookupError, ValueError):
-        raise InvalidMessage(f"it has no {'.'.join(path)}") from None
+    for step in path:
+        try:
+            body = body[int(step)] if isinstance(body, list) else (body if isinstance(body, dict) else {})[step]
+        except (LookupError, ValueError):
+            raise InvalidMessage(f"it has no {'.'.join(path)}") from None
     return body
-
-
-def _into(body: Any, step: str) -> Any:
-    if isinstance(body, list):
-        return body[int(step)]
-    if isinstance(body, dict):
-        return body[step]
-    raise KeyError(step)
 
 
 def _key(body: Any, path: Path) -> str:
@@ -297,7 +244,7 @@ class Select:
             InvalidSettings: names the measure, what is wrong, and the mend.
             SourceError: the database can't be asked.
         """
-        columns = self._run(sql.select_columns(self._sql), self.measure.refused, _columns)
+        columns = self._run(sql.select_columns(self.measure.selects[self.side]), self.measure.refused, _columns)
         names = [name for name, _ in columns]
         if missing := [column for column in self.measure.columns if column not in names]:
             raise self._refused(f"lacks {', '.join(missing)}; it returns {', '.join(names) or 'nothing'}")
@@ -322,7 +269,7 @@ class Select:
         """
         measure = self.measure
         rows = self._run(
-            sql.select_sums(self._sql, measure.by, measure.values),
+            sql.select_sums(measure.selects[self.side], measure.by, measure.values),
             lambda why: ReconcileError(f"measure {measure.name!r}: {why}"),
             lambda result: result.all(),
         )
@@ -332,18 +279,23 @@ class Select:
         tally.faults = [f"{self.side}: {fault}" for fault in tally.faults]
         return tally
 
-    @property
-    def _sql(self) -> str:
-        return self.measure.selects[self.side]
-
     def _refused(self, why: str) -> OutboxError:
         return self.measure.refused(f"its {self.side} SELECT {why}")
 
     def _run(self, select: str, failed: Callable[[str], OutboxError], rows: Callable[[Any], Any]) -> Any:
-        statement = self._bound(select)
+        statement = text(select)
+        used = statement.compile(dialect=self.connection.dialect).params
+        if unknown := sorted(used.keys() - _TYPES.keys()):
+            raise self._refused(
+                f"has :{', :'.join(unknown)}; only :{', :'.join(_TYPES)} are bound, "
+                "and a colon in a text is written \\:"
+            )
+        statement = statement.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
+        window, ids = self.window, self.window.range
+        values = {"since": window.since, "until": window.until, "first": ids.first, "last": last_of(ids)}
         try:
             with in_savepoint(self.connection, self.seconds):
-                return rows(self.connection.execute(statement, self._values()))
+                return rows(self.connection.execute(statement, values))
         except DBAPIError as error:
             why = str(error.orig).strip()
             if sqlstate(error) == STATEMENT_CANCELLED:
@@ -353,20 +305,6 @@ class Select:
                     f"measure {self.measure.name!r}: the {self.side}'s database is lost: {why}"
                 ) from error
             raise failed(f"its {self.side} SELECT failed: {why}") from error
-
-    def _bound(self, select: str) -> TextClause:
-        statement = text(select)
-        used = statement.compile(dialect=self.connection.dialect).params
-        if unknown := sorted(used.keys() - _TYPES.keys()):
-            raise self._refused(
-                f"has :{', :'.join(unknown)}; only :{', :'.join(_TYPES)} are bound, "
-                "and a colon in a text is written \\:"
-            )
-        return statement.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
-
-    def _values(self) -> dict[str, Any]:
-        window, ids = self.window, self.window.range
-        return {"since": window.since, "until": window.until, "first": ids.first, "last": last_of(ids)}
 
 
 def _columns(result: Any) -> list[tuple[str, str]]:
@@ -436,10 +374,13 @@ def check_measures(
             one too many, or returns floats; names the measure and the mend.
         SourceError: a database can't be asked.
     """
-    known = {(pair.topic, pair.group) for pair in pairs}
+    known = {pair.names for pair in pairs}
     for measure in measures:
         if (measure.topic, measure.group) not in known:
-            raise _not_compared(measure)
+            raise measure.refused(
+                f"it is of {measure.topic} → {measure.group}, which isn't compared; "
+                "add that pair, or leave the measure out"
+            )
         for select in _selects(measure, producer, consumer, window, seconds).values():
             select.check()
 
@@ -466,16 +407,16 @@ def measure_all(
         ReconcileError: a SELECT failed, or took too long.
         SourceError: a database can't be asked.
     """
-    declared, known = list(measures), {(one.pair.topic, one.pair.group): one for one in compared}
+    declared, known = list(measures), {one.pair.names: one for one in compared}
     check_measures(declared, [one.pair for one in known.values()], producer, consumer, window, seconds=seconds)
     results = []
     for measure in declared:
         one = known[measure.topic, measure.group]
         selects = _selects(measure, producer, consumer, window, seconds)
         tallies = {side: select.tally() for side, select in selects.items()}
-        bodies = Bodies(producer, schema, measure, one.pair, seconds)
-        tallies["in_flight"] = bodies.in_transit(one.in_transit)
+        tallies["in_flight"] = Bodies(producer, schema, measure, one.pair, seconds).in_transit(one.in_transit)
         if measure.producer is None:
+            bodies = Bodies(producer, schema, measure, one.pair, seconds)
             tallies["producer"] = bodies.settled(window.range, one.starts)
         results.append(_result(measure, one.pair, tallies))
     return results
@@ -492,24 +433,11 @@ def _selects(
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
     nothing = Tally(len(measure.values))
-
-    def row(key: tuple[str, ...], at: int, value: str) -> MeasureRow:
-        parts = {
-            side: tallies.get(side, nothing).get(key, at)
-            for side in ("producer", "rolled_back", "consumer", "in_flight")
-        }
-        return MeasureRow(key, value, **parts)
-
-    return MeasureResult(
-        measure.name,
-        pair,
-        measure.by,
-        tuple(row(key, at, value) for key in keys_of(tallies.values()) for at, value in enumerate(measure.values)),
-        tuple(fault for tally in tallies.values() for fault in tally.faults),
+    sides = [tallies.get(side, nothing) for side in ("producer", "rolled_back", "consumer", "in_flight")]
+    rows = tuple(
+        MeasureRow(key, value, *(tally.get(key, at) for tally in sides))
+        for key in sorted({key for tally in sides for key in tally.sums})
+        for at, value in enumerate(measure.values)
     )
-
-
-def _not_compared(measure: Measure) -> InvalidSettings:
-    return measure.refused(
-        f"it is of {measure.topic} → {measure.group}, which isn't compared; add that pair, or leave the measure out"
-    )
+    faults = tuple(fault for tally in tallies.values() for fault in tally.faults)
+    return MeasureResult(measure.name, pair, measure.by, rows, faults)

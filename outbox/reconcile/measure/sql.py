@@ -6,12 +6,12 @@ The user chooses their columns, so they are put together here, from names that w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.database.execute import Statement, in_schema
-from outbox.reconcile.sql import Between
+from outbox.reconcile.job import Pair
+from outbox.reconcile.sql import values_of
 
 #: What a body may have under a value, as text: what Python and PostgreSQL read as the same decimal.
 NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
@@ -31,21 +31,19 @@ SELECT h.id, h.content_type, h.body
 
 _COUNT_BODIES = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%b::uuid[])"
 
+# Where the newest send lies: a message that was sent before the group began, and again since, is one of its own.
 _SETTLED = f"""
 SELECT h.id, h.content_type, h.body
   FROM {{s}}.half_message h JOIN {{s}}.op_message o ON o.half_id = h.id
  WHERE h.id BETWEEN %(first)s AND %(last)s AND h.topic = %(topic)s AND o.resolution = 'commit'
    AND {MATCHES}
    AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = h.id)
-   AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = h.id AND d.recalled_at IS NOT NULL)"""
-
-# Where the newest send lies: a message that was sent before the group began, and again since, is one of its own.
-_SINCE_START = """
-   AND NOT EXISTS (
-       SELECT FROM (SELECT m.queue, m.position FROM {s}.message m
+   AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = h.id AND d.recalled_at IS NOT NULL)
+   AND (cardinality(%(queues)s::int[]) = 0 OR NOT EXISTS (
+       SELECT FROM (SELECT m.queue, m.position FROM {{s}}.message m
                      WHERE m.half_id = h.id ORDER BY m.send_number DESC LIMIT 1) n
          JOIN unnest(%(queues)s::int[], %(positions)s::bigint[]) AS s (queue, position) ON s.queue = n.queue
-        WHERE n.position <= s.position)"""
+        WHERE n.position <= s.position))"""
 
 _BATCH_END = "SELECT id FROM {s}.half_message WHERE id BETWEEN %s AND %s ORDER BY id OFFSET %s LIMIT 1"
 
@@ -66,13 +64,8 @@ WITH half AS ({halves}
 SELECT good, count(*){columns} FROM judged GROUP BY good{keys}
 """
 
-
-@dataclass(frozen=True, slots=True)
-class ChosenHalves:
-    """Which half messages are summed: a SELECT of id, content type and body, with its bound values."""
-
-    sql: str
-    values: dict[str, object]
+_IS_NUMBER = f"""jsonb_typeof({{c}}) IN ('number', 'string') AND {{c}} #>> '{{}}' ~ '^{NUMBER}$'
+                 AND length({{c}} #>> '{{}}') <= {NUMBER_CHARS}"""
 
 
 def limits(seconds: float) -> Statement:
@@ -85,21 +78,19 @@ def count_bodies(schema: str, ids: Sequence[UUID]) -> Statement:
     return Statement(in_schema(_COUNT_BODIES, schema), (list(ids),))
 
 
-def halves_of(schema: str, between: Between, ids: Sequence[UUID]) -> ChosenHalves:
-    """Choose half messages by their ids, as far as they are meant for the group."""
-    return ChosenHalves(in_schema(_OF_IDS, schema), {**between.values, "ids": list(ids)})
+def halves_of(schema: str, pair: Pair, ids: Sequence[UUID]) -> Statement:
+    """Choose half messages by their ids, as far as they are meant for the group. Rows: ``(id, content type, body)``."""
+    return Statement(in_schema(_OF_IDS, schema), {**values_of(pair), "ids": list(ids)})
 
 
-def settled_halves(schema: str, between: Between, starts: Mapping[int, int], first: UUID, last: UUID) -> ChosenHalves:
+def settled_halves(schema: str, pair: Pair, starts: Mapping[int, int], first: UUID, last: UUID) -> Statement:
     """Choose the half messages of a topic, from one id to another, that were committed and not taken back.
 
-    As far as they are meant for the group, which began after the positions ``starts``, by queue.
+    As far as they are meant for the group, which began after the positions ``starts``, by queue. Rows: as `halves_of`.
     """
-    sql, values = in_schema(_SETTLED, schema), {**between.values, "first": first, "last": last}
-    if starts:
-        sql += in_schema(_SINCE_START, schema)
-        values |= {"queues": list(starts), "positions": list(starts.values())}
-    return ChosenHalves(sql, values)
+    values = {**values_of(pair), "first": first, "last": last}
+    values |= {"queues": list(starts), "positions": list(starts.values())}
+    return Statement(in_schema(_SETTLED, schema), values)
 
 
 def batch_end(schema: str, first: UUID, last: UUID, batch: int) -> Statement:
@@ -107,51 +98,36 @@ def batch_end(schema: str, first: UUID, last: UUID, batch: int) -> Statement:
     return Statement(in_schema(_BATCH_END, schema), (first, last, batch))
 
 
-def bodies(halves: ChosenHalves, after: UUID, limit: int) -> Statement:
+def bodies(halves: Statement, after: UUID, limit: int) -> Statement:
     """Read the next bodies. Rows: ``(id, content type, body)``, by id."""
     sql = f"SELECT id, content_type, body FROM ({halves.sql}) h WHERE id > %(after)s ORDER BY id LIMIT %(limit)s"
-    return Statement(sql, {**halves.values, "after": after, "limit": limit})
+    return Statement(sql, {**dict(halves.values), "after": after, "limit": limit})
 
 
-def body_sums(halves: ChosenHalves, by: Sequence[Sequence[str]], values: Sequence[Sequence[str] | None]) -> Statement:
+def body_sums(halves: Statement, by: Sequence[Sequence[str]], values: Sequence[Sequence[str] | None]) -> Statement:
     """Add up what bodies carry; ``by`` and ``values`` are paths in them, None counts.
 
     Rows: ``(readable, messages, *key, *sums)``; those that aren't readable have neither key nor sums. A body that
     is said to be JSON, and isn't, makes the statement fail.
     """
-    columns = [f"c{number}" for number in range(len(by) + len(values))]
-    key, added = columns[: len(by)], columns[len(by) :]
-    paths = {column: list(path) for column, path in zip(columns, [*by, *values], strict=True) if path is not None}
-    good = [*map(_is_key, key), *(_is_number(column) for column in added if column in paths)]
+    key = {f"k{number}": list(path) for number, path in enumerate(by)}
+    added = {f"v{number}": None if path is None else list(path) for number, path in enumerate(values)}
+    paths = {column: path for column, path in (key | added).items() if path is not None}
+    good = [f"jsonb_typeof({column}) NOT IN ('object', 'array')" for column in key]
+    good += [_IS_NUMBER.replace("{c}", column) for column in added if column in paths]
+    keys = [f", CASE WHEN good THEN coalesce({column} #>> '{{}}', 'NULL') END" for column in key]
+    sums = [
+        f", sum(CASE WHEN good THEN ({column} #>> '{{}}')::numeric END)" if path else ", count(*)::numeric"
+        for column, path in added.items()
+    ]
     sql = _SUMS.format(
         halves=halves.sql,
         parts=", ".join(f"b.body #> %({column})s::text[] AS {column}" for column in paths) or "h.id",
         good=" AND ".join(good) or "true",
-        columns="".join(
-            [*(f", {_key(column)}" for column in key), *(f", {_sum(column, column in paths)}" for column in added)]
-        ),
-        keys="".join(f", {_key(column)}" for column in key),
+        columns="".join([*keys, *sums]),
+        keys="".join(keys),
     )
-    return Statement(sql, {**halves.values, **paths})
-
-
-def _is_key(column: str) -> str:
-    return f"jsonb_typeof({column}) NOT IN ('object', 'array')"
-
-
-def _is_number(column: str) -> str:
-    text = f"({column} #>> '{{}}')"
-    return (
-        f"jsonb_typeof({column}) IN ('number', 'string') AND {text} ~ '^{NUMBER}$' AND length({text}) <= {NUMBER_CHARS}"
-    )
-
-
-def _key(column: str) -> str:
-    return f"CASE WHEN good THEN coalesce({column} #>> '{{}}', 'NULL') END"
-
-
-def _sum(column: str, has_path: bool) -> str:
-    return f"sum(CASE WHEN good THEN ({column} #>> '{{}}')::numeric END)" if has_path else "count(*)::numeric"
+    return Statement(sql, {**dict(halves.values), **paths})
 
 
 def select_columns(select: str) -> str:

@@ -28,7 +28,7 @@ from outbox.reconcile.compare import Collected, Comparison, Task, compared
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.rows import CONSUMER, PRODUCER
 from outbox.reconcile.source import PostgresSide, rendered
-from outbox.reconcile.sql import plan_for_rows_of_session
+from outbox.reconcile.sql import PLAN_SESSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,7 +148,7 @@ def _read(spark: SparkSession, side: PostgresSide, schema: pa.Schema, tasks: Seq
     from pyspark.sql import functions  # noqa: PLC0415
 
     # A setting of the session: JDBC commits each statement, and a transaction's would be gone before the query.
-    options = jdbc_options(side.access.url) | {"sessionInitStatement": plan_for_rows_of_session().sql}
+    options = jdbc_options(side.access.url) | {"sessionInitStatement": PLAN_SESSION.sql}
     columns = ", ".join(map(_column, schema))
     parts = []
     for task in tasks:
