@@ -39,10 +39,19 @@ class Digested:
     differing: list[tuple[Range, int]]
 
     @property
-    def rows(self) -> tuple[int, int]:
-        """How many rows of the producer's topic and the inbox were digested, and how many lie in differing ranges."""
+    def buckets(self) -> int:
+        """How many ranges were digested."""
+        return len(self.clean) + len(self.differing)
+
+    @property
+    def share(self) -> float:
+        """How much of the rows of the producer's topic and the inbox lies in differing ranges, 0 to 1."""
         differing = sum(rows for _, rows in self.differing)
-        return differing + 2 * sum(sum(counts.values()) for _, counts in self.clean), differing
+        total = differing + 2 * sum(counts.total() for _, counts in self.clean)
+        return differing / total if total else 0.0
+
+    def __str__(self) -> str:
+        return f"{len(self.differing):,} of {self.buckets:,} ranges differ, with {self.share:.1%} of the rows"
 
 
 def digested(

@@ -76,7 +76,7 @@ def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], sett
     """
     rows = size.larger - settled
     if not settled or rows > _FEW_ROWS:
-        return points(snapshots, size, buckets_for(size.larger) - 1)
+        return points(snapshots, size, min(size.larger // _ROWS_OF_BUCKET, _MOST_BUCKETS) - 1)
     step = max(rows // _MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET)
     return _sampled(snapshots, size, lambda schema, table, column: sql.sample_ranges(schema, table, column, gaps, step))
 
@@ -116,11 +116,6 @@ def without(whole: Range, settled: Sequence[Range]) -> list[Range]:
     return gaps
 
 
-def buckets_for(rows: int) -> int:
-    """Return into how many ranges so many rows of a side are cut to be digested."""
-    return max(1, min(rows // _ROWS_OF_BUCKET, _MOST_BUCKETS))
-
-
 def weighed(gaps: Sequence[Range], at: Sequence[UUID], size: Size) -> list[tuple[Range, int]]:
     """Cut ranges into pieces that bound a task, by points that are evenly spread over the rows.
 
@@ -128,7 +123,12 @@ def weighed(gaps: Sequence[Range], at: Sequence[UUID], size: Size) -> list[tuple
     """
     rows_of_point = (size.producer + size.consumer) / max(len(at), 1)
     step = max(int(2 * _ROWS_OF_TASK / max(rows_of_point, 1)), 1)
-    return [(each, int(_points_in(each, at) * rows_of_point)) for each in cut(gaps, at[::step])]
+
+    def index(bound: UUID | None) -> int:
+        return len(at) if bound is None else bisect_left(at, bound)
+
+    pieces = cut(gaps, at[::step])
+    return [(each, int((index(each.end) - index(each.first)) * rows_of_point)) for each in pieces]
 
 
 def joined(ranges: Sequence[tuple[Range, int]]) -> list[tuple[Range, int]]:
@@ -141,11 +141,6 @@ def joined(ranges: Sequence[tuple[Range, int]]) -> list[tuple[Range, int]]:
         else:
             result.append((each, rows))
     return result
-
-
-def _points_in(each: Range, at: Sequence[UUID]) -> int:
-    end = len(at) if each.end is None else bisect_left(at, each.end)
-    return end - bisect_left(at, each.first)
 
 
 def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Task]:

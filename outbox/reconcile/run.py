@@ -13,23 +13,23 @@ import datetime as dt
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import OutboxError
-from outbox.reconcile.compare import Collected, Engine, LocalEngine, compared, timed
+from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import FirstPass, Pairing, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
-from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
-from outbox.reconcile.source import Snapshots, as_time, engine_of, snapshots_of
+from outbox.reconcile.rows import FINDING, JobResult, PairResult, Repaired, to_findings, to_uuids
+from outbox.reconcile.source import as_time, engine_of, snapshots_of
 from outbox.reconcile.sql import LAST_ID
 
 _BATCH = 2_000
@@ -37,26 +37,18 @@ _BATCH = 2_000
 _MOST_READINGS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """The differences that are still there, and what is in flight now (`rows.FINDING`); how the counts change.
+def recheck(
+    job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]
+) -> tuple[pa.Table, pa.Table, Counter[Outcome]]:
+    """Read differences (`rows.FINDING`) again, until two readings in a row agree.
 
-    ``healed`` is how many are no difference any more.
+    Returns those that are still there, and what of them is in flight now; and how the counts change.
     """
-
-    findings: pa.Table
-    open: pa.Table
-    change: Counter[Outcome]
-    healed: int
-
-
-def recheck(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]) -> Confirmation:
-    """Read differences (`rows.FINDING`) again, until two readings in a row agree."""
     confirmed: list[pa.Table] = [FINDING.empty_table()]
     opened: list[pa.Table] = [FINDING.empty_table()]
     change: Counter[Outcome] = Counter()
-    for finished, batch in enumerate(_batches(findings), 1):
-        outcomes = _outcomes(batch)
+    for start in range(0, findings.num_rows, _BATCH):
+        outcomes = _outcomes(findings.slice(start, _BATCH))
         change.subtract(outcomes.values())
         for reading in range(_MOST_READINGS):
             findings_now, others = _read_again(job, pair, sorted(outcomes))
@@ -68,9 +60,8 @@ def recheck(job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None
                 break
         change.update(outcomes.values())
         confirmed.append(still)
-        done(min(finished * _BATCH, findings.num_rows))
-    still = pa.concat_tables(confirmed)
-    return Confirmation(still, pa.concat_tables(opened), change, findings.num_rows - still.num_rows)
+        done(min(start + _BATCH, findings.num_rows))
+    return pa.concat_tables(confirmed), pa.concat_tables(opened), change
 
 
 def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
@@ -78,8 +69,7 @@ def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counte
     ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
     rules = rules_now(job, pair)
     producer, consumer = sources(job, pair, rules.producer_now, rules.consumer_now)
-    collected = Collected()
-    collected.add(compared(producer.read(ranges), consumer.read(ranges), rules))
+    collected = compared(producer.read(ranges), consumer.read(ranges), rules)
     others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
     return collected.table, others
 
@@ -93,21 +83,7 @@ def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
     return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
 
 
-def _batches(table: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, table.num_rows, _BATCH):
-        yield table.slice(start, _BATCH)
-
-
-@dataclass(slots=True)
-class _PairRun:
-    """One pair of a job on its way."""
-
-    id: UUID
-    pair: Pair
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
+def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
     """Compare producer and consumer, write down what differs, and repair it if the job says so.
 
     Both databases are read in one snapshot each; what differs is read again before it counts. Without ``job.apply``
@@ -134,21 +110,25 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     """
     began = time.monotonic()
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
-    runs = [_PairRun(run_id, pair) for run_id, pair in zip(ids.runs, job.pairs, strict=True)]
-    record = Record(job)
-    with _engines(job) as engine, _recorded(record, ids.runs, ids):
+    with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
         with snapshots_of(job.producer, job.consumer) as snapshots:
-            check_measures(
-                job.measures, job.pairs, snapshots.producer.connection, snapshots.consumer.connection, job.window
-            )
+            connections = snapshots.producer.connection, snapshots.consumer.connection
+            check_measures(job.measures, job.pairs, *connections, job.window)
             record.begin(ids)
-            passes = [Pairing(job, run.pair, snapshots, engine, progress, run.seconds).compare() for run in runs]
-            measures = _measures(job, passes, snapshots)
+            passes = [Pairing(job, pair, snapshots, engine, progress).compare() for pair in job.pairs]
+            measures = []
+            if job.measures:
+                found = [Compared(first.pair, in_transit(first.findings), first.rules.starts) for first in passes]
+                measures = measure_all(job.measures, found, *connections, job.window, job.producer.schema)
             begun_at = as_time(snapshots.consumer.now)
-            for run, first in zip(runs, passes, strict=True):
-                if job.record and not settled.keep(snapshots.consumer, run.pair, first.settled, first.fresh):
-                    progress.say(f"{run.pair}: another run was faster; which ranges are in sync is written by that one")
-        results = [_finish(job, run, first, begun_at, progress) for run, first in zip(runs, passes, strict=True)]
+            for first in passes:
+                if job.record and not settled.keep(snapshots.consumer, first.pair, first.settled, first.fresh):
+                    progress.say(
+                        f"{first.pair}: another run was faster; which ranges are in sync is written by that one"
+                    )
+        results = [
+            _finish(job, run_id, first, begun_at, progress) for run_id, first in zip(ids.runs, passes, strict=True)
+        ]
         for result in results:
             record.findings(result)
         for result in results:
@@ -173,41 +153,25 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
     result.seconds += time.monotonic() - began
 
 
-def _measures(job: Job, passes: list[FirstPass], snapshots: Snapshots) -> list[MeasureResult]:
-    if not job.measures:
-        return []
-    return measure_all(
-        job.measures,
-        [
-            Compared(pair, in_transit(first.findings), first.rules.starts)
-            for pair, first in zip(job.pairs, passes, strict=True)
-        ],
-        snapshots.producer.connection,
-        snapshots.consumer.connection,
-        job.window,
-        job.producer.schema,
-    )
-
-
-def _finish(job: Job, run: _PairRun, first: FirstPass, begun_at: dt.datetime, progress: Progress) -> PairResult:
+def _finish(job: Job, run_id: UUID, first: FirstPass, begun_at: dt.datetime, progress: Progress) -> PairResult:
     found = differing(first.findings)
-    progress.stage(f"{run.pair}: second look", found.num_rows)
-    with timed(run.seconds, "second look"):
-        confirmed = recheck(job, run.pair, found, progress.done)
+    progress.stage(f"{first.pair}: second look", found.num_rows)
+    with timed(first.seconds, "second look"):
+        still, opened, change = recheck(job, first.pair, found, progress.done)
     counts = Counter(first.counts)
-    counts.update(confirmed.change)
+    counts.update(change)
     return PairResult(
-        run_id=run.id,
-        pair=run.pair,
+        run_id=run_id,
+        pair=first.pair,
         window=job.window,
         begun_at=begun_at,
         plan=first.plan,
         counts=+counts,
-        findings=confirmed.findings,
-        open=pa.concat_tables([in_flight(first.findings), confirmed.open]).sort_by("id"),
-        healed=confirmed.healed,
+        findings=still,
+        open=pa.concat_tables([in_flight(first.findings), opened]).sort_by("id"),
+        healed=found.num_rows - still.num_rows,
         lag=first.lag,
-        seconds=run.seconds,
+        seconds=first.seconds,
     )
 
 
@@ -219,26 +183,22 @@ def _repair(job: Job, result: PairResult, record: Record, progress: Progress) ->
 
     progress.stage(f"{result.pair}: repair", None)
     producer, consumer = engine_of(job.producer), engine_of(job.consumer)
-    try:
-        with timed(result.seconds, "repair"):
-            repair(job, result.pair, result.run_id, to_findings(result.findings), producer, consumer, write_down)
-    finally:
-        producer.dispose()
-        consumer.dispose()
+    with timed(result.seconds, "repair"):
+        repair(job, result.pair, result.run_id, to_findings(result.findings), producer, consumer, write_down)
 
 
 @contextmanager
 def _engines(job: Job) -> Iterator[Callable[[EngineName], Engine]]:
     """Yield what gives the engine of a name; Spark starts when it is needed first, and ends with the block."""
     with ExitStack() as stack:
-        opened: dict[EngineName, Engine] = {EngineName.LOCAL: LocalEngine(job.workers)}
 
+        @cache
         def engine(name: EngineName) -> Engine:
-            if name not in opened:
-                from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
+            if name is EngineName.LOCAL:
+                return LocalEngine(job.workers)
+            from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
 
-                opened[name] = stack.enter_context(SparkEngine(job.spark, job.workers))
-            return opened[name]
+            return stack.enter_context(SparkEngine(job.spark, job.workers))
 
         yield engine
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from uuid import UUID
 
 import psycopg.sql
 import pyarrow as pa
@@ -24,6 +25,7 @@ from outbox.database import migration
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
+from outbox.message.model import uuid7_at
 from outbox.reconcile import sql
 from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
@@ -119,6 +121,13 @@ def engine_of(access: Access) -> Engine:
 def as_time(microseconds: int) -> dt.datetime:
     """Return a database's clock as a time."""
     return dt.datetime.fromtimestamp(microseconds / 1e6, dt.UTC)
+
+
+def pruned_below(access: Access, part: Part, now: int) -> UUID:
+    """Return the id below which a database may have pruned messages, by its clock (microseconds)."""
+    settings = access.settings
+    retention = settings.retention if part == "producer" else settings.inbox_retention
+    return uuid7_at(max(now / 1e6 - retention, 0.0))
 
 
 @contextmanager

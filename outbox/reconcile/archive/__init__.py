@@ -16,7 +16,6 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from urllib.parse import quote
 from uuid import UUID
@@ -28,24 +27,12 @@ import pyarrow.compute as pc
 from outbox.errors import InvalidSettings, SourceError
 from outbox.message.model import uuid7_at
 from outbox.reconcile import plan
-from outbox.reconcile.archive.files import (
-    MANIFEST,
-    TEMPORARY,
-    ArchivePart,
-    Content,
-    Kind,
-    Manifest,
-    describe_part,
-    read_manifest,
-    read_part,
-    write_manifest,
-    write_part,
-)
+from outbox.reconcile.archive import files
+from outbox.reconcile.archive.files import ArchivePart, Content, Manifest
 from outbox.reconcile.compare import Side
-from outbox.reconcile.job import FIRST_ID, Access, NoProgress, Pair, Progress, Range, Window
-from outbox.reconcile.plan import without
+from outbox.reconcile.job import FIRST_ID, Access, NoProgress, Pair, Part, Progress, Range, Window
 from outbox.reconcile.rows import InboxState, ProducerState, fixed_ids
-from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, snapshots_of
+from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, pruned_below, snapshots_of
 
 
 def clipped(each: Range, within: Range) -> Range | None:
@@ -72,14 +59,21 @@ class ParquetSide:
     """
 
     folders: tuple[Path, ...]
-    kind: Kind
+    kind: Part
     pair: Pair
 
     def read(self, ranges: Sequence[Range]) -> pa.Table:
         """Return the rows of the ranges, sorted by id (`rows.PRODUCER` or `rows.CONSUMER`)."""
         content = Content.of(self.kind, self.pair)
-        newest_first = sorted((_manifest(folder, content) for folder in self.folders), key=_taken, reverse=True)
-        return reduce(merged, (_read(manifest, ranges) for manifest in newest_first), content.schema.empty_table())
+        rows = content.schema.empty_table()
+        manifests = map(files.read_manifest, self.folders)
+        for manifest in sorted(manifests, key=lambda each: (each.parts != (), each.taken_at), reverse=True):
+            if manifest.content != content:
+                raise SourceError(f"{manifest.folder} is an archive of {manifest.content}, not of {content}")
+            needed = [part for part in manifest.parts if any(clipped(part.range, each) for each in ranges)]
+            tables = [files.read_part(manifest.folder / part.file, content, ranges) for part in needed]
+            rows = merged(rows, pa.concat_tables([content.schema.empty_table(), *tables]))
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,7 @@ class UnionSide:
         return merged(live, self.archive.read(old)) if old else live
 
 
-def with_archives(live: Side, folders: Iterable[Path], kind: Kind, pair: Pair, horizon: UUID) -> Side:
+def with_archives(live: Side, folders: Iterable[Path], kind: Part, pair: Pair, horizon: UUID) -> Side:
     """Return a side that reads archives for what its database may have pruned, the ids below ``horizon``.
 
     The folders, and those in them, may have archives of other sides and pairs, which are left alone."""
@@ -115,18 +109,18 @@ def complete_from(folders: Iterable[Path], pair: Pair, horizon: UUID) -> UUID:
 
     That is ``horizon``, or an earlier id if archives that were complete when they were taken reach up to it."""
     manifests = _of(folders, Content.of("producer", pair))
-    complete = [part.range for manifest in manifests for part in manifest.parts if part.complete]
-    for first, end in sorted(complete, key=lambda each: each.end or each.first, reverse=True):
-        if end is not None and first < horizon <= end:
-            horizon = first
+    complete = [part for manifest in manifests for part in manifest.parts if part.complete]
+    for part in sorted(complete, key=lambda part: part.end, reverse=True):
+        if part.first < horizon <= part.end:
+            horizon = part.first
     return horizon
 
 
 def archives_in(folder: Path) -> list[Manifest]:
     """Return the archives in a folder, or in folders within it."""
-    found = [read_manifest(path.parent) for path in sorted(folder.rglob(MANIFEST))]
+    found = [files.read_manifest(path.parent) for path in sorted(folder.rglob(files.MANIFEST))]
     if not found:
-        raise SourceError(f"{folder} is no archive: there is no {MANIFEST} in it")
+        raise SourceError(f"{folder} is no archive: there is no {files.MANIFEST} in it")
     return found
 
 
@@ -134,29 +128,11 @@ def _of(folders: Iterable[Path], content: Content) -> list[Manifest]:
     return [manifest for folder in folders for manifest in archives_in(folder) if manifest.content == content]
 
 
-def _manifest(folder: Path, content: Content) -> Manifest:
-    manifest = read_manifest(folder)
-    if manifest.content != content:
-        raise SourceError(f"{folder} is an archive of {manifest.content}, not of {content}")
-    return manifest
-
-
-def _read(manifest: Manifest, ranges: Sequence[Range]) -> pa.Table:
-    content = manifest.content
-    needed = [part for part in manifest.parts if any(clipped(part.range, each) for each in ranges)]
-    tables = [read_part(manifest.folder / part.file, content, ranges) for part in needed]
-    return pa.concat_tables([content.schema.empty_table(), *tables])
-
-
-def _taken(manifest: Manifest) -> float:
-    return manifest.taken_at.timestamp() if manifest.taken_at else 0.0
-
-
 # --- write -----------------------------------------------------------------------------------------------
 
 _LOCK = ".lock"
 #: What becomes something else by itself.
-_UNSETTLED: dict[Kind, tuple[str, tuple[int, ...]]] = {
+_UNSETTLED: dict[Part, tuple[str, tuple[int, ...]]] = {
     "producer": ("state", (ProducerState.UNDECIDED, ProducerState.COMMITTED, ProducerState.SCHEDULED)),
     "consumer": ("status", (InboxState.FAILED, InboxState.PARKED)),
 }
@@ -167,7 +143,7 @@ def write_archive(
     ranges: Sequence[Range],
     folder: Path,
     *,
-    kind: Kind,
+    kind: Part,
     pair: Pair,
     taken_at: dt.datetime,
     horizon: UUID,
@@ -186,57 +162,44 @@ def write_archive(
     if any(each.end is None for each in ranges):
         raise InvalidSettings(f"archive {folder}: what has no end can't be archived; give until, a time that is past")
     content = Content.of(kind, pair)
+    column, states = _UNSETTLED[kind]
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
-        for left in folder.glob(f".*{TEMPORARY}"):
+        for left in folder.glob(f".*{files.TEMPORARY}"):
             left.unlink()
-        parts = {part.range: part for part in _found(folder, content)}
+        parts: dict[Range, ArchivePart] = {}
+        # Those that are there, listed or not: the last writer may not have come to its list.
+        for path in sorted(folder.glob("*.parquet")):
+            has, part = files.describe_part(path)
+            if has != content:
+                raise SourceError(f"{folder} has an archive of {has}; archive {content} into a folder of its own")
+            parts[part.range] = part
         for number, each in enumerate(_to_read(ranges, list(parts.values())), 1):
             rows, since = side.read([each]), horizon
             if (old := parts.get(each)) is not None:
                 # What was pruned meanwhile was settled in the end, and is in the archive only.
-                rows, since = merged(rows, read_part(folder / old.file, content, [each])), old.horizon
+                rows, since = merged(rows, files.read_part(folder / old.file, content, [each])), old.horizon
+            unsettled = pc.sum(pc.is_in(rows[column], value_set=pa.array(states, pa.int8()))).as_py() or 0
             assert each.end is not None  # noqa: S101 - refused above
-            part = ArchivePart(
-                f"{each.first.hex}-{each.end.hex}.parquet",
-                each.first,
-                each.end,
-                rows.num_rows,
-                _unsettled(rows, kind),
-                taken_at,
-                since,
-            )
-            write_part(folder / part.file, content, part, rows)
+            name = f"{each.first.hex}-{each.end.hex}.parquet"
+            part = ArchivePart(name, each.first, each.end, rows.num_rows, unsettled, taken_at, since)
+            files.write_part(folder / part.file, content, part, rows)
             parts[each] = part
             done(number)
         manifest = Manifest(folder, content, tuple(parts[each] for each in sorted(parts)))
-        write_manifest(manifest)
+        files.write_manifest(manifest)
     return manifest
-
-
-def _found(folder: Path, content: Content) -> Iterator[ArchivePart]:
-    """Yield the parts that are there, listed or not: the last writer may not have come to its list."""
-    for path in sorted(folder.glob("*.parquet")):
-        has, part = describe_part(path)
-        if has != content:
-            raise SourceError(f"{folder} has an archive of {has}; archive {content} into a folder of its own")
-        yield part
 
 
 def _to_read(ranges: Sequence[Range], parts: Sequence[ArchivePart]) -> list[Range]:
     """Return what isn't archived, or wasn't settled when it was."""
     archived = sorted(part.range for part in parts)
-    new = [gap for each in ranges for gap in without(each, _inside(each, archived))]
+    new = [gap for each in ranges for gap in plan.without(each, _inside(each, archived))]
     return sorted([*new, *(part.range for part in parts if part.unsettled and _inside(part.range, ranges))])
 
 
 def _inside(whole: Range, ranges: Sequence[Range]) -> list[Range]:
     return [part for each in ranges if (part := clipped(each, whole))]
-
-
-def _unsettled(rows: pa.Table, kind: Kind) -> int:
-    column, states = _UNSETTLED[kind]
-    return pc.sum(pc.is_in(rows[column], value_set=pa.array(states, pa.int8()))).as_py() or 0
 
 
 @contextmanager
@@ -269,26 +232,21 @@ def take_archive(
     own = folder / f"{quote(pair.topic, safe='')}.{quote(pair.group, safe='')}"
     with snapshots_of(producer, consumer) as snapshots:
         ranges = _ranges(window, snapshots)
-        databases: tuple[tuple[Snapshot, Kind, float], ...] = (
-            (snapshots.producer, "producer", producer.settings.retention),
-            (snapshots.consumer, "consumer", consumer.settings.inbox_retention),
-        )
-        manifests = []
-        for snapshot, kind, retention in databases:
+
+        def archive(kind: Part, snapshot: Snapshot) -> Manifest:
             progress.stage(f"{pair}: archive of the {kind}", len(ranges))
-            manifests.append(
-                write_archive(
-                    PostgresSide(snapshot.access, kind, pair, snapshot.name),
-                    ranges,
-                    own / kind,
-                    kind=kind,
-                    pair=pair,
-                    taken_at=as_time(snapshot.now),
-                    horizon=_horizon(snapshot, retention),
-                    done=progress.done,
-                )
+            return write_archive(
+                PostgresSide(snapshot.access, kind, pair, snapshot.name),
+                ranges,
+                own / kind,
+                kind=kind,
+                pair=pair,
+                taken_at=as_time(snapshot.now),
+                horizon=pruned_below(snapshot.access, kind, snapshot.now),
+                done=progress.done,
             )
-    return manifests[0], manifests[1]
+
+        return archive("producer", snapshots.producer), archive("consumer", snapshots.consumer)
 
 
 def _ranges(window: Window, snapshots: Snapshots) -> Sequence[Range]:
@@ -305,7 +263,3 @@ def _ranges(window: Window, snapshots: Snapshots) -> Sequence[Range]:
     size = plan.size_of(snapshots)
     points = plan.points(snapshots, size, plan.POINTS)
     return [each for each, _ in plan.weighed([Range(first, end)], points, size)]
-
-
-def _horizon(snapshot: Snapshot, retention: float) -> UUID:
-    return uuid7_at(max(snapshot.now / 1e6 - retention, 0))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -19,10 +19,8 @@ import pyarrow.parquet as pq
 
 from outbox.errors import SourceError
 from outbox.reader import Reader, plain
-from outbox.reconcile.job import Pair, Range
-from outbox.reconcile.rows import CONSUMER, PRODUCER
-
-Kind = Literal["producer", "consumer"]
+from outbox.reconcile.job import Pair, Part, Range
+from outbox.reconcile.rows import SCHEMAS
 
 #: The version of what is written; archives of other versions are refused.
 VERSION = 1
@@ -33,11 +31,11 @@ FORMAT = "outbox archive"
 class Content:
     """Which rows an archive has: those of one side of a pair."""
 
-    kind: Kind
+    kind: Part
     pair: Pair
 
     @classmethod
-    def of(cls, kind: Kind, pair: Pair) -> Content:
+    def of(cls, kind: Part, pair: Pair) -> Content:
         """Return the content; the producer's rows know nothing of the consumer's business table."""
         return cls(kind, replace(pair, effect=None) if kind == "producer" else pair)
 
@@ -58,7 +56,7 @@ class Content:
     @property
     def schema(self) -> pa.Schema:
         """The columns of its rows."""
-        return PRODUCER if self.kind == "producer" else CONSUMER
+        return SCHEMAS[self.kind]
 
     def __str__(self) -> str:
         values = plain(self.pair)
