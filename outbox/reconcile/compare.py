@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -136,14 +136,10 @@ class LocalEngine:
                         yield future.result()
                     done(len(tasks) - len(pending))
             finally:
-                _give_up(pending, threads)
-
-
-def _give_up(pending: Collection[Future[Collected]], threads: Collection[int]) -> None:
-    running = {future for future in pending if not future.cancel()}
-    while running:
-        cancel(threads)
-        running = wait(running, _CANCEL_EVERY).not_done
+                running = {future for future in pending if not future.cancel()}
+                while running:
+                    cancel(threads)
+                    running = wait(running, _CANCEL_EVERY).not_done
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, execute
 from outbox.reconcile import sql
 from outbox.reconcile.compare import Task
-from outbox.reconcile.job import EngineName, Job, Range, Tier
+from outbox.reconcile.job import EngineName, Job, Part, Range, Tier
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 #: Rows of a side in a bucket that is digested: small, so that little is read for one difference.
@@ -53,20 +53,18 @@ class Size:
 
 def size_of(snapshots: Snapshots) -> Size:
     """Return about how many halves and inbox rows the databases have, by their statistics."""
-    return Size(_rows(snapshots.producer, "half_message"), _rows(snapshots.consumer, "consumer_message"))
+    return Size(_rows("producer", snapshots.producer), _rows("consumer", snapshots.consumer))
 
 
-def _rows(snapshot: Snapshot, table: str) -> int:
+def _rows(part: Part, snapshot: Snapshot) -> int:
     with reaching(snapshot.access):
-        (((rows, size),),) = execute(snapshot.connection, sql.size(snapshot.access.schema, table))
+        (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
     return int(rows) or int(size) // _BYTES_OF_ROW
 
 
 def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
     """Return about ``count`` ids that are evenly spread over the larger side, in order."""
-    if count < 1:
-        return []
-    return _sampled(snapshots, size, lambda schema, table, column: sql.sample(schema, table, column, count))
+    return _sampled(snapshots, size, lambda part, schema: sql.sample(part, schema, count)) if count > 0 else []
 
 
 def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], settled: int) -> list[UUID]:
@@ -78,17 +76,15 @@ def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], sett
     if not settled or rows > _FEW_ROWS:
         return points(snapshots, size, min(size.larger // _ROWS_OF_BUCKET, _MOST_BUCKETS) - 1)
     step = max(rows // _MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET)
-    return _sampled(snapshots, size, lambda schema, table, column: sql.sample_ranges(schema, table, column, gaps, step))
+    return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, gaps, step))
 
 
-def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[str, str, str], Statement]) -> list[UUID]:
-    """Return ids of the larger side, in order; ``sample`` reads them, from a column of a table of a schema."""
-    if size.producer >= size.consumer:
-        snapshot, table, column = snapshots.producer, "half_message", "id"
-    else:
-        snapshot, table, column = snapshots.consumer, "consumer_message", "message_id"
+def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[Part, str], Statement]) -> list[UUID]:
+    """Return ids of the larger side, in order; ``sample`` reads them in a schema."""
+    part: Part = "producer" if size.producer >= size.consumer else "consumer"
+    snapshot = snapshots.producer if part == "producer" else snapshots.consumer
     with reaching(snapshot.access):
-        (rows,) = execute(snapshot.connection, sample(snapshot.access.schema, table, column))
+        (rows,) = execute(snapshot.connection, sample(part, snapshot.access.schema))
     return sorted({row[0] for row in rows})
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import reduce
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
@@ -196,12 +197,8 @@ class Lag:
 
     def within(self, share: float) -> float | None:
         """Return a bound (seconds) within which this share of them lies, 0.99 say; None if that is the last of all."""
-        reached = 0
-        for bound, count in zip(self.bounds, self.counts, strict=False):
-            reached += count
-            if reached >= share * self.total:
-                return bound
-        return None
+        reached = zip(self.bounds, accumulate(self.counts), strict=False)
+        return next((bound for bound, count in reached if count >= share * self.total), None)
 
 
 @dataclass(slots=True)

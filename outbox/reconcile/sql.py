@@ -119,14 +119,16 @@ _DIGESTS: dict[Part, list[tuple[str, str, str]]] = {
 
 # --- what the outcome depends on besides -----------------------------------------------------------------
 
-_OFFSETS = """
-SELECT queue, max(position) FROM {s}.consumer_offset WHERE consumer_group = %s AND topic = %s GROUP BY 1
-"""
-
-_STARTS = "SELECT queue, position FROM {s}.consumer_start WHERE consumer_group = %s AND topic = %s"
+_POSITIONS = "SELECT queue, max(position) FROM {s}.{table} WHERE consumer_group = %s AND topic = %s GROUP BY 1"
 
 #: Reads the database's clock. Rows: ``(microseconds since 1970,)``.
 CLOCK = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
+
+#: The table of each side that has a row for each message, and its id.
+_IDS: dict[Part, tuple[str, str]] = {
+    "producer": ("half_message", "id"),
+    "consumer": ("consumer_message", "message_id"),
+}
 
 # The first row of evenly spaced pages; a page whose first row is gone gives none.
 _SAMPLE = """
@@ -238,26 +240,29 @@ def digests(
     return statements
 
 
-def positions(schema: str, pair: Pair) -> tuple[Statement, Statement]:
-    """Read how far a group has come, and where it began. Rows: ``(queue, position)``."""
-    offsets, starts = (Statement(in_schema(sql, schema), pair.names[::-1]) for sql in (_OFFSETS, _STARTS))
-    return offsets, starts
+def positions(schema: str, pair: Pair) -> list[Statement]:
+    """Read how far a group has come, and where it began. Rows of both: ``(queue, position)``."""
+    sql = in_schema(_POSITIONS, schema)
+    tables = ("consumer_offset", "consumer_start")
+    return [Statement(sql.replace("{table}", table), (pair.group, pair.topic)) for table in tables]
 
 
-def sample(schema: str, table: str, column: str, points: int) -> Statement:
-    """Read ids at evenly spaced pages of a table (of ours). Rows: ``(id,)``, about ``points`` of them, in no order."""
+def sample(part: Part, schema: str, points: int) -> Statement:
+    """Read the ids at evenly spaced pages of a side. Rows: ``(id,)``, about ``points`` of them, in no order."""
+    table, column = _IDS[part]
     return Statement(in_schema(_SAMPLE, schema).replace("{table}", table).replace("{id}", column), {"points": points})
 
 
-def sample_ranges(schema: str, table: str, column: str, ranges: Sequence[Range], step: int) -> Statement:
-    """Read every ``step``-th id of ranges of a table (of ours), by its index. Rows: ``(id,)``, in no order."""
+def sample_ranges(part: Part, schema: str, ranges: Sequence[Range], step: int) -> Statement:
+    """Read every ``step``-th id of ranges of a side, by its index. Rows: ``(id,)``, in no order."""
+    table, column = _IDS[part]
     sql = in_schema(_SAMPLE_RANGES, schema).replace("{table}", table).replace("{id}", column)
     return Statement(sql, {**_bounds(ranges), "step": step})
 
 
-def size(schema: str, table: str) -> Statement:
-    """Read about how big a table is. Rows: ``(rows, bytes)``; 0 rows if it never was analyzed."""
-    return Statement(_SIZE, (f'"{schema}".{table}',))
+def size(part: Part, schema: str) -> Statement:
+    """Read about how big a side is. Rows: ``(rows, bytes)``; 0 rows if it never was analyzed."""
+    return Statement(_SIZE, (f'"{schema}".{_IDS[part][0]}',))
 
 
 def import_snapshot(name: str) -> Statement:

@@ -39,15 +39,6 @@ class Content:
         """Return the content; the producer's rows know nothing of the consumer's business table."""
         return cls(kind, replace(pair, effect=None) if kind == "producer" else pair)
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Content:
-        """Return what `header` wrote.
-
-        Raises:
-            KeyError, ValueError: nothing of that kind.
-        """
-        return Reader().read(cls, {name: values[name] for name in ("kind", "pair")})
-
     @property
     def header(self) -> dict[str, Any]:
         """The content as JSON has it, after format and version."""
@@ -128,9 +119,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         values = json.loads(path.read_bytes())
-        _check_version(values, path)
-        parts = tuple(Reader().read(ArchivePart, each) for each in values["parts"])
-        return Manifest(folder, Content.read(values), parts)
+        content = _content_of(values, path)
+        return Manifest(folder, content, tuple(Reader().read(ArchivePart, each) for each in values["parts"]))
     except OSError as error:
         raise SourceError(f"{folder} is no archive: {MANIFEST} can't be read: {error.strerror}") from None
     except _NOT_AS_WRITTEN as error:
@@ -150,8 +140,7 @@ def describe_part(path: Path) -> tuple[Content, ArchivePart]:
         metadata = pq.read_schema(path).metadata or {}
     try:
         values = json.loads(metadata[_KEY])
-        _check_version(values, path)
-        return Content.read(values), Reader().read(ArchivePart, values["part"])
+        return _content_of(values, path), Reader().read(ArchivePart, values["part"])
     except _NOT_AS_WRITTEN as error:
         raise SourceError(f"{path} is no part of an archive: its metadata isn't as it was written: {error!r}") from None
 
@@ -210,12 +199,14 @@ def _reading(path: Path) -> Iterator[None]:
         raise SourceError(f"{path} can't be read, and may be damaged: {error}") from None
 
 
-def _check_version(values: Mapping[str, Any], path: Path) -> None:
+def _content_of(values: Mapping[str, Any], path: Path) -> Content:
+    """Return what `Content.header` wrote; another error than `SourceError` is of what isn't as it was written."""
     if values["format"] != FORMAT or values["version"] != VERSION:
         raise SourceError(
             f"{path} is of version {values['version']!r} of archives, and this code reads {VERSION}; "
             "read it with the version of outbox that wrote it, or archive its window again"
         )
+    return Reader().read(Content, {name: values[name] for name in ("kind", "pair")})
 
 
 def _within(ranges: Sequence[Range]) -> pc.Expression:
@@ -224,9 +215,5 @@ def _within(ranges: Sequence[Range]) -> pc.Expression:
         half = len(ranges) // 2
         return _within(ranges[:half]) | _within(ranges[half:])
     ((first, end),) = ranges
-    from_first = pc.field("id") >= _scalar(first)
-    return from_first if end is None else from_first & (pc.field("id") < _scalar(end))
-
-
-def _scalar(id_: UUID) -> pa.Scalar:
-    return pa.scalar(id_.bytes, pa.binary(16))
+    from_first = pc.field("id") >= pa.scalar(first.bytes, pa.binary(16))
+    return from_first if end is None else from_first & (pc.field("id") < pa.scalar(end.bytes, pa.binary(16)))

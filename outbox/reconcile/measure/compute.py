@@ -238,12 +238,7 @@ class Select:
     seconds: float
 
     def check(self) -> None:
-        """See that it can be run, and returns what it must; it isn't run.
-
-        Raises:
-            InvalidSettings: names the measure, what is wrong, and the mend.
-            SourceError: the database can't be asked.
-        """
+        """See that it can be run, and returns what it must (or it is an `InvalidSettings`); it isn't run."""
         columns = self._run(sql.select_columns(self.measure.selects[self.side]), self.measure.refused, _columns)
         names = [name for name, _ in columns]
         if missing := [column for column in self.measure.columns if column not in names]:
@@ -261,12 +256,7 @@ class Select:
                 )
 
     def tally(self) -> Tally:
-        """Run it, and return its sums.
-
-        Raises:
-            ReconcileError: it failed, or took too long.
-            SourceError: the database can't be asked.
-        """
+        """Run it, and return its sums; it is a `ReconcileError` if it failed, or took too long."""
         measure = self.measure
         rows = self._run(
             sql.select_sums(measure.selects[self.side], measure.by, measure.values),
@@ -346,16 +336,14 @@ def in_transit(*tables: pa.Table) -> list[UUID]:
 
     So what took effect without a booked commit (phantom, consumed though rolled back), or twice, stays unexplained.
     """
-    return [id_ for table in tables for id_ in to_uuids(table.filter(_is_in_transit(table)))]
-
-
-def _is_in_transit(table: pa.Table) -> pa.ChunkedArray:
-    booked = pc.is_in(table["state"], value_set=pa.array(_COMMITTED, pa.int8()))
-    taken_back = pc.fill_null(table["compensated"], False)
-    consumed = pc.fill_null(pc.equal(table["status"], int(InboxState.CONSUMED)), False)
-    took_effect = pc.fill_null(pc.greater(table["effects"], 0), False)
-    arrived = pc.or_(consumed, took_effect)
-    return pc.and_not(pc.and_not(booked, taken_back), arrived)
+    ids = []
+    for table in tables:
+        booked = pc.is_in(table["state"], value_set=pa.array(_COMMITTED, pa.int8()))
+        taken_back = pc.fill_null(table["compensated"], False)
+        consumed = pc.fill_null(pc.equal(table["status"], int(InboxState.CONSUMED)), False)
+        took_effect = pc.fill_null(pc.greater(table["effects"], 0), False)
+        ids += to_uuids(table.filter(pc.and_not(pc.and_not(booked, taken_back), pc.or_(consumed, took_effect))))
+    return ids
 
 
 def check_measures(

@@ -43,12 +43,7 @@ class SparkEngine(ExitStack):
 
     @cached_property
     def session(self) -> Session:
-        """The session; it is opened at first use.
-
-        Raises:
-            InvalidSettings: the options contradict each other, or a session that is there already.
-            ReconcileError: Spark doesn't start.
-        """
+        """The session; it is opened at first use."""
         return self.enter_context(session(self._options, self._workers))
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
@@ -68,8 +63,11 @@ class SparkEngine(ExitStack):
                 refuse_loopback(opened.master, live.access.url)
         by_jdbc = self._options.jdbc_jar is not None and reads_by_jdbc(comparison)
         plan = planned_by_jdbc if by_jdbc else planned
-        most = _BY_JDBC if by_jdbc else _OF_CORE * opened.cores if opened.master.in_process else len(tasks)
-        partitions = min(len(tasks), most)
+        partitions = len(tasks)
+        if by_jdbc:
+            partitions = min(partitions, _BY_JDBC)
+        elif opened.master.in_process:
+            partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
         try:
             frame = plan(opened.spark, comparison, tasks, partitions)
             answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
@@ -86,11 +84,7 @@ _REPORT_EVERY = 0.2
 
 
 def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> pa.Table:
-    """Return the rows of a plan; ``report`` is called with the share that is finished, under 1, which only grows.
-
-    Raises:
-        Exception: what Spark raises.
-    """
+    """Return the rows of a plan; ``report`` is called with the share that is finished, under 1, which only grows."""
     from pyspark import InheritableThread  # noqa: PLC0415
 
     name = f"outbox-{uuid4().hex}"

@@ -6,8 +6,12 @@ in the version that the driver has.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import ipaddress
 import os
+import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -21,6 +25,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import make_url
+
 import outbox
 from outbox.errors import InvalidSettings, ReconcileError, pip_install
 from outbox.reconcile.job import Spark
@@ -28,12 +34,6 @@ from outbox.reconcile.spark.java import cause, find_java, launcher_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-import ipaddress
-import itertools
-import re
-import shlex
-
-from sqlalchemy import URL, make_url
 
 # A process can have one Spark context. Two jobs at once would share it, and the first to end would stop it.
 _ONE_AT_A_TIME = threading.RLock()
@@ -52,11 +52,6 @@ class Session:
 
     spark: SparkSession
     master: Master
-
-    @property
-    def cores(self) -> int:
-        """How many tasks run at once, on a master in this process."""
-        return self.spark.sparkContext.defaultParallelism
 
     @property
     def ui(self) -> str | None:
@@ -88,9 +83,14 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
         tempfile.TemporaryDirectory(prefix="outbox-spark-") as folder,
         _chosen(options, workers, Path(folder)) as opened,
     ):
-        _ship(opened, Path(folder))
-        if opened.master.connect and options.jdbc_jar is not None:
-            opened.spark.addArtifacts(str(options.jdbc_jar))
+        if opened.master.connect:
+            opened.spark.addArtifacts(str(package_zip(Path(folder))), pyfile=True)
+            if options.jdbc_jar is not None:
+                opened.spark.addArtifacts(str(options.jdbc_jar))
+        elif not opened.master.in_process:
+            context = opened.spark.sparkContext
+            # An executor that joins later fetches it then: it must be there as long as the context.
+            context.addPyFile(str(package_zip(Path(context._temp_dir))))
         yield opened
 
 
@@ -160,8 +160,7 @@ def _borrowed(active: SparkSession, options: Spark) -> Iterator[Session]:
 
     # Of its own settings, in the same application: what is set here isn't seen there.
     spark = active.newSession()
-    remote = is_remote()
-    master = connect_server(f"sc://{spark.client.host}") if remote else Master(str(spark.sparkContext.master))
+    master = Master(f"sc://{spark.client.host}" if is_remote() else str(spark.sparkContext.master))
     for name, value in options.conf.items():
         spark.conf.set(name, value)
     try:
@@ -310,18 +309,6 @@ def _end_java() -> None:
         gateway.proc.wait()
 
 
-def _ship(opened: Session, folder: Path) -> None:
-    """Give the executors this package, unless they have it. ``folder`` lasts as long as a session of ours."""
-    if opened.master.in_process:
-        return
-    if opened.master.connect:
-        opened.spark.addArtifacts(str(package_zip(folder)), pyfile=True)
-        return
-    context = opened.spark.sparkContext
-    # An executor that joins later fetches it then: it must be there as long as the context.
-    context.addPyFile(str(package_zip(Path(context._temp_dir))))
-
-
 def package_zip(folder: Path) -> Path:
     """Write the package into ``folder``; the name of the zip is the hash of its files."""
     contents = sorted(_sources(files("outbox"), "outbox"))
@@ -369,12 +356,9 @@ class Master:
         """Do driver and executors see the same loopback? Of Kubernetes that is never known."""
         if self.address.startswith("local"):
             return True
-        return self.address.startswith(("spark://", "sc://")) and all(map(is_loopback, self._hosts))
-
-    @property
-    def _hosts(self) -> list[str]:
-        addresses = self.address.partition("://")[2].partition("/")[0].split(",")
-        return [re.sub(r":\d+$", "", address).strip("[]") for address in addresses]
+        kind, _, rest = self.address.partition("://")
+        hosts = [re.sub(r":\d+$", "", address).strip("[]") for address in rest.partition("/")[0].split(",")]
+        return kind in {"spark", "sc"} and all(map(is_loopback, hosts))
 
     def __str__(self) -> str:
         return self.address
@@ -386,28 +370,24 @@ def master_of(options: Spark, workers: int, defaults: Mapping[str, str]) -> Mast
     ``defaults`` is what `spark_defaults` found.
 
     Raises:
-        InvalidSettings: both a master and a Spark Connect server are asked for.
+        InvalidSettings: both a master and a Spark Connect server are asked for, or what is named is no such server.
     """
     if options.master and options.remote:
         raise InvalidSettings("Spark has either a master or a Spark Connect server (remote); leave one of them out")
     master = options.master or options.conf.get("spark.master")
     if remote := options.remote or (None if master else os.environ.get("SPARK_REMOTE")):
-        return connect_server(remote)
-    found = master or _submitted_master() or os.environ.get("MASTER") or defaults.get("spark.master")
+        # What follows the ; may be a token.
+        address = remote.partition(";")[0].rstrip("/")
+        if not address.startswith("sc://"):
+            raise InvalidSettings(
+                f"remote = {address!r} isn't the address of a Spark Connect server; write sc://host:port"
+            )
+        return Master(address)
+    arguments = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    arguments.add_argument("--master", nargs="?")
+    submitted, _ = arguments.parse_known_args(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "")))
+    found = master or submitted.master or os.environ.get("MASTER") or defaults.get("spark.master")
     return Master(found or f"local[{workers}]")
-
-
-def connect_server(remote: str) -> Master:
-    """Return a Spark Connect server.
-
-    Raises:
-        InvalidSettings: that isn't the address of one.
-    """
-    # What follows the ; may be a token.
-    address = remote.partition(";")[0].rstrip("/")
-    if not address.startswith("sc://"):
-        raise InvalidSettings(f"remote = {address!r} isn't the address of a Spark Connect server; write sc://host:port")
-    return Master(address)
 
 
 def spark_defaults() -> dict[str, str]:
@@ -429,21 +409,18 @@ def refuse_loopback(master: Master, url: str) -> None:
     """
     if master.on_this_host:
         return
-    for host in _database_hosts(make_url(url)):
+    parts = make_url(url)
+    query = parts.query.get("host", ())
+    named = [*([parts.host] if parts.host else []), *([query] if isinstance(query, str) else query)]
+    if not named and ("service" in parts.query or "PGHOST" in os.environ or "PGSERVICE" in os.environ):
+        # The executors' own environment says where it is.
+        return
+    for host in ",".join(named).split(","):
         if is_loopback(host):
             raise InvalidSettings(
                 f"the database on {host or 'the local socket'} can't be read from {master}: there each executor would "
                 "look on its own host; mend: name the database by an address that the executors reach"
             )
-
-
-def _database_hosts(url: URL) -> list[str]:
-    query = url.query.get("host", ())
-    named = [*([url.host] if url.host else []), *([query] if isinstance(query, str) else query)]
-    if not named and ("service" in url.query or "PGHOST" in os.environ or "PGSERVICE" in os.environ):
-        # The executors' own environment says where it is.
-        return []
-    return [host for name in named or [""] for host in name.split(",")]
 
 
 def is_loopback(host: str) -> bool:
@@ -454,13 +431,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower().rstrip(".").endswith(".localhost")
-
-
-def _submitted_master() -> str | None:
-    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
-    for word, following in itertools.pairwise([*words, ""]):
-        if word == "--master":
-            return following
-        if word.startswith("--master="):
-            return word.partition("=")[2]
-    return None

@@ -94,11 +94,7 @@ def reads_by_jdbc(comparison: Comparison) -> bool:
 
 
 def planned_by_jdbc(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], partitions: int) -> DataFrame:
-    """Return what runs the tasks and gives their answers (see `results`).
-
-    Raises:
-        InvalidSettings: the driver can't reach a database in the way its URL says.
-    """
+    """Return what runs the tasks and gives their answers (see `results`); databases are as in `jdbc_options`."""
     merged = _merged(tasks, partitions)
     producer = _read(spark, cast("PostgresSide", comparison.producer), PRODUCER, merged)
     consumer = _read(spark, cast("PostgresSide", comparison.consumer), CONSUMER, merged)
