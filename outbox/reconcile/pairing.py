@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -19,8 +18,8 @@ from outbox.reconcile.digest import Digested, digested
 from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.record import settled as settling
-from outbox.reconcile.rows import ComparisonPlan, Lag, to_uuids
-from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, connected, pruned_below, reaching
+from outbox.reconcile.rows import ComparisonPlan, Lag, PairResult, to_uuids
+from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, connected, pruned_below, reaching
 
 
 def sources(
@@ -75,23 +74,22 @@ _SAMPLED = 12
 
 @dataclass(frozen=True, slots=True)
 class FirstPass:
-    """What one reading of both sides found, in one snapshot of each (`rows.FINDING`); ``seconds`` as `PairResult`'s."""
+    """What one reading of both sides found, in one snapshot of each: a result before its second look.
 
-    pair: Pair
+    Its ``findings`` are the differences and what is in flight. ``fresh`` are ranges that are settled from now on.
+    """
+
+    result: PairResult
     rules: Rules
-    plan: ComparisonPlan
-    counts: Counter[Outcome]
-    findings: pa.Table
-    lag: Lag | None
     settled: settling.SettledRanges
     fresh: Sequence[settling.SettledRange]
-    seconds: dict[str, float]
 
 
 @dataclass(slots=True)
 class Pairing:
     """One pair, being compared. ``engine`` gives the engine of a name; ``seconds`` collects durations."""
 
+    run_id: UUID
     job: Job
     pair: Pair
     snapshots: Snapshots
@@ -127,9 +125,11 @@ class Pairing:
             tasks = plan.few_tasks(plan.weighed(gaps, plan.points(self.snapshots, size, plan.POINTS), size))
         collected = self._compare(engine, comparison, tasks)
         findings = collected.table
-        return FirstPass(
+        result = PairResult(
+            run_id=self.run_id,
             pair=self.pair,
-            rules=rules,
+            window=self.job.window,
+            begun_at=as_time(self.snapshots.consumer.now),
             plan=ComparisonPlan(
                 tier=tier,
                 engine=engine,
@@ -142,11 +142,11 @@ class Pairing:
             ),
             counts=sum((counts for _, counts in clean), settled.counts + collected.counts),
             findings=findings,
+            open=in_flight(findings),
             lag=self._lag(comparison, collected, clean),
-            settled=settled,
-            fresh=settling.settled_by(digests.clean, to_uuids(findings)),
             seconds=self.seconds,
         )
+        return FirstPass(result, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
 
     def _settled(self) -> settling.SettledRanges:
         trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives

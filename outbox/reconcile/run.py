@@ -9,7 +9,6 @@ the producer's side first, and goes on until two looks in a row say the same of 
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from outbox.errors import OutboxError
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
-from outbox.reconcile.pairing import FirstPass, Pairing, in_flight, rules_now, sources
+from outbox.reconcile.pairing import Pairing, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
@@ -115,25 +114,28 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             connections = snapshots.producer.connection, snapshots.consumer.connection
             check_measures(job.measures, job.pairs, *connections, job.window)
             record.begin(ids)
-            passes = [Pairing(job, pair, snapshots, engine, progress).compare() for pair in job.pairs]
+            passes = [
+                Pairing(run_id, job, pair, snapshots, engine, progress).compare()
+                for run_id, pair in zip(ids.runs, job.pairs, strict=True)
+            ]
             measures = []
             if job.measures:
-                found = [Compared(first.pair, in_transit(first.findings), first.rules.starts) for first in passes]
+                found = [
+                    Compared(first.result.pair, in_transit(first.result.findings), first.rules.starts)
+                    for first in passes
+                ]
                 measures = measure_all(job.measures, found, *connections, job.window, job.producer.schema)
-            begun_at = as_time(snapshots.consumer.now)
-            for first in passes:
-                if job.record and not settled.keep(snapshots.consumer, first.pair, first.settled, first.fresh):
-                    progress.say(
-                        f"{first.pair}: another run was faster; which ranges are in sync is written by that one"
-                    )
-        results = [
-            _finish(job, run_id, first, begun_at, progress) for run_id, first in zip(ids.runs, passes, strict=True)
-        ]
+            for first, pair in zip(passes, job.pairs, strict=True):
+                if job.record and not settled.keep(snapshots.consumer, pair, first.settled, first.fresh):
+                    progress.say(f"{pair}: another run was faster; which ranges are in sync is written by that one")
+        results = [first.result for first in passes]
+        for result in results:
+            _look_again(job, result, progress)
         for result in results:
             record.findings(result)
         for result in results:
             record.end(result)
-    return JobResult(begun_at, results, measures, time.monotonic() - began, policy=job.policy)
+    return JobResult(as_time(snapshots.consumer.now), results, measures, time.monotonic() - began, policy=job.policy)
 
 
 def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
@@ -153,26 +155,15 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
     result.seconds += time.monotonic() - began
 
 
-def _finish(job: Job, run_id: UUID, first: FirstPass, begun_at: dt.datetime, progress: Progress) -> PairResult:
-    found = differing(first.findings)
-    progress.stage(f"{first.pair}: second look", found.num_rows)
-    with timed(first.seconds, "second look"):
-        still, opened, change = recheck(job, first.pair, found, progress.done)
-    counts = Counter(first.counts)
-    counts.update(change)
-    return PairResult(
-        run_id=run_id,
-        pair=first.pair,
-        window=job.window,
-        begun_at=begun_at,
-        plan=first.plan,
-        counts=+counts,
-        findings=still,
-        open=pa.concat_tables([in_flight(first.findings), opened]).sort_by("id"),
-        healed=found.num_rows - still.num_rows,
-        lag=first.lag,
-        seconds=first.seconds,
-    )
+def _look_again(job: Job, result: PairResult, progress: Progress) -> None:
+    found = differing(result.findings)
+    progress.stage(f"{result.pair}: second look", found.num_rows)
+    with timed(result.seconds, "second look"):
+        result.findings, opened, change = recheck(job, result.pair, found, progress.done)
+    result.counts.update(change)
+    result.counts = +result.counts
+    result.open = pa.concat_tables([result.open, opened]).sort_by("id")
+    result.healed = found.num_rows - result.findings.num_rows
 
 
 def _repair(job: Job, result: PairResult, record: Record, progress: Progress) -> None:

@@ -7,13 +7,13 @@ must hold between them is checked by `digest`, which reads them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.consumer.subscription import like
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, statement
 from outbox.database.status import message_status
 from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
 
@@ -119,7 +119,9 @@ _DIGESTS: dict[Part, list[tuple[str, str, str]]] = {
 
 # --- what the outcome depends on besides -----------------------------------------------------------------
 
-_POSITIONS = "SELECT queue, max(position) FROM {s}.{table} WHERE consumer_group = %s AND topic = %s GROUP BY 1"
+_POSITIONS = """
+SELECT queue, max(position) FROM {s}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY 1
+"""
 
 #: Reads the database's clock. Rows: ``(microseconds since 1970,)``.
 CLOCK = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
@@ -215,7 +217,7 @@ def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statem
     Columns: those of `outbox.reconcile.rows.PRODUCER`, or of `rows.CONSUMER`.
     """
     consumer = _CONSUMER_AND_EFFECTS if pair.effect else _CONSUMER
-    return _over(_PRODUCER if part == "producer" else consumer, schema, pair, ranges)
+    return _over(_PRODUCER if part == "producer" else consumer, schema, pair, ranges, {})
 
 
 def digests(
@@ -229,35 +231,31 @@ def digests(
     consumer: inbox ``(bucket, rows, consumed and not skipped, mix, mix of ids)``; and, if a table of them is named,
     effects ``(bucket, rows, mix of ids)``.
     """
-    statements = []
-    for template, id_, digest in _DIGESTS[part]:
-        if template is _EFFECTS and pair.effect is None:
-            continue
-        mixed = template.replace("{bucket}", _BUCKET).replace("{mix}", mixing.mix)
-        mixed = mixed.replace("{one}", mixing.one).replace("{two}", mixing.two)
-        statement = _over(mixed.replace("{id}", id_).replace("{digest}", digest), schema, pair, ranges)
-        statements.append(Statement(statement.sql, {**dict(statement.values), "bounds": as_array(bounds)}))
-    return statements
+    mixed = {"bucket": _BUCKET, "mix": mixing.mix, "one": mixing.one, "two": mixing.two}
+    array = as_array(bounds)
+    return [
+        _over(template, schema, pair, ranges, {"bounds": array}, **mixed, id=id_, digest=digest)
+        for template, id_, digest in _DIGESTS[part]
+        if pair.effect or template is not _EFFECTS
+    ]
 
 
 def positions(schema: str, pair: Pair) -> list[Statement]:
     """Read how far a group has come, and where it began. Rows of both: ``(queue, position)``."""
-    sql = in_schema(_POSITIONS, schema)
-    tables = ("consumer_offset", "consumer_start")
-    return [Statement(sql.replace("{table}", table), (pair.group, pair.topic)) for table in tables]
+    names = {"group": pair.group, "topic": pair.topic}
+    return [statement(schema, _POSITIONS, names, table=table) for table in ("consumer_offset", "consumer_start")]
 
 
 def sample(part: Part, schema: str, points: int) -> Statement:
     """Read the ids at evenly spaced pages of a side. Rows: ``(id,)``, about ``points`` of them, in no order."""
     table, column = _IDS[part]
-    return Statement(in_schema(_SAMPLE, schema).replace("{table}", table).replace("{id}", column), {"points": points})
+    return statement(schema, _SAMPLE, {"points": points}, table=table, id=column)
 
 
 def sample_ranges(part: Part, schema: str, ranges: Sequence[Range], step: int) -> Statement:
     """Read every ``step``-th id of ranges of a side, by its index. Rows: ``(id,)``, in no order."""
     table, column = _IDS[part]
-    sql = in_schema(_SAMPLE_RANGES, schema).replace("{table}", table).replace("{id}", column)
-    return Statement(sql, {**_bounds(ranges), "step": step})
+    return statement(schema, _SAMPLE_RANGES, {**_bounds(ranges), "step": step}, table=table, id=column)
 
 
 def size(part: Part, schema: str) -> Statement:
@@ -282,26 +280,28 @@ def probe(mixing: Mixing) -> Statement:
     return Statement(f"SELECT {one}, {two}")
 
 
-def _over(sql: str, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statement:
-    """Bound a statement by ranges, where it says ``{h.id}``.
+def _over(
+    template: str, schema: str, pair: Pair, ranges: Sequence[Range], values: Mapping[str, object], **parts: str
+) -> Statement:
+    """Return the statement of a template that is bounded by ranges, where it says ``{h.id}``.
 
     One range is written out, which the planner can reckon with; several are joined, each a subquery of its own: the
     ``OFFSET 0`` keeps the planner from turning that round, and looking for the range of each row.
     """
     if pair.effect:
-        table, column = pair.effect.quoted
-        sql = sql.replace("{table}", table).replace("{column}", column)
+        parts["table"], parts["column"] = pair.effect.quoted
+    sql = statement(schema, template, {}, **parts).sql
     if len(ranges) == 1:
         ((first, end),) = ranges
         # A bound that bounds nothing costs a seventh of a digest.
         bounds = [r"\1 >= %(first)s::uuid"] * (first != FIRST_ID) + [r"\1 < %(end)s::uuid"] * (end is not None)
         sql = _BOUNDED.sub(" AND ".join(bounds) or "true", sql)
-        values: dict[str, object] = {"first": first, "end": end}
+        bound: dict[str, object] = {"first": first, "end": end}
     else:
         inner = _BOUNDED.sub(r"\1 >= r.first_id AND \1 <= r.last_id", sql)
         sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner} OFFSET 0) x"
-        values = _bounds(ranges)
-    return Statement(in_schema(sql, schema), values_of(pair) | values)
+        bound = _bounds(ranges)
+    return Statement(sql, {**values_of(pair), **values, **bound})
 
 
 def _bounds(ranges: Sequence[Range]) -> dict[str, object]:

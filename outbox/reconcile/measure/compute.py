@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sqlalchemy import DateTime, Uuid, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import Row, Statement, execute
+from outbox.database.execute import Row, Statement, execute, statement
 from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
 from outbox.errors import InvalidMessage, OutboxError, ReconcileError, SourceError
 from outbox.message import content
@@ -25,7 +25,7 @@ from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
 from outbox.reconcile.source import in_savepoint
-from outbox.reconcile.sql import last_of
+from outbox.reconcile.sql import last_of, values_of
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Bodies:
     """
 
     def __init__(self, connection: Connection, schema: str, measure: Measure, pair: Pair, seconds: float) -> None:
-        self._connection, self._schema, self._pair, self._seconds = connection, schema, pair, seconds
+        self._connection, self._schema, self._seconds = connection, schema, seconds
+        self._of_pair = values_of(pair)
         paths = measure.in_flight
         self._described = bool(paths)
         self._by = [paths[column].split(".") for column in measure.by if paths]
@@ -100,8 +101,8 @@ class Bodies:
         there = 0
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
-            there += self._rows(sql.count_bodies(self._schema, batch))[0][0]
-            self._add(sql.halves_of(self._schema, self._pair, batch))
+            there += self._rows(statement(self._schema, sql.COUNT_HALVES, {"ids": batch}))[0][0]
+            self._add(statement(self._schema, sql.HALVES_OF, {**self._of_pair, "ids": batch}))
         if there < len(ids):
             self._tally.faults.append(
                 f"the bodies of {len(ids) - there} of {len(ids)} messages under way are no longer in the producer's "
@@ -114,12 +115,14 @@ class Bodies:
 
         ``starts`` are the positions, by queue, after which the group began.
         """
-        first, last = window.first, last_of(window)
-        while following := self._rows(sql.batch_end(self._schema, first, last, BATCH)):
+        values = {**self._of_pair, "queues": list(starts), "positions": list(starts.values())}
+        ids = {"first": window.first, "last": last_of(window)}
+        while following := self._rows(statement(self._schema, sql.BATCH_END, {**ids, "batch": BATCH})):
             ((end,),) = following
-            self._add(sql.settled_halves(self._schema, self._pair, starts, first, UUID(int=end.int - 1)))
-            first = end
-        self._add(sql.settled_halves(self._schema, self._pair, starts, first, last))
+            batch = {"first": ids["first"], "last": UUID(int=end.int - 1)}
+            self._add(statement(self._schema, sql.SETTLED_HALVES, {**values, **batch}))
+            ids["first"] = end
+        self._add(statement(self._schema, sql.SETTLED_HALVES, {**values, **ids}))
         return self._told(f"{self._found} messages")
 
     def _told(self, among: str) -> Tally:
@@ -161,9 +164,9 @@ class Bodies:
             self._found += len(rows)
             after = rows[-1][0]
 
-    def _rows(self, statement: Statement) -> list[Row]:
+    def _rows(self, select: Statement) -> list[Row]:
         with in_savepoint(self._connection, self._seconds, by_index=True):
-            return execute(self._connection, statement)[0]
+            return execute(self._connection, select)[0]
 
 
 def carried(
@@ -273,19 +276,19 @@ class Select:
         return self.measure.refused(f"its {self.side} SELECT {why}")
 
     def _run(self, select: str, failed: Callable[[str], OutboxError], rows: Callable[[Any], Any]) -> Any:
-        statement = text(select)
-        used = statement.compile(dialect=self.connection.dialect).params
+        bare = text(select)
+        used = bare.compile(dialect=self.connection.dialect).params
         if unknown := sorted(used.keys() - _TYPES.keys()):
             raise self._refused(
                 f"has :{', :'.join(unknown)}; only :{', :'.join(_TYPES)} are bound, "
                 "and a colon in a text is written \\:"
             )
-        statement = statement.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
+        bound = bare.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
         window, ids = self.window, self.window.range
         values = {"since": window.since, "until": window.until, "first": ids.first, "last": last_of(ids)}
         try:
             with in_savepoint(self.connection, self.seconds):
-                return rows(self.connection.execute(statement, values))
+                return rows(self.connection.execute(bound, values))
         except DBAPIError as error:
             why = str(error.orig).strip()
             if sqlstate(error) == STATEMENT_CANCELLED:

@@ -5,13 +5,11 @@ The user chooses their columns, so they are put together here, from names that w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
-from outbox.database.execute import Statement, in_schema
-from outbox.reconcile.job import Pair
-from outbox.reconcile.sql import values_of
+from outbox.database.execute import Statement
 
 #: What a body may have under a value, as text: what Python and PostgreSQL read as the same decimal.
 NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
@@ -25,14 +23,18 @@ SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', 
        set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true)
 """
 
-_OF_IDS = f"""
+#: Half messages by their ids, as far as they are meant for the group. Rows: ``(id, content type, body)``.
+HALVES_OF = f"""
 SELECT h.id, h.content_type, h.body
   FROM {{s}}.half_message h WHERE h.id = ANY (%(ids)b::uuid[]) AND {MATCHES}"""
 
-_COUNT_BODIES = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%b::uuid[])"
+#: How many of them are still there. Rows: ``(halves,)``.
+COUNT_HALVES = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%(ids)b::uuid[])"
 
-# Where the newest send lies: a message that was sent before the group began, and again since, is one of its own.
-_SETTLED = f"""
+#: The half messages of a topic, from one id to another, that were committed and not taken back, as far as they are
+#: meant for the group, which began after some positions, by queue. Where the newest send lies: a message that was sent
+#: before the group began, and again since, is one of its own. Rows: as `HALVES_OF`.
+SETTLED_HALVES = f"""
 SELECT h.id, h.content_type, h.body
   FROM {{s}}.half_message h JOIN {{s}}.op_message o ON o.half_id = h.id
  WHERE h.id BETWEEN %(first)s AND %(last)s AND h.topic = %(topic)s AND o.resolution = 'commit'
@@ -45,7 +47,10 @@ SELECT h.id, h.content_type, h.body
          JOIN unnest(%(queues)s::int[], %(positions)s::bigint[]) AS s (queue, position) ON s.queue = n.queue
         WHERE n.position <= s.position))"""
 
-_BATCH_END = "SELECT id FROM {s}.half_message WHERE id BETWEEN %s AND %s ORDER BY id OFFSET %s LIMIT 1"
+#: The id that so many half messages precede. Rows: ``(id,)`` or none.
+BATCH_END = """
+SELECT id FROM {s}.half_message WHERE id BETWEEN %(first)s AND %(last)s ORDER BY id OFFSET %(batch)s LIMIT 1
+"""
 
 # OFFSET 0: a body is parsed once, and judged once, however many columns are taken from it (half the time). CASE: never,
 # where it isn't said to be JSON.
@@ -71,31 +76,6 @@ _IS_NUMBER = f"""jsonb_typeof({{c}}) IN ('number', 'string') AND {{c}} #>> '{{}}
 def limits(seconds: float) -> Statement:
     """For this transaction, let no statement run longer, and have the same text for the same value everywhere."""
     return Statement(_LIMITS, (f"{int(seconds * 1000)}ms",))
-
-
-def count_bodies(schema: str, ids: Sequence[UUID]) -> Statement:
-    """Count those half messages that are still there. Rows: ``(halves,)``."""
-    return Statement(in_schema(_COUNT_BODIES, schema), (list(ids),))
-
-
-def halves_of(schema: str, pair: Pair, ids: Sequence[UUID]) -> Statement:
-    """Choose half messages by their ids, as far as they are meant for the group. Rows: ``(id, content type, body)``."""
-    return Statement(in_schema(_OF_IDS, schema), {**values_of(pair), "ids": list(ids)})
-
-
-def settled_halves(schema: str, pair: Pair, starts: Mapping[int, int], first: UUID, last: UUID) -> Statement:
-    """Choose the half messages of a topic, from one id to another, that were committed and not taken back.
-
-    As far as they are meant for the group, which began after the positions ``starts``, by queue. Rows: as `halves_of`.
-    """
-    values = {**values_of(pair), "first": first, "last": last}
-    values |= {"queues": list(starts), "positions": list(starts.values())}
-    return Statement(in_schema(_SETTLED, schema), values)
-
-
-def batch_end(schema: str, first: UUID, last: UUID, batch: int) -> Statement:
-    """Find the id that ``batch`` half messages precede. Rows: ``(id,)`` or none."""
-    return Statement(in_schema(_BATCH_END, schema), (first, last, batch))
 
 
 def bodies(halves: Statement, after: UUID, limit: int) -> Statement:

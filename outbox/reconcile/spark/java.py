@@ -92,9 +92,15 @@ def launcher_home(java: Java) -> Path:
     text = _SHIM.format(java=shlex.quote(str(java.program)))
     name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     failures = []
-    for cache in _caches():
+    # The last for a home that can't be written (containers): no other user can have made that one, see _made.
+    for root, folder in (
+        (os.environ.get("XDG_CACHE_HOME"), "outbox"),
+        (os.environ.get("HOME"), ".cache/outbox"),
+        (tempfile.gettempdir(), f"outbox-{os.getuid()}"),
+    ):
         try:
-            return _made(_private(cache) / name, text)
+            if root:
+                return _made(Path(root, folder), name, text)
         except OSError as error:
             failures.append(str(error))
     raise JavaNotFound(
@@ -116,12 +122,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 def _version(program: Path) -> tuple[int, ...] | None:
     try:
         answer = subprocess.run(  # noqa: S603 - the program was found, not typed
-            [program, "-version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            check=True,
+            [program, "-version"], capture_output=True, text=True, errors="replace", timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -129,26 +130,13 @@ def _version(program: Path) -> tuple[int, ...] | None:
     return tuple(map(int, match[1].split("."))) if match else None
 
 
-def _caches() -> Iterator[Path]:
-    if root := os.environ.get("XDG_CACHE_HOME"):
-        yield Path(root, "outbox")
-    if home := os.environ.get("HOME"):
-        yield Path(home, ".cache", "outbox")
-    # A home that can't be written (containers): no other user can have made this one, see _private.
-    yield Path(tempfile.gettempdir(), f"outbox-{os.getuid()}")
-
-
-def _private(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
+def _made(cache: Path, name: str, text: str) -> Path:
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = cache.lstat()
     # What is in it gets executed: in a folder of another user that could be anything.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} isn't a folder that only this user can write")
-    return folder
-
-
-def _made(home: Path, text: str) -> Path:
-    program = home / "bin" / "java"
+        raise PermissionError(f"{cache} isn't a folder that only this user can write")
+    program = cache / name / "bin" / "java"
     if not program.is_file():
         program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, new = tempfile.mkstemp(prefix="java-", dir=program.parent)
@@ -157,7 +145,7 @@ def _made(home: Path, text: str) -> Path:
         Path(new).chmod(0o700)
         # Complete at once, also for another process that makes the same at this moment.
         Path(new).replace(program)
-    return home.resolve()
+    return (cache / name).resolve()
 
 
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
