@@ -86,7 +86,7 @@ def mixing_of(snapshots: Snapshots) -> sql.Mixing:
     """Return how both servers are to hash: fast, if they give the same values; else by md5, which all have."""
     connections = snapshots.producer.connection, snapshots.consumer.connection
     if all(_version(connection) >= _FAST_SINCE for connection in connections):
-        values = [execute(connection, sql.probe(sql.FAST))[0] for connection in connections]
+        values = [execute(connection, sql.PROBE)[0] for connection in connections]
         if values[0] == values[1]:
             return sql.FAST
     return sql.PORTABLE

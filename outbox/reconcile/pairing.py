@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from outbox.reconcile import plan, sql
 from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
 from outbox.reconcile.digest import Digested, digested
-from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import ComparisonPlan, Lag, PairResult, to_uuids
@@ -87,13 +87,13 @@ class FirstPass:
 
 @dataclass(slots=True)
 class Pairing:
-    """One pair, being compared. ``engine`` gives the engine of a name; ``seconds`` collects durations."""
+    """One pair, being compared; ``seconds`` collects durations."""
 
     run_id: UUID
     job: Job
     pair: Pair
     snapshots: Snapshots
-    engine: Callable[[EngineName], Engine]
+    engine: Engine
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Pairing:
             if tier is Tier.DIGEST:
                 self._because(f"{digests}: everything is read")
             tasks = plan.few_tasks(plan.weighed(gaps, plan.points(self.snapshots, size, plan.POINTS), size))
-        collected = self._compare(engine, comparison, tasks)
+        collected = self._compare(comparison, tasks)
         findings = collected.table
         result = PairResult(
             run_id=self.run_id,
@@ -164,12 +164,12 @@ class Pairing:
             self.progress.stage(f"{self.pair}: digests", None)
             return digested(self.snapshots, self.pair, gaps, buckets, horizon) if buckets else Digested([], [])
 
-    def _compare(self, engine: EngineName, comparison: Comparison, tasks: Sequence[Task]) -> Collected:
+    def _compare(self, comparison: Comparison, tasks: Sequence[Task]) -> Collected:
         collected = Collected()
         if tasks:
             self.progress.stage(f"{self.pair}: rows", len(tasks))
             with timed(self.seconds, "compare"):
-                for result in self.engine(engine).run(comparison, tasks, self.progress.done):
+                for result in self.engine.run(comparison, tasks, self.progress.done):
                     collected.add(result)
         return collected
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import cache
+from contextlib import closing, contextmanager, suppress
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import OutboxError
+from outbox.reconcile import plan
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
@@ -109,7 +109,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     """
     began = time.monotonic()
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
-    with closing(Record(job)) as record, _engines(job) as engine, _recorded(record, ids.runs, ids):
+    with closing(Record(job)) as record, _engine(job) as engine, _recorded(record, ids.runs, ids):
         with snapshots_of(job.producer, job.consumer) as snapshots:
             connections = snapshots.producer.connection, snapshots.consumer.connection
             check_measures(job.measures, job.pairs, *connections, job.window)
@@ -179,18 +179,14 @@ def _repair(job: Job, result: PairResult, record: Record, progress: Progress) ->
 
 
 @contextmanager
-def _engines(job: Job) -> Iterator[Callable[[EngineName], Engine]]:
-    """Yield what gives the engine of a name; Spark starts when it is needed first, and ends with the block."""
-    with ExitStack() as stack:
+def _engine(job: Job) -> Iterator[Engine]:
+    """Yield the engine of a job; Spark starts when there is something to read, and ends with the block."""
+    if plan.choose_engine(job)[0] is EngineName.LOCAL:
+        yield LocalEngine(job.workers)
+        return
+    from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
 
-        @cache
-        def engine(name: EngineName) -> Engine:
-            if name is EngineName.LOCAL:
-                return LocalEngine(job.workers)
-            from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
-
-            return stack.enter_context(SparkEngine(job.spark, job.workers))
-
+    with SparkEngine(job.spark, job.workers) as engine:
         yield engine
 
 

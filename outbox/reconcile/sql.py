@@ -45,18 +45,15 @@ SELECT c.message_id AS id,
  WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {c.message_id}
 """
 
-_CONSUMER = "SELECT i.*, (-1)::int8 AS effects FROM (" + _INBOX + ") i"
+_CONSUMER = f"SELECT i.*, (-1)::int8 AS effects FROM ({_INBOX}) i"
 
-_CONSUMER_AND_EFFECTS = (
-    """
+_CONSUMER_AND_EFFECTS = f"""
 SELECT coalesce(i.id, e.id) AS id, coalesce(i.status, 0)::int2 AS status, coalesce(i.attempts, 0) AS attempts,
        i.received_at, i.changed_at, i.digest, coalesce(i.skipped, false) AS skipped, coalesce(e.effects, 0) AS effects
-  FROM ("""
-    + _INBOX
-    + """) i
-  FULL JOIN (SELECT b.{column} AS id, count(*) AS effects FROM {table} b WHERE {b.{column}} GROUP BY 1) e ON e.id = i.id
+  FROM ({_INBOX}) i
+  FULL JOIN (SELECT b.{{column}} AS id, count(*) AS effects FROM {{table}} b WHERE {{b.{{column}}}} GROUP BY 1) e
+         ON e.id = i.id
 """
-)
 
 _BOUNDED = re.compile(r'\{([a-z]\.(?:\w+|"\w+"))\}')
 
@@ -198,7 +195,12 @@ PORTABLE = Mixing(
     xor=False,
 )
 
-_PROBE_ID = "'0192a4c3-8f21-7a1b-9c3d-5e6f7a8b9c0d'::uuid"
+#: What the fast hashes give on this server. Rows: ``(number, number)``.
+PROBE = Statement(
+    f"SELECT {FAST.one}, {FAST.two}".format(
+        id="'0192a4c3-8f21-7a1b-9c3d-5e6f7a8b9c0d'::uuid", digest=r"'\x00112233445566778899aabbccddeeff'::bytea"
+    )
+)
 
 
 def values_of(pair: Pair) -> dict[str, object]:
@@ -271,13 +273,6 @@ def import_snapshot(name: str) -> Statement:
 def as_array(ids: Sequence[UUID]) -> str:
     """Return ids as PostgreSQL reads an array: psycopg would take seven times as long for thousands of them."""
     return f"{{{','.join(map(str, ids))}}}"
-
-
-def probe(mixing: Mixing) -> Statement:
-    """Compute what a hash gives on this server. Rows: ``(number, number)``."""
-    digest = r"'\x00112233445566778899aabbccddeeff'::bytea"
-    one, two = (text.replace("{id}", _PROBE_ID).replace("{digest}", digest) for text in (mixing.one, mixing.two))
-    return Statement(f"SELECT {one}, {two}")
 
 
 def _over(

@@ -68,7 +68,11 @@ class Measure:
         check_group(self.group)
         self._check_columns()
         for side, sql in self.selects.items():
-            self._check_select(side, sql)
+            bare = _QUOTED.sub(" ", sql).strip()
+            if ";" in bare:
+                raise self.refused(f"{side} must be a single SELECT; leave out the semicolon")
+            if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
+                raise self.refused(f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}")
         self._check_in_flight()
 
     @property
@@ -99,13 +103,6 @@ class Measure:
                 )
         if twice := sorted({column for column in self.columns if self.columns.count(column) > 1}):
             raise self.refused(f"{', '.join(twice)} is named twice among by and values; name each column once")
-
-    def _check_select(self, side: str, sql: str) -> None:
-        bare = _QUOTED.sub(" ", sql).strip()
-        if ";" in bare:
-            raise self.refused(f"{side} must be a single SELECT; leave out the semicolon")
-        if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
-            raise self.refused(f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}")
 
     def _check_in_flight(self) -> None:
         if not self.in_flight:

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 #: The parts of a key, in the order of the measure's ``by``.
 Key = tuple[str, ...]
 
-#: The text of a part of a key that is NULL.
-NULL = "NULL"
-
 
 #: Half messages that one statement adds up.
 BATCH = 50_000
@@ -66,10 +63,6 @@ class Tally:
                 sums[at] = EXACT.add(sums[at], value)
             else:
                 self.faults.append(f"{value} under the key {key!r} can't be added up; mend the row that has it")
-
-    def get(self, key: Key, at: int) -> Decimal:
-        """Return one sum; 0 where nothing was added."""
-        return self.sums[key][at] if key in self.sums else Decimal()
 
 
 class Bodies:
@@ -196,7 +189,7 @@ def _at(body: Any, path: Path) -> Any:
 
 def _key(body: Any, path: Path) -> str:
     value = _at(body, path)
-    text = NULL if value is None else _text(value)
+    text = "NULL" if value is None else _text(value)
     if text is None or storable(text) != text:
         raise InvalidMessage(f"its {'.'.join(path)} is no text: {str(value)[:40]!r}")
     return text
@@ -424,10 +417,11 @@ def _selects(
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
     nothing = Tally(len(measure.values))
-    sides = [tallies.get(side, nothing) for side in ("producer", "rolled_back", "consumer", "in_flight")]
+    sides = [tallies.get(side, nothing).sums for side in ("producer", "rolled_back", "consumer", "in_flight")]
+    zeros = [Decimal()] * len(measure.values)
     rows = tuple(
-        MeasureRow(key, value, *(tally.get(key, at) for tally in sides))
-        for key in sorted({key for tally in sides for key in tally.sums})
+        MeasureRow(key, value, *(sums.get(key, zeros)[at] for sums in sides))
+        for key in sorted({key for sums in sides for key in sums})
         for at, value in enumerate(measure.values)
     )
     faults = tuple(fault for tally in tallies.values() for fault in tally.faults)

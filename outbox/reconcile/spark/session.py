@@ -274,24 +274,20 @@ def _environment(changed: Mapping[str, str], also: tuple[str, ...] = ()) -> Iter
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in before:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
     # Spark installs a handler of its own, for good, and a worker that drains on Ctrl-C would lose its own.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 def _end_java() -> None:
