@@ -35,15 +35,16 @@ def told(text: str) -> bool:
 
 def pages(session: Session) -> Iterator[tuple[str, str]]:
     """Yield the address and the text of every page of the web interface, those of single jobs and queries too."""
-    assert session.ui is not None
-    (application,) = json.loads(_get(f"{session.ui}/api/v1/applications"))
-    rest = f"{session.ui}/api/v1/applications/{application['id']}"
+    ui = session.spark.sparkContext.uiWebUrl
+    assert ui is not None
+    (application,) = json.loads(_get(f"{ui}/api/v1/applications"))
+    rest = f"{ui}/api/v1/applications/{application['id']}"
     jobs = [f"jobs/job/?id={job['jobId']}" for job in json.loads(_get(f"{rest}/jobs"))]
     queries = [f"SQL/execution/?id={query['id']}" for query in json.loads(_get(f"{rest}/sql"))]
     assert jobs
     assert queries
     for address in (
-        *(f"{session.ui}/{page}" for page in (*_PAGES, *jobs, *queries)),
+        *(f"{ui}/{page}" for page in (*_PAGES, *jobs, *queries)),
         *(f"{rest}/{page}" for page in _REST),
     ):
         yield address, _get(address)

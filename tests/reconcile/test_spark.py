@@ -90,7 +90,7 @@ def test_the_result_is_that_of_the_local_engine(engine: SparkEngine, night: Nigh
 
 def test_the_web_page_is_on_loopback(engine: SparkEngine) -> None:
     """The web page that was asked for can't be reached from elsewhere, nor can anything else of Spark."""
-    assert str(engine.session.ui).startswith("http://127.0.0.1:")
+    assert str(engine.session.spark.sparkContext.uiWebUrl).startswith("http://127.0.0.1:")
     (java,) = (each for each in psutil.Process().children() if each.name() == "java")
     listening = {each.laddr.ip for each in java.net_connections() if each.status == psutil.CONN_LISTEN}
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}

@@ -34,7 +34,7 @@ with session(Spark(), 2) as opened:
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]
     told["listening"] = [c.laddr.ip for p in family for c in p.net_connections() if c.status == "LISTEN"]
-    told["ui"] = opened.ui
+    told["ui"] = spark.sparkContext.uiWebUrl
     told["folder"] = spark.conf.get("spark.local.dir")
 told["children"] = len(psutil.Process().children(recursive=True))
 told["folder is left"] = os.path.exists(told["folder"])

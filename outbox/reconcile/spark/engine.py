@@ -17,7 +17,7 @@ from outbox.reconcile.job import Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.java import translated
 from outbox.reconcile.spark.session import Session, refuse_loopback, session
-from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, reads_by_jdbc, results
+from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, results
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,11 +57,12 @@ class SparkEngine(ExitStack):
         if not tasks:
             return
         opened = self.session
-        for side in (comparison.producer, comparison.consumer):
+        sides = (comparison.producer, comparison.consumer)
+        for side in sides:
             live = side.live if isinstance(side, UnionSide) else side
             if isinstance(live, PostgresSide):
                 refuse_loopback(opened.master, live.access.url)
-        by_jdbc = self._options.jdbc_jar is not None and reads_by_jdbc(comparison)
+        by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in sides)
         plan = planned_by_jdbc if by_jdbc else planned
         partitions = len(tasks)
         if by_jdbc:

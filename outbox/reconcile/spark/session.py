@@ -53,11 +53,6 @@ class Session:
     spark: SparkSession
     master: Master
 
-    @property
-    def ui(self) -> str | None:
-        """The address of Spark's web page; None without one."""
-        return None if self.master.connect else self.spark.sparkContext.uiWebUrl
-
 
 @contextmanager
 def session(options: Spark, workers: int) -> Iterator[Session]:
@@ -121,7 +116,10 @@ def _launched(
 
     with as_file(files(__package__) / "log4j2.properties") as log_config:
         ours = _settings(options, workers) | _local_settings(master, folder, log_config)
-        settings = _merged(ours | {"spark.master": master.address}, {**defaults, **options.conf})
+        theirs = {**defaults, **options.conf}
+        # Of Java's options both, the user's last.
+        java_options = f"{ours[_JAVA_OPTIONS]} {theirs.get(_JAVA_OPTIONS, '')}".rstrip()
+        settings = {**ours, "spark.master": master.address, **theirs, _JAVA_OPTIONS: java_options}
         with _environment(_launch_environment(master)), _own_interrupts():
             try:
                 spark = SparkSession.builder.config(map={**settings}).getOrCreate()
@@ -145,7 +143,7 @@ def _submitted(options: Spark, workers: int) -> Iterator[Session]:
 
     SparkContext._ensure_initialized()
     chosen: dict[str, str] = dict(SparkConf().getAll())
-    settings = _merged(_settings(options, workers) | chosen, options.conf)
+    settings = {**_settings(options, workers), **chosen, **options.conf}
     with _own_interrupts():
         spark = SparkSession.builder.config(map={**settings}).getOrCreate()
     try:
@@ -245,20 +243,10 @@ def _local_settings(master: Master, folder: Path, log_config: Path) -> dict[str,
     return settings
 
 
-def _merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Return our settings and the user's, which go before; of Java's options both, the user's last."""
-    result = {**ours, **theirs}
-    if _JAVA_OPTIONS in ours and _JAVA_OPTIONS in theirs:
-        result[_JAVA_OPTIONS] = f"{ours[_JAVA_OPTIONS]} {theirs[_JAVA_OPTIONS]}"
-    return result
-
-
 def _launch_environment(master: Master) -> dict[str, str]:
-    path = os.environ.get("PATH", "")
-    missing = [tool for tool in _TOOLS if tool not in path.split(os.pathsep)]
     environment = {
         "JAVA_HOME": str(launcher_home(find_java())),
-        "PATH": os.pathsep.join([*filter(None, [path]), *missing]),
+        "PATH": os.pathsep.join(filter(None, [os.environ.get("PATH"), *_TOOLS])),
     }
     if master.on_this_host:
         environment["SPARK_LOCAL_IP"] = _LOOPBACK

@@ -13,7 +13,7 @@ for that reason is gone at the second look.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
@@ -25,8 +25,7 @@ from sqlalchemy import make_url
 
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.compare import Collected, Comparison, Task, compared
-from outbox.reconcile.judge import Rules
-from outbox.reconcile.rows import CONSUMER, PRODUCER
+from outbox.reconcile.rows import CONSUMER, PRODUCER, SCHEMAS
 from outbox.reconcile.source import PostgresSide, rendered
 from outbox.reconcile.sql import PLAN_SESSION
 
@@ -88,17 +87,26 @@ _OPTIONS = {
 } | {"gssencmode": "gssencmode", "application_name": "ApplicationName", "connect_timeout": "connectTimeout"}
 
 
-def reads_by_jdbc(comparison: Comparison) -> bool:
-    """Can Spark's JDBC source read both sides?"""
-    return isinstance(comparison.producer, PostgresSide) and isinstance(comparison.consumer, PostgresSide)
-
-
 def planned_by_jdbc(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], partitions: int) -> DataFrame:
     """Return what runs the tasks and gives their answers (see `results`); databases are as in `jdbc_options`."""
-    merged = _merged(tasks, partitions)
-    producer = _read(spark, cast("PostgresSide", comparison.producer), PRODUCER, merged)
-    consumer = _read(spark, cast("PostgresSide", comparison.consumer), CONSUMER, merged)
-    return producer.groupBy("task").cogroup(consumer.groupBy("task")).applyInArrow(_judging(comparison.rules), _ANSWER)
+    # Ranges of one partition are in order and don't overlap, as those of a task.
+    edges = [number * len(tasks) // partitions for number in range(partitions + 1)]
+    merged = [
+        Task(number, tuple(sorted(each for task in tasks[first:end] for each in task.ranges)))
+        for number, (first, end) in enumerate(pairwise(edges))
+    ]
+    rules = comparison.rules
+
+    def judge(producer: pa.Table, consumer: pa.Table) -> pa.Table:
+        ours, theirs = (
+            table.select(schema.names).cast(schema).sort_by("id")
+            for table, schema in ((producer, PRODUCER), (consumer, CONSUMER))
+        )
+        return pa.Table.from_batches(answers(compared(ours, theirs, rules)))
+
+    producer = _read(spark, cast("PostgresSide", comparison.producer), merged).groupBy("task")
+    consumer = _read(spark, cast("PostgresSide", comparison.consumer), merged).groupBy("task")
+    return producer.cogroup(consumer).applyInArrow(judge, _ANSWER)
 
 
 def jdbc_options(url: str) -> dict[str, str]:
@@ -131,21 +139,12 @@ def jdbc_options(url: str) -> dict[str, str]:
     }
 
 
-def _merged(tasks: Sequence[Task], partitions: int) -> list[Task]:
-    # Ranges of one partition are in order and don't overlap, as those of a task.
-    edges = [number * len(tasks) // partitions for number in range(partitions + 1)]
-    return [
-        Task(number, tuple(sorted(each for task in tasks[first:end] for each in task.ranges)))
-        for number, (first, end) in enumerate(pairwise(edges))
-    ]
-
-
-def _read(spark: SparkSession, side: PostgresSide, schema: pa.Schema, tasks: Sequence[Task]) -> DataFrame:
+def _read(spark: SparkSession, side: PostgresSide, tasks: Sequence[Task]) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415
 
     # A setting of the session: JDBC commits each statement, and a transaction's would be gone before the query.
     options = jdbc_options(side.access.url) | {"sessionInitStatement": PLAN_SESSION.sql}
-    columns = ", ".join(map(_column, schema))
+    columns = ", ".join(map(_column, SCHEMAS[side.part]))
     parts = []
     for task in tasks:
         rows = side.statement(task.ranges)
@@ -162,14 +161,3 @@ def _column(field: pa.Field) -> str:
     if pa.types.is_timestamp(field.type):
         return f'(extract(epoch FROM r."{field.name}") * 1000000)::int8 AS "{field.name}"'
     return f'r."{field.name}"'
-
-
-def _judging(rules: Rules) -> Callable[[pa.Table, pa.Table], pa.Table]:
-    def judge(producer: pa.Table, consumer: pa.Table) -> pa.Table:
-        ours, theirs = (
-            table.select(schema.names).cast(schema).sort_by("id")
-            for table, schema in ((producer, PRODUCER), (consumer, CONSUMER))
-        )
-        return pa.Table.from_batches(answers(compared(ours, theirs, rules)))
-
-    return judge
