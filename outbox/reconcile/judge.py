@@ -71,8 +71,7 @@ class Both:
         ours = self.producer["digest"].take(pa.array(self.in_producer[pair]))
         theirs = self.consumer["digest"].take(pa.array(self.in_consumer[pair]))
         differ = np.zeros(len(self.ids), bool)
-        unequal = pc.not_equal(ours, theirs)
-        differ[pair] = pc.fill_null(unequal, False).to_numpy().astype(bool)
+        differ[pair] = pc.fill_null(pc.not_equal(ours, theirs), False).to_numpy().astype(bool)
         return differ
 
 

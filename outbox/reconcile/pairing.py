@@ -106,7 +106,7 @@ class Pairing:
         with timed(self.seconds, "plan"):
             size = plan.size_of(self.snapshots)
             settled = self._settled()
-            tier, why = plan.choose_tier(self.job, max(size.larger - settled.counts.total(), 0))
+            tier, why = plan.choose_tier(self.job, max(max(size.values()) - settled.counts.total(), 0))
             self._because(why)
             gaps = plan.without(self.job.window.range, [each for each, _ in settled.ranges])
             engine, why = plan.choose_engine(self.job)

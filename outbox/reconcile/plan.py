@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute
@@ -38,28 +37,19 @@ _RANGES_OF_TASK = 200
 _BYTES_OF_ROW = 250
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """About how many rows there are, of a side."""
-
-    producer: int
-    consumer: int
-
-    @property
-    def larger(self) -> int:
-        """Those of the larger side."""
-        return max(self.producer, self.consumer)
+#: About how many rows each side has.
+Size = dict[Part, int]
 
 
 def size_of(snapshots: Snapshots) -> Size:
     """Return about how many halves and inbox rows the databases have, by their statistics."""
-    return Size(_rows("producer", snapshots.producer), _rows("consumer", snapshots.consumer))
 
+    def rows(part: Part, snapshot: Snapshot) -> int:
+        with reaching(snapshot.access):
+            (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
+        return int(rows) or int(size) // _BYTES_OF_ROW
 
-def _rows(part: Part, snapshot: Snapshot) -> int:
-    with reaching(snapshot.access):
-        (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
-    return int(rows) or int(size) // _BYTES_OF_ROW
+    return {"producer": rows("producer", snapshots.producer), "consumer": rows("consumer", snapshots.consumer)}
 
 
 def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
@@ -72,16 +62,17 @@ def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], sett
 
     ``settled`` is how many messages lie in the settled ranges between them.
     """
-    rows = size.larger - settled
+    larger = max(size.values())
+    rows = larger - settled
     if not settled or rows > _FEW_ROWS:
-        return points(snapshots, size, min(size.larger // _ROWS_OF_BUCKET, _MOST_BUCKETS) - 1)
+        return points(snapshots, size, min(larger // _ROWS_OF_BUCKET, _MOST_BUCKETS) - 1)
     step = max(rows // _MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET)
     return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, gaps, step))
 
 
 def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[Part, str], Statement]) -> list[UUID]:
     """Return ids of the larger side, in order; ``sample`` reads them in a schema."""
-    part: Part = "producer" if size.producer >= size.consumer else "consumer"
+    part: Part = "producer" if size["producer"] >= size["consumer"] else "consumer"
     snapshot = snapshots.producer if part == "producer" else snapshots.consumer
     with reaching(snapshot.access):
         (rows,) = execute(snapshot.connection, sample(part, snapshot.access.schema))
@@ -117,7 +108,7 @@ def weighed(gaps: Sequence[Range], at: Sequence[UUID], size: Size) -> list[tuple
 
     Returns them with the number of rows on both sides that they have, about.
     """
-    rows_of_point = (size.producer + size.consumer) / max(len(at), 1)
+    rows_of_point = sum(size.values()) / max(len(at), 1)
     step = max(int(2 * _ROWS_OF_TASK / max(rows_of_point, 1)), 1)
 
     def index(bound: UUID | None) -> int:

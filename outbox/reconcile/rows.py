@@ -269,7 +269,12 @@ class MeasureResult:
     @property
     def totals(self) -> tuple[MeasureRow, ...]:
         """The sums over all keys, by value and currency."""
-        return tuple(_total(value, currency, rows) for (value, currency), rows in self.by_currency(self.rows).items())
+        totals = []
+        for (value, currency), rows in self.by_currency(self.rows).items():
+            parts = (map(attrgetter(part), rows) for part in ("producer", "rolled_back", "consumer", "in_flight"))
+            sums = (reduce(EXACT.add, part, Decimal()) for part in parts)
+            totals.append(MeasureRow(("total", *currency), value, *sums))
+        return tuple(totals)
 
     def by_currency(self, rows: Iterable[MeasureRow]) -> dict[tuple[str, tuple[str, ...]], list[MeasureRow]]:
         """Return rows by value and currency, if a part of the key is called so: only such rows may be added up."""
@@ -288,11 +293,6 @@ class MeasureResult:
     def in_sync(self) -> bool:
         """Does everything add up, and could everything be read?"""
         return not self.unexplained and not self.faults
-
-
-def _total(value: str, currency: tuple[str, ...], rows: list[MeasureRow]) -> MeasureRow:
-    parts = (map(attrgetter(part), rows) for part in ("producer", "rolled_back", "consumer", "in_flight"))
-    return MeasureRow(("total", *currency), value, *(reduce(EXACT.add, part, Decimal()) for part in parts))
 
 
 @dataclass(slots=True)

@@ -104,8 +104,7 @@ def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
 def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
     """Compare, and write down what differs; repair nothing. ``ids``: those that are in the record already.
 
-    Raises:
-        As `reconcile`.
+    Raises as `reconcile`.
     """
     began = time.monotonic()
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
@@ -173,9 +172,9 @@ def _repair(job: Job, result: PairResult, record: Record, progress: Progress) ->
         progress.done(len(result.repairs))
 
     progress.stage(f"{result.pair}: repair", None)
-    producer, consumer = engine_of(job.producer), engine_of(job.consumer)
+    engines = engine_of(job.producer), engine_of(job.consumer)
     with timed(result.seconds, "repair"):
-        repair(job, result.pair, result.run_id, to_findings(result.findings), producer, consumer, write_down)
+        repair(job, result.pair, result.run_id, to_findings(result.findings), *engines, write_down)
 
 
 @contextmanager

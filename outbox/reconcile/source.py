@@ -142,11 +142,7 @@ def reaching(access: Access) -> Iterator[None]:
 
 @contextmanager
 def connected(access: Access) -> Iterator[Connection]:
-    """Open a transaction on a connection of its own, for a question or two.
-
-    Raises:
-        SourceError: the database can't be asked.
-    """
+    """Open a transaction on a connection of its own, for a question or two; `SourceError` if it can't be asked."""
     with reaching(access), engine_of(access).begin() as connection:
         yield connection
 
@@ -188,11 +184,7 @@ class PostgresSide:
         return sql.rows(self.part, self.access.schema, self.pair, ranges)
 
     def read(self, ranges: Sequence[Range]) -> pa.Table:
-        """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`).
-
-        Raises:
-            SourceError: the database can't be read.
-        """
+        """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`); `SourceError` if they can't be read."""
         schema = SCHEMAS[self.part]
         if not ranges:
             return schema.empty_table()
@@ -209,7 +201,7 @@ class PostgresSide:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
         settings = [sql.READ_IN_ONE_SNAPSHOT, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
         if self.snapshot is not None:
-            settings.insert(1, sql.import_snapshot(self.snapshot))
+            settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
         with (
             dbapi.connect(conninfo(self.access.url)) as connection,
             connection.cursor() as cursor,

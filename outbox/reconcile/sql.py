@@ -159,6 +159,8 @@ SELECT coalesce(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_size(
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 #: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
 EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
+#: Has this transaction see what was offered under a name.
+IMPORT_SNAPSHOT = "SET TRANSACTION SNAPSHOT %(name)s"
 
 #: For this transaction, gives sorts and hashes enough memory, and compiles nothing. Time-outs that are set for the role
 #: or the database are meant for services; the snapshot idles while others read.
@@ -263,11 +265,6 @@ def sample_ranges(part: Part, schema: str, ranges: Sequence[Range], step: int) -
 def size(part: Part, schema: str) -> Statement:
     """Read about how big a side is. Rows: ``(rows, bytes)``; 0 rows if it never was analyzed."""
     return Statement(_SIZE, (f'"{schema}".{_IDS[part][0]}',))
-
-
-def import_snapshot(name: str) -> Statement:
-    """Have this transaction see what `EXPORT_SNAPSHOT` offered under this name."""
-    return Statement("SET TRANSACTION SNAPSHOT %(name)s", {"name": name})
 
 
 def as_array(ids: Sequence[UUID]) -> str:

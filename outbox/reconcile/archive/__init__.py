@@ -38,8 +38,7 @@ from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, 
 def clipped(each: Range, within: Range) -> Range | None:
     """Return the part of a range that lies within another; None if there is none."""
     first = max(each.first, within.first)
-    ends = [end for end in (each.end, within.end) if end is not None]
-    end = min(ends, default=None)
+    end = min((end for end in (each.end, within.end) if end is not None), default=None)
     return Range(first, end) if end is None or first < end else None
 
 
@@ -130,7 +129,6 @@ def _of(folders: Iterable[Path], content: Content) -> list[Manifest]:
 
 # --- write -----------------------------------------------------------------------------------------------
 
-_LOCK = ".lock"
 #: What becomes something else by itself.
 _UNSETTLED: dict[Part, tuple[str, tuple[int, ...]]] = {
     "producer": ("state", (ProducerState.UNDECIDED, ProducerState.COMMITTED, ProducerState.SCHEDULED)),
@@ -207,7 +205,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder against other writers; the system lets go of it when this process ends, however it does."""
     import fcntl  # noqa: PLC0415 - Unix only; archives can be read on other systems
 
-    with (folder / _LOCK).open("wb") as lock:
+    with (folder / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
@@ -62,18 +63,11 @@ class Measure:
     rolled_back: str | None = None
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise self.refused("a name begins with a letter and has letters, digits, _ and - only")
         check_topic(self.topic)
         check_group(self.group)
-        self._check_columns()
-        for side, sql in self.selects.items():
-            bare = _QUOTED.sub(" ", sql).strip()
-            if ";" in bare:
-                raise self.refused(f"{side} must be a single SELECT; leave out the semicolon")
-            if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
-                raise self.refused(f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}")
-        self._check_in_flight()
+        # The first counts: what comes after it may make no sense.
+        for wrong in chain(self._wrong_columns(), self._wrong_selects(), self._wrong_paths()):
+            raise self.refused(wrong)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -90,36 +84,38 @@ class Measure:
         """Return the error that names this measure."""
         return InvalidSettings(f"measure {self.name!r}: {why}")
 
-    def _check_columns(self) -> None:
+    def _wrong_columns(self) -> Iterator[str]:
+        if not _NAME.fullmatch(self.name):
+            yield "a name begins with a letter and has letters, digits, _ and - only"
         for what, columns in (("by", self.by), ("values", self.values)):
             if isinstance(columns, str):
-                raise self.refused(f"{what} = {columns!r} must be a tuple; write ({columns!r},)")
+                yield f"{what} = {columns!r} must be a tuple; write ({columns!r},)"
         if not self.values:
-            raise self.refused("no values; name at least one column to add up")
+            yield "no values; name at least one column to add up"
         for column in self.columns:
             if not isinstance(column, str) or not _COLUMN.fullmatch(column):
-                raise self.refused(
-                    f"{column!r} is no name of a column; use letters, digits and _, as in SELECT … AS amount"
-                )
+                yield f"{column!r} is no name of a column; use letters, digits and _, as in SELECT … AS amount"
         if twice := sorted({column for column in self.columns if self.columns.count(column) > 1}):
-            raise self.refused(f"{', '.join(twice)} is named twice among by and values; name each column once")
+            yield f"{', '.join(twice)} is named twice among by and values; name each column once"
 
-    def _check_in_flight(self) -> None:
-        if not self.in_flight:
-            if self.producer is None:
-                raise self.refused(
-                    "without producer the bodies are summed, and in_flight must say where they have "
-                    f"{', '.join(self.columns)}"
-                )
-            return
-        if missing := [column for column in self.columns if column not in self.in_flight]:
-            raise self.refused(f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'")
+    def _wrong_selects(self) -> Iterator[str]:
+        for side, sql in self.selects.items():
+            bare = _QUOTED.sub(" ", sql).strip()
+            if ";" in bare:
+                yield f"{side} must be a single SELECT; leave out the semicolon"
+            if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
+                yield f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
+
+    def _wrong_paths(self) -> Iterator[str]:
+        if not self.in_flight and self.producer is None:
+            named = ", ".join(self.columns)
+            yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
+        if self.in_flight and (missing := [column for column in self.columns if column not in self.in_flight]):
+            yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"
         if extra := sorted(self.in_flight.keys() - set(self.columns)):
-            raise self.refused(f"in_flight has {', '.join(extra)}, which is neither in by nor in values")
+            yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
         for column, path in self.in_flight.items():
             if not isinstance(path, str) or not all(path.split(".")):
-                raise self.refused(
-                    f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
-                )
+                yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
             if path == COUNT and column in self.by:
-                raise self.refused(f"in_flight.{column} = '*' counts messages, and {column} is a part of the key")
+                yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"

@@ -350,23 +350,29 @@ def check_measures(
     window: Window,
     *,
     seconds: float = TIMEOUT,
-) -> None:
+) -> list[dict[str, Select]]:
     """See that measures can be computed, before hours are spent on a comparison; nothing is read.
+
+    Returns their SELECTs by side.
 
     Raises:
         InvalidSettings: a measure of a pair that isn't compared, or a SELECT that can't be run, lacks a column, has
             one too many, or returns floats; names the measure and the mend.
         SourceError: a database can't be asked.
     """
-    known = {pair.names for pair in pairs}
+    known, result = {pair.names for pair in pairs}, []
     for measure in measures:
         if (measure.topic, measure.group) not in known:
             raise measure.refused(
                 f"it is of {measure.topic} → {measure.group}, which isn't compared; "
                 "add that pair, or leave the measure out"
             )
-        for select in _selects(measure, producer, consumer, window, seconds).values():
+        connections = {"producer": producer, "rolled_back": producer, "consumer": consumer}
+        selects = {side: Select(connections[side], measure, side, window, seconds) for side in measure.selects}
+        for select in selects.values():
             select.check()
+        result.append(selects)
+    return result
 
 
 def measure_all(
@@ -392,11 +398,11 @@ def measure_all(
         SourceError: a database can't be asked.
     """
     declared, known = list(measures), {one.pair.names: one for one in compared}
-    check_measures(declared, [one.pair for one in known.values()], producer, consumer, window, seconds=seconds)
+    pairs = [one.pair for one in known.values()]
+    checked = check_measures(declared, pairs, producer, consumer, window, seconds=seconds)
     results = []
-    for measure in declared:
+    for measure, selects in zip(declared, checked, strict=True):
         one = known[measure.topic, measure.group]
-        selects = _selects(measure, producer, consumer, window, seconds)
         tallies = {side: select.tally() for side, select in selects.items()}
         tallies["in_flight"] = Bodies(producer, schema, measure, one.pair, seconds).in_transit(one.in_transit)
         if measure.producer is None:
@@ -404,15 +410,6 @@ def measure_all(
             tallies["producer"] = bodies.settled(window.range, one.starts)
         results.append(_result(measure, one.pair, tallies))
     return results
-
-
-def _selects(
-    measure: Measure, producer: Connection, consumer: Connection, window: Window, seconds: float
-) -> dict[str, Select]:
-    return {
-        side: Select(consumer if side == "consumer" else producer, measure, side, window, seconds)
-        for side in measure.selects
-    }
 
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:

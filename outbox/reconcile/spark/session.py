@@ -42,8 +42,6 @@ _LOOPBACK = "127.0.0.1"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # sh, bash, env and dirname, which Spark's scripts call.
 _TOOLS = ("/usr/bin", "/bin")
-# A zip has no older time. A fixed one makes the same zip of the same files.
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +300,8 @@ def package_zip(folder: Path) -> Path:
         new = path.with_suffix(".new")
         with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in contents:
-                archive.writestr(zipfile.ZipInfo(name, _LONG_AGO), content)
+                # A zip has no older time. A fixed one makes the same zip of the same files.
+                archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content)
         new.replace(path)
     return path
 
@@ -386,11 +385,7 @@ def spark_defaults() -> dict[str, str]:
 
 
 def refuse_loopback(master: Master, url: str) -> None:
-    """See that executors can reach the database of a URL.
-
-    Raises:
-        InvalidSettings: it is on a loopback address, and the executors are, or may be, on other hosts.
-    """
+    """Refuse (`InvalidSettings`) a database on a loopback address if the executors are, or may be, on other hosts."""
     if master.on_this_host:
         return
     parts = make_url(url)

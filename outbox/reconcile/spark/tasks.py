@@ -66,11 +66,7 @@ def _sent(answer: Collected | SourceError) -> pa.RecordBatch:
 
 
 def results(sent: pa.Table) -> Collected:
-    """Return the result of answers as they came from Spark.
-
-    Raises:
-        SourceError: one of them is that a side can't be read.
-    """
+    """Return the result of answers as they came from Spark; raise the `SourceError` that is one of them."""
     collected = Collected()
     for value in sent["answer"]:
         answer: Collected | SourceError = pickle.loads(value.as_py())  # noqa: S301 - from our own executors
@@ -80,7 +76,6 @@ def results(sent: pa.Table) -> Collected:
     return collected
 
 
-_DRIVER = "org.postgresql.Driver"
 #: What libpq calls an option, and what the driver does.
 _OPTIONS = {
     name: name for name in ("user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "options")
@@ -133,7 +128,7 @@ def jdbc_options(url: str) -> dict[str, str]:
     said |= {name: value for name, value in (("user", parts.username), ("password", parts.password)) if value}
     return {
         "url": f"jdbc:postgresql://{named}:{port}/{parts.database}",
-        "driver": _DRIVER,
+        "driver": "org.postgresql.Driver",
         "fetchsize": "10000",
         **{_OPTIONS[name]: value for name, value in said.items() if value},
     }
