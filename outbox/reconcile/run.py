@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from uuid import UUID
 
 import pyarrow as pa
@@ -82,7 +82,7 @@ def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
     return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
 
 
-def reconcile(job: Job, progress: Progress | None = None) -> JobResult:
+def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
     """Compare producer and consumer, write down what differs, and repair it if the job says so.
 
     Both databases are read in one snapshot each; what differs is read again before it counts. Without ``job.apply``
@@ -108,7 +108,8 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     """
     began = time.monotonic()
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
-    with closing(Record(job)) as record, _engine(job) as engine, _recorded(record, ids.runs, ids):
+    record = Record(job)
+    with _engine(job) as engine, _recorded(record, ids.runs, ids):
         with snapshots_of(job.producer, job.consumer) as snapshots:
             connections = snapshots.producer.connection, snapshots.consumer.connection
             check_measures(job.measures, job.pairs, *connections, job.window)
