@@ -130,7 +130,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
                     progress.say(f"{pair}: another run was faster; which ranges are in sync is written by that one")
         results = [first.result for first in passes]
         for result in results:
-            _look_again(job, result, progress)
+            _confirm(job, result, progress)
         for result in results:
             record.findings(result)
         for result in results:
@@ -155,7 +155,7 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
     result.seconds += time.monotonic() - began
 
 
-def _look_again(job: Job, result: PairResult, progress: Progress) -> None:
+def _confirm(job: Job, result: PairResult, progress: Progress) -> None:
     found = differing(result.findings)
     progress.stage(f"{result.pair}: second look", found.num_rows)
     with timed(result.seconds, "second look"):

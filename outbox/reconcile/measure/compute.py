@@ -33,15 +33,13 @@ if TYPE_CHECKING:
 
 #: The parts of a key, in the order of the measure's ``by``.
 Key = tuple[str, ...]
-
+Path = Sequence[str]
 
 #: Half messages that one statement adds up.
 BATCH = 50_000
 #: Bodies that are read at once where the database couldn't read one of a batch.
 CHUNK = 100
 _EXAMPLES = 3
-
-Path = Sequence[str]
 
 
 @dataclass(slots=True)
@@ -87,10 +85,11 @@ class Bodies:
     def in_transit(self, ids: Sequence[UUID]) -> Tally:
         """Return what the bodies of these messages carry."""
         if ids and not self._described:
-            what = f"{len(ids)} messages are under way, and what they carry isn't known"
-            return Tally(
-                self._tally.width, [f"{what}: give the measure in_flight, or a window in which all has arrived"]
+            self._tally.faults.append(
+                f"{len(ids)} messages are under way, and what they carry isn't known: give the measure in_flight, "
+                "or a window in which all has arrived"
             )
+            return self._tally
         there = 0
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
@@ -101,7 +100,7 @@ class Bodies:
                 f"the bodies of {len(ids) - there} of {len(ids)} messages under way are no longer in the producer's "
                 "database (pruned?): what they carry isn't counted"
             )
-        return self._told(f"{len(ids)} messages under way")
+        return self._completed(f"{len(ids)} messages under way")
 
     def settled(self, window: Range, starts: Mapping[int, int]) -> Tally:
         """Return what the bodies of all committed messages of a window carry that are meant for the group.
@@ -116,9 +115,9 @@ class Bodies:
             self._add(statement(self._schema, sql.SETTLED_HALVES, {**values, **batch}))
             ids["first"] = end
         self._add(statement(self._schema, sql.SETTLED_HALVES, {**values, **ids}))
-        return self._told(f"{self._found} messages")
+        return self._completed(f"{self._found} messages")
 
-    def _told(self, among: str) -> Tally:
+    def _completed(self, among: str) -> Tally:
         """Return the tally, with what couldn't be read."""
         if self._unreadable:
             more = self._unreadable - len(self._examples)
@@ -414,11 +413,11 @@ def measure_all(
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
     nothing = Tally(len(measure.values))
-    sides = [tallies.get(side, nothing).sums for side in ("producer", "rolled_back", "consumer", "in_flight")]
+    by_side = [tallies.get(side, nothing).sums for side in ("producer", "rolled_back", "consumer", "in_flight")]
     zeros = [Decimal()] * len(measure.values)
     rows = tuple(
-        MeasureRow(key, value, *(sums.get(key, zeros)[at] for sums in sides))
-        for key in sorted({key for sums in sides for key in sums})
+        MeasureRow(key, value, *(sums.get(key, zeros)[at] for sums in by_side))
+        for key in sorted({key for sums in by_side for key in sums})
         for at, value in enumerate(measure.values)
     )
     faults = tuple(fault for tally in tallies.values() for fault in tally.faults)

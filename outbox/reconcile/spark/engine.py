@@ -57,12 +57,12 @@ class SparkEngine(ExitStack):
         if not tasks:
             return
         opened = self.session
-        sides = (comparison.producer, comparison.consumer)
-        for side in sides:
+        both = (comparison.producer, comparison.consumer)
+        for side in both:
             live = side.live if isinstance(side, UnionSide) else side
             if isinstance(live, PostgresSide):
                 refuse_loopback(opened.master, live.access.url)
-        by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in sides)
+        by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in both)
         plan = planned_by_jdbc if by_jdbc else planned
         partitions = len(tasks)
         if by_jdbc:

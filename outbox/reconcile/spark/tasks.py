@@ -111,26 +111,26 @@ def jdbc_options(url: str) -> dict[str, str]:
         InvalidSettings: the URL says something that the driver can't do; names it and the mend.
     """
     parts = make_url(url)
-    said = {name: value if isinstance(value, str) else value[0] for name, value in parts.query.items()}
-    named_there = {name: said.pop(name, None) for name in ("host", "port")}
-    host, port = parts.host or named_there["host"], parts.port or named_there["port"] or "5432"
+    query = {name: value if isinstance(value, str) else value[0] for name, value in parts.query.items()}
+    address = {name: query.pop(name, None) for name in ("host", "port")}
+    host, port = parts.host or address["host"], parts.port or address["port"] or "5432"
     if not host or host.startswith("/") or "," in host:
         raise InvalidSettings(
             f"Spark's JDBC source needs one host in the URL of database {parts.database!r}, it can't use "
             f"{host or 'the local socket'}; mend: name it, or leave out the driver jar"
         )
-    if strange := sorted(said.keys() - _OPTIONS.keys()):
+    if strange := sorted(query.keys() - _OPTIONS.keys()):
         raise InvalidSettings(
             f"Spark's JDBC source doesn't know {', '.join(strange)} in the URL of database {parts.database!r}; "
             "mend: leave it out there, or leave out the driver jar"
         )
     named = f"[{host}]" if ":" in host else host
-    said |= {name: value for name, value in (("user", parts.username), ("password", parts.password)) if value}
+    query |= {name: value for name, value in (("user", parts.username), ("password", parts.password)) if value}
     return {
         "url": f"jdbc:postgresql://{named}:{port}/{parts.database}",
         "driver": "org.postgresql.Driver",
         "fetchsize": "10000",
-        **{_OPTIONS[name]: value for name, value in said.items() if value},
+        **{_OPTIONS[name]: value for name, value in query.items() if value},
     }
 
 
