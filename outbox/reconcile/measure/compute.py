@@ -213,12 +213,8 @@ def _text(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) else None
 
 
-_TYPES: dict[str, Any] = {
-    "since": DateTime(timezone=True),
-    "until": DateTime(timezone=True),
-    "first": Uuid(),
-    "last": Uuid(),
-}
+_TIME = DateTime(timezone=True)
+_TYPES: dict[str, Any] = {"since": _TIME, "until": _TIME, "first": Uuid(), "last": Uuid()}
 _EXACT = {"smallint", "integer", "bigint", "numeric"}
 
 
