@@ -398,17 +398,15 @@ def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
     One that an operator retried and that is parked again is left to a human: it would go round for ever.
     """
+
+    def result(finding: Finding, row: LockedRow | None) -> str:
+        return row.result(finding) if row and row.status is Status.PARKED else HEALED
+
     with transaction(work.consumer) as connection:
-        results = with_locked(work, connection, batch, _result_of_retry)
+        results = with_locked(work, connection, batch, result)
         targets = [Target(finding.id, work.pair.group) for finding in batch if results[finding.id] == DONE]
         apply(connection, work.job.consumer.settings, work.request("retry", batch[0].outcome), targets)
     return results
-
-
-def _result_of_retry(finding: Finding, row: LockedRow | None) -> str:
-    if row is None or row.status is not Status.PARKED:
-        return HEALED
-    return row.result(finding)
 
 
 # --- the inbox contradicts what is known: write the truth into it ------------------------------------------

@@ -14,8 +14,7 @@ import importlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from apscheduler.triggers.cron import CronTrigger
 
@@ -47,8 +46,7 @@ _SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PAIRS_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LastRun:
+class LastRun(NamedTuple):
     """The newest run of a reconciliation, by the clock of the database that has its record."""
 
     now: dt.datetime

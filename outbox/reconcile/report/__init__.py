@@ -228,14 +228,12 @@ class Verdict:
     @property
     def texts(self) -> tuple[str, ...]:
         """The parts of the sentence, at least one."""
-        if self.in_sync:
-            return ("in sync",)
-        parts = []
-        if self.differences:
-            parts.append(f"{counted(self.left, 'difference')} left")
+        if not self.differences:
+            return self.measures or ("in sync",)
+        found = f"{counted(self.left, 'difference')} left"
         if self.left < self.differences:
-            parts.append(f"{self.differences - self.left:,} of {self.differences:,} repaired")
-        return (", ".join(parts), *self.measures) if parts else self.measures
+            found += f", {self.differences - self.left:,} of {self.differences:,} repaired"
+        return (found, *self.measures)
 
 
 def verdict(result: JobResult) -> Verdict:
@@ -292,23 +290,21 @@ class PairReport:
 
 def reports(result: JobResult, limit: int | None = None) -> list[PairReport]:
     """Return what a report says of each pair, with at most so many findings and repairs in all; None is no limit."""
-
-    def granted(numbers: list[int]) -> Sequence[int | None]:
-        return [None] * len(numbers) if limit is None else shares(numbers, limit)
-
-    findings = granted([pair.findings.num_rows for pair in result.pairs])
-    repairs = granted([len(pair.repairs) for pair in result.pairs])
+    findings = shares([pair.findings.num_rows for pair in result.pairs], limit)
+    repairs = shares([len(pair.repairs) for pair in result.pairs], limit)
     return [
         PairReport(pair, kinds(pair, result), first_findings(pair.findings, some), pair.repairs[:others])
         for pair, some, others in zip(result.pairs, findings, repairs, strict=True)
     ]
 
 
-def shares(numbers: Sequence[int], limit: int) -> list[int]:
+def shares(numbers: Sequence[int], limit: int | None) -> list[int]:
     """Return how many of each may be shown, at most ``limit`` in all: equal shares, and what is over goes to the first.
 
-    So that a hundred thousand of one kind don't hide the only one of another.
+    So that a hundred thousand of one kind don't hide the only one of another. None is no limit.
     """
+    if limit is None:
+        return list(numbers)
     granted = [0] * len(numbers)
     while limit > 0 and (hungry := [at for at, number in enumerate(numbers) if granted[at] < number]):
         share = max(1, limit // len(hungry))
@@ -324,10 +320,9 @@ def first_findings(findings: pa.Table, limit: int | None) -> list[Finding]:
     outcomes = findings["outcome"].to_numpy()
     # Stable: within a kind the order of ids stays.
     order = np.argsort(outcomes, kind="stable")
-    if limit is not None:
-        _, starts, numbers = np.unique(outcomes[order], return_index=True, return_counts=True)
-        granted = zip(starts, shares(numbers.tolist(), limit), strict=True)
-        order = np.concatenate([order[:0], *(order[start : start + some] for start, some in granted)])
+    _, starts, numbers = np.unique(outcomes[order], return_index=True, return_counts=True)
+    granted = zip(starts, shares(numbers.tolist(), limit), strict=True)
+    order = np.concatenate([order[:0], *(order[start : start + some] for start, some in granted)])
     return list(to_findings(findings.take(pa.array(order))))
 
 

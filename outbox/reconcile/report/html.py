@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -36,8 +35,7 @@ WIDTHS = (_MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 3 * _HOUR, 6 * _HOUR, _DAY,
 _NEVER = np.iinfo(np.int64).min
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(NamedTuple):
     """``numbers[kind][i]`` findings are from ``starts[i]`` on, for ``width`` seconds; ``undated`` have no time."""
 
     width: int
@@ -106,8 +104,7 @@ class Rect(NamedTuple):
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """A chart of columns: ``highest`` is the number that its height stands for; head and rows are its table.
 
     A label is its x, its anchor and its text; an entry of the legend a colour and a name.
@@ -121,8 +118,7 @@ class Columns:
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureBars:
+class MeasureBars(NamedTuple):
     """One row of a measure: above what was sent, below what became of it; no shapes where a number isn't finite."""
 
     row: MeasureRow
@@ -276,16 +272,8 @@ def _template() -> Template:
         "moment": _moment,
         "number": "{:,}".format,
     }
-    environment.globals |= {
-        "Outcome": Outcome,
-        "chart_height": HEIGHT,
-        "colours": colours,
-        "kinds_over_time": kinds_over_time,
-        "lags": lags,
-        "measure_bars": measure_bars,
-        "sentence_of": sentence_of,
-        "timeline": timeline,
-    }
+    functions = (colours, kinds_over_time, lags, measure_bars, sentence_of, timeline)
+    environment.globals |= {each.__name__: each for each in functions} | {"Outcome": Outcome, "chart_height": HEIGHT}
     return environment.get_template("report.html.j2")
 
 
