@@ -143,17 +143,15 @@ def merged(first: Values, over: Values) -> Values:
         values["window"] = bounds | dict(over["window"])
     if "pairs" in over:
         known = {pair.names: pair for pair in first.get("pairs", ())}
-        values["pairs"] = tuple(
-            replace(known.get(pair.names, pair), **_given(pair, "tags", "keys", "effect")) for pair in over["pairs"]
-        )
+        values["pairs"] = tuple(replace(known.get(pair.names, pair), **_filters_of(pair)) for pair in over["pairs"])
         if "measures" in first and "measures" not in over:
             chosen = {pair.names for pair in over["pairs"]}
             values["measures"] = tuple(each for each in first["measures"] if (each.topic, each.group) in chosen)
     return values
 
 
-def _given(instance: Any, *names: str) -> Values:
-    return {name: value for name in names if (value := getattr(instance, name)) is not None}
+def _filters_of(pair: Pair) -> Values:
+    return {name: value for name in ("tags", "keys", "effect") if (value := getattr(pair, name)) is not None}
 
 
 def job_of(values: Values, clock: Callable[[Access], dt.datetime] | None = None) -> Job:
@@ -199,12 +197,12 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     known = outbox.subscriptions
     if not known:
         raise InvalidSettings("the Outbox has no consumers; import the modules that register them")
-    wanted = [pair.names for pair in values["pairs"]] if "pairs" in values else list(known)
-    if unknown := [":".join(names) for names in wanted if names not in known]:
+    chosen = [pair.names for pair in values["pairs"]] if "pairs" in values else list(known)
+    if unknown := [":".join(names) for names in chosen if names not in known]:
         listed = ", ".join(f"{topic}:{group}" for topic, group in sorted(known))
         raise InvalidSettings(f"{unknown[0]} is no subscription of the Outbox; it has {listed}")
     jobs: dict[str, list[Subscription]] = {}
-    for subscription in map(known.__getitem__, wanted):
+    for subscription in map(known.__getitem__, chosen):
         source = _url(outbox.engine if subscription.source is None else subscription.source)
         jobs.setdefault(source, []).append(subscription)
     consumer = Access(_url(outbox.engine), outbox.settings)
