@@ -266,7 +266,6 @@ SchemaPart = enum.StrEnum("SchemaPart", ["PRODUCER", "CONSUMER"])
 PartOption = Annotated[
     list[SchemaPart] | None,
     typer.Option(
-        "--part",
         metavar="producer|consumer",
         help="Only this part; may be given twice. Default: the parts that are installed, or both where none is.",
     ),
@@ -274,7 +273,6 @@ PartOption = Annotated[
 LockTimeoutOption = Annotated[
     float,
     typer.Option(
-        "--lock-timeout",
         min=0.001,
         metavar="SECONDS",
         help="How long to wait for a lock on a table. All INSERTs queue up behind it.",

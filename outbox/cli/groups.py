@@ -317,7 +317,11 @@ def _carry_out(
             matched = counted(preview.matched.value, "message")
             reasons = "; ".join(f"{count}: {why}" for why, count in preview.ineligible.items())
             raise Failure(f"{act.name}: nothing can be done to {matched}: {reasons}", Code.CONFLICT)
-        _say_preview(preview)
+        say(f"{preview.described}, in database {preview.database}")
+        for reason, count in preview.ineligible.items():
+            say(f"  not {count}: {reason}")
+        if preview.eligible > 1:
+            say(f"  such as {', '.join(target.audited for target in preview.sample[:3])}")
         options.confirm(f"{preview.described[:1].upper()}{preview.described[1:]}?", refusal, yes=acting.yes)
     if single is not None:
         outcome = operator.act(act.name, single, by=by, why=why, **common)
@@ -339,14 +343,6 @@ def _preview_table(preview: Preview) -> Any:
         *(("such as" if not number else "", target.audited) for number, target in enumerate(preview.sample)),
     ]
     return output.table(("dry run", ""), rows)
-
-
-def _say_preview(preview: Preview) -> None:
-    say(f"{preview.described}, in database {preview.database}")
-    for why, count in preview.ineligible.items():
-        say(f"  not {count}: {why}")
-    if preview.eligible > 1:
-        say(f"  such as {', '.join(target.audited for target in preview.sample[:3])}")
 
 
 # --- a bulk job under way --------------------------------------------------------------------------------------------

@@ -154,20 +154,15 @@ def show_stats(
       failed        will be retried; due: how long the oldest one waits although its time has come
       parked        waiting for an operator
     """
-
-    def print_stats(stats: Stats) -> None:
-        output.print_as(form, stats, *_stats_tables(stats))
-
-    if watch is None:
-        print_stats(_stats(database))
-    elif form is Output.TABLE and sys.stdout.isatty():
+    shown = _watched(database, watch)
+    if watch is not None and form is Output.TABLE and sys.stdout.isatty():
         say(f"{database}, every {watch:g} s; Ctrl-C ends it")
         with Live(console=output.console(), auto_refresh=False) as live:
-            for stats in _watched(database, watch):
+            for stats in shown:
                 live.update(Group(*_stats_tables(stats)), refresh=True)
     else:
-        for stats in _watched(database, watch):
-            print_stats(stats)
+        for stats in shown:
+            output.print_as(form, stats, *_stats_tables(stats))
 
 
 def _stats(database: DatabaseOptions) -> Stats:
@@ -177,10 +172,10 @@ def _stats(database: DatabaseOptions) -> Stats:
         return stats(connection, database.settings, parts)
 
 
-def _watched(database: DatabaseOptions, seconds: float) -> Iterator[Stats]:
-    """Yield the statistics again and again; after the first ones, it waits for a database that is away."""
+def _watched(database: DatabaseOptions, seconds: float | None) -> Iterator[Stats]:
+    """Yield the statistics, once or every so many seconds; later ones wait for a database that is away."""
     yield _stats(database)
-    while True:
+    while seconds is not None:
         time.sleep(seconds)
         try:
             stats = _stats(database)

@@ -192,20 +192,18 @@ def print_rows(rows: Sequence[T], shape: RowShape[T], form: ListForm, *, databas
 
 def print_stream(rows: Iterable[Mapping[str, Any]], names: Sequence[str], form: ExportForm) -> int:
     """Print rows as they come, as CSV with a header or as lines of JSON; return how many there were."""
-    count = 0
+    count, terminal = 0, sys.stdout.isatty()
     writer = csv.writer(sys.stdout)
     if form is ExportForm.CSV:
         writer.writerow(names)
     for count, row in enumerate(rows, 1):  # noqa: B007
         if form is ExportForm.CSV:
-            writer.writerow([_csv(row.get(name)) for name in names])
+            values = (row.get(name) for name in names)
+            texts = (plain(value) if terminal and isinstance(value, str) else value for value in values)
+            writer.writerow(map(csv_cell, texts))
         else:
             print_json(row)
     return count
-
-
-def _csv(value: Any) -> str:
-    return csv_cell(plain(value) if isinstance(value, str) and sys.stdout.isatty() else value)
 
 
 class Bars(Progress):

@@ -16,7 +16,7 @@ from decimal import Decimal, InvalidOperation
 from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from sqlalchemy.exc import DBAPIError
@@ -175,7 +175,15 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
       outbox demo --two-phase --crash
       outbox demo --tcc --crash --orders orders.csv
     """
-    module, balance = _load_demo(), choices.opening_balance
+    # The example is inside the installed package, and beside it in a checkout.
+    package, name = Path(outbox.__file__).resolve().parent, "examples.bank_transfer.demo"
+    if (package / "examples" / "bank_transfer").is_dir():
+        name = f"outbox.{name}"
+    else:
+        sys.path.insert(0, str(package.parent))
+    with needing("outbox demo", "demo"):
+        module = importlib.import_module(name)
+    balance = choices.opening_balance
     try:
         amount = None if balance is None else Decimal(balance)
         options = module.DemoOptions(**{**asdict(choices), "opening_balance": amount}, json=output is Output.JSON)
@@ -184,17 +192,6 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
     except ValueError as error:
         raise Failure(str(error)) from None
     raise typer.Exit(module.run(options))
-
-
-def _load_demo() -> Any:
-    """Import the example: from inside the installed package, or from beside it in a checkout."""
-    package, name = Path(outbox.__file__).resolve().parent, "examples.bank_transfer.demo"
-    if (package / "examples" / "bank_transfer").is_dir():
-        name = f"outbox.{name}"
-    else:
-        sys.path.insert(0, str(package.parent))
-    with needing("outbox demo", "demo"):
-        return importlib.import_module(name)
 
 
 # --- outbox console --------------------------------------------------------------------------------------------------
