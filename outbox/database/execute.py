@@ -49,7 +49,7 @@ def statement(schema: str, template: str, values: Mapping[str, Any], **parts: st
 
 
 class Template:
-    """SQL with ``{s}`` for the schema. Called with that and the values that it binds, it is a `Statement`."""
+    """SQL of one form, with ``{s}`` for the schema: called with that and the values that it binds, a `Statement`."""
 
     def __init__(self, sql: str) -> None:
         self.sql = sql

@@ -82,11 +82,6 @@ class FlowControl:
         self._limits = [limit for limit in limits if limit.value]
         self._gauges: WeakKeyDictionary[Pool, list[_Gauge]] = WeakKeyDictionary()
 
-    @classmethod
-    def of(cls, settings: Settings) -> FlowControl | None:
-        """Return the flow control that the settings ask for; None where no limit is set."""
-        return cls(settings) if settings.max_undecided or settings.max_undispatched else None
-
     def refuse_now(self, pool: Pool, topic: str, *, prepared: bool) -> None:
         """Refuse a message without I/O, if the topic is known to be full.
 

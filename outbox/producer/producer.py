@@ -321,7 +321,7 @@ class Producer:
         self._sessions = sessions
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
-        self._flow = FlowControl.of(settings)
+        self._flow = FlowControl(settings) if settings.max_undecided or settings.max_undispatched else None
         if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
             raise InvalidSettings(
                 f"the outbox needs PostgreSQL through psycopg 3, not {engine.dialect.name} through "
