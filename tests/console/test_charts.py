@@ -8,7 +8,7 @@ import math
 import pytest
 
 from outbox.console.pages.overview import Chart, draw, nice
-from outbox.operator.health.series import Series
+from outbox.operator.health.stats import Series
 
 NOON = dt.datetime(2026, 5, 24, 12, tzinfo=dt.UTC)
 

@@ -12,7 +12,7 @@ from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.database.runner import EngineRunner
-from outbox.operator.health import backlog
+from outbox.operator.health import inspections
 from outbox.operator.health.rules import Severity
 from tests.doctor.support import codes, examine, inspected, mend_by_command, sql, the
 
@@ -201,7 +201,7 @@ def test_parked_halves_are_not_late(engine: Engine, outbox: Outbox) -> None:
 def test_more_than_are_inspected(engine: Engine, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only the oldest were inspected, the report says so."""
 
-    monkeypatch.setattr(backlog, "PARKED_HALVES", 2)
+    monkeypatch.setattr(inspections, "PARKED_HALVES", 2)
     prepare(outbox, "payments", 3, immunity=3600)
     assert inspected(examine(engine), "parked halves").why == "only the oldest 2 undecided halves were inspected"
 

@@ -12,8 +12,8 @@ from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from outbox import Settings
 from outbox.operator.health.examine import Inspected
+from outbox.operator.health.inspections import shares_processes, trouble_with_prepared
 from outbox.operator.health.rules import Severity
-from outbox.operator.health.server import shares_processes, trouble_with_prepared
 from tests.doctor.relay import relay
 from tests.doctor.support import codes, examine, inspected, raw, the
 

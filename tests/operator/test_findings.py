@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Park, Retry, Settings
-from outbox.operator.health.backlog import IN_ORDER
+from outbox.operator.health.inspections import IN_ORDER
 from tests.operator.health import DUTIES, consume, dispatch, findings, handler, overview_of, report, sample, send, sql
 
 NewEngine = Callable[..., Engine]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox.errors import InvalidRequest
-from outbox.operator.health.series import WINDOWS, Sample, Samples, Values, moments, series
+from outbox.operator.health.stats import WINDOWS, Sample, Samples, Values, moments, series
 
 NOON = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.view import View
-from outbox.operator.health.series import WINDOWS, Series
+from outbox.operator.health.stats import WINDOWS, Series
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6

@@ -32,7 +32,8 @@ from outbox.database import failure
 from outbox.database.execute import Row, Statement, driver_of, execute, is_lost
 from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
-from outbox.operator.health import backlog, server, sql
+from outbox.operator.health import inspections, sql
+from outbox.operator.health.inspections import judging
 from outbox.operator.health.rules import Diagnosis, NotInspected, Severity, Subject, Thresholds
 from outbox.settings import Settings
 from outbox.text import database_address, summary_of
@@ -189,44 +190,42 @@ class HealthReport:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One thing to inspect; ``parts``: whose tables must be there for it."""
+    """One thing to inspect; ``parts``: whose tables must be there for it, separated by spaces."""
 
     name: str
     run: Callable[[Examination], Iterator[Diagnosis]]
-    parts: tuple[str, ...] = ()
+    parts: str = ""
 
-
-_COMMON, _PRODUCER, _CONSUMER = ("common",), ("producer",), ("consumer",)
 
 #: In the order in which they run: those of the tables come after the migrations.
 INSPECTIONS = (
-    Inspection("settings", server.settings),
-    Inspection("retention of consumers", server.retention_of_consumers),
-    Inspection("server version", server.version),
-    Inspection("writable", server.writable),
-    Inspection("durability", server.durability),
-    Inspection("connections left", server.connections),
-    Inspection("clock", server.clock),
-    Inspection("pooler", server.pooler),
-    Inspection("migrations", server.migrations),
-    Inspection("tables", server.differences),
-    Inspection("indexes", server.indexes),
-    Inspection("autovacuum", server.autovacuum),
-    Inspection("open transactions", server.open_transactions),
-    Inspection("prepared transactions", server.prepared_transactions),
-    Inspection("replication", server.replication),
-    Inspection("workers", backlog.workers, _COMMON),
-    Inspection("bulk jobs", backlog.bulk_jobs, _COMMON),
-    Inspection("checks", backlog.checks, _PRODUCER),
-    Inspection("undecided halves", backlog.oldest_undecided, _PRODUCER),
-    Inspection("parked halves", backlog.parked_halves, _PRODUCER),
-    Inspection("dispatch", backlog.judging("op.undispatched", backlog.undispatched), _PRODUCER),
-    Inspection("scheduled messages", backlog.judging("message.overdue", backlog.scheduled), _PRODUCER),
-    Inspection("prune", backlog.unpruned, _PRODUCER),
-    Inspection("parked messages", backlog.judging("message.parked", backlog.failures), _CONSUMER),
-    Inspection("retries", backlog.judging("retry.overdue", backlog.failures), _CONSUMER),
-    Inspection("reconciliations", backlog.reconciliations, _CONSUMER),
-    Inspection("reading groups", backlog.unread, _PRODUCER + _CONSUMER),
+    Inspection("settings", inspections.settings),
+    Inspection("retention of consumers", inspections.retention_of_consumers),
+    Inspection("server version", inspections.version),
+    Inspection("writable", inspections.writable),
+    Inspection("durability", inspections.durability),
+    Inspection("connections left", inspections.connections),
+    Inspection("clock", inspections.clock),
+    Inspection("pooler", inspections.pooler),
+    Inspection("migrations", inspections.migrations),
+    Inspection("tables", inspections.differences),
+    Inspection("indexes", inspections.indexes),
+    Inspection("autovacuum", inspections.autovacuum),
+    Inspection("open transactions", inspections.open_transactions),
+    Inspection("prepared transactions", inspections.prepared_transactions),
+    Inspection("replication", inspections.replication),
+    Inspection("workers", inspections.workers, "common"),
+    Inspection("bulk jobs", inspections.bulk_jobs, "common"),
+    Inspection("checks", inspections.checks, "producer"),
+    Inspection("undecided halves", inspections.oldest_undecided, "producer"),
+    Inspection("parked halves", inspections.parked_halves, "producer"),
+    Inspection("dispatch", inspections.undispatched, "producer"),
+    Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
+    Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
+    Inspection("parked messages", judging(sql.FAILURES, "message.parked"), "consumer"),
+    Inspection("retries", judging(sql.FAILURES, "retry.overdue"), "consumer"),
+    Inspection("reconciliations", inspections.reconciliations, "consumer"),
+    Inspection("reading groups", judging(sql.UNREAD, "group.pruned", "group.behind"), "producer consumer"),
 )
 
 
@@ -312,7 +311,7 @@ def _engine_of(bind: Engine | AsyncEngine | URL | str) -> Engine:
 def _inspect(examination: Examination, inspection: Inspection, findings: list[Diagnosis]) -> InspectionResult:
     before, why = len(findings), None
     try:
-        examination.require(inspection.parts)
+        examination.require(inspection.parts.split())
         # Not extend(): what was found before the inspection fails stays found.
         for finding in inspection.run(examination):
             findings.append(finding)  # noqa: PERF402

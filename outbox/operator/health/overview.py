@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import Row, Statement, execute
-from outbox.operator.health import backlog, sql
+from outbox.operator.health import inspections, sql, stats
 from outbox.operator.health.rules import GROUP_RULES, TOPIC_RULES, Diagnosis, Severity, Subject
-from outbox.operator.health.series import Sample, Series, SourceOf, lag, moments, series, within
-from outbox.operator.health.stats import GroupStats, Stats, TopicStats, stats
 from outbox.operator.health.system import UNREACHABLE, WorkerRow, alive, done, merged, why_unreachable
 from outbox.text import database_address
 
@@ -28,14 +26,14 @@ _SECONDS = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class GroupLag(GroupStats):
+class GroupLag(stats.GroupStats):
     """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered."""
 
     database: str
 
 
 @dataclass(slots=True, kw_only=True)
-class TopicLag(TopicStats):
+class TopicLag(stats.TopicStats):
     """The numbers of a topic at its producer, and those of each of its groups, wherever these are."""
 
     database: str
@@ -56,7 +54,7 @@ class Overview:
     capped: list[str]
     findings: list[Diagnosis]
     topics: list[TopicLag]
-    series: list[Series]
+    series: list[stats.Series]
     workers: list[WorkerRow]
     unreachable: list[str]
 
@@ -69,9 +67,9 @@ class DatabaseHealth(Subject):
     """
 
     connection: Connection
-    stats: Stats
-    samples: list[Sample | None]
-    recent: list[Sample | None]
+    numbers: stats.Stats
+    samples: list[stats.Sample | None]
+    recent: list[stats.Sample | None]
     queues: dict[str, int] = field(default_factory=dict)
     findings: list[Diagnosis] = field(default_factory=list)
 
@@ -81,14 +79,14 @@ class DatabaseHealth(Subject):
 
     def judge_all(self) -> Iterator[Diagnosis]:
         """Judge what was read here."""
-        yield from backlog.workers(self)
-        yield from self.judge(TOPIC_RULES, self.stats.topics)
+        yield from inspections.workers(self)
+        yield from self.judge(TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
         if "producer" in self.parts:
-            yield from backlog.checks(self)
-        yield from backlog.bulk_jobs(self)
-        yield from self.judge(GROUP_RULES, self.stats.groups)
+            yield from inspections.checks(self)
+        yield from inspections.bulk_jobs(self)
+        yield from self.judge(GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
         if "consumer" in self.parts:
-            yield from backlog.reconciliations(self)
+            yield from inspections.reconciliations(self)
 
 
 def overview(databases: Databases, window: str) -> Overview:
@@ -97,7 +95,7 @@ def overview(databases: Databases, window: str) -> Overview:
     ``tiles``: ``pending`` (committed, and not a message yet), ``oldest_pending`` (age in s), ``undecided``, ``orphans``
     (due for a check), ``parked_halves``, ``dead`` (parked messages that aren't discarded), ``failed`` (will be
     retried), ``scheduled``, ``throughput`` (messages a minute at the moment), ``lag`` (the worst of a group). None is
-    what isn't known. The names of ``series`` are those of `outbox.operator.health.series`.
+    what isn't known. The names of ``series`` are those of `outbox.operator.health.stats.series`.
 
     Raises:
         InvalidRequest: there is no such window.
@@ -106,7 +104,7 @@ def overview(databases: Databases, window: str) -> Overview:
     findings: list[Diagnosis] = []
     # The clock of the first database that answers is that of the charts.
     times: list[dt.datetime] = []
-    moments(window, dt.datetime.now(dt.UTC))
+    stats.moments(window, dt.datetime.now(dt.UTC))
     for name, database in databases.items():
         try:
             reached[name] = _read(database, window, times)
@@ -122,12 +120,12 @@ def overview(databases: Databases, window: str) -> Overview:
         findings += _judge_lags(topic, reached, source_of)
     samples = {name: each.samples for name, each in reached.items()}
     return Overview(
-        at=next((each.stats.at for each in reached.values()), dt.datetime.now(dt.UTC)),
+        at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
         tiles=tiles,
         capped=capped,
         findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
         topics=topics,
-        series=series(times, samples, source_of) if times else [],
+        series=stats.series(times, samples, source_of) if times else [],
         workers=[worker.row for each in reached.values() for worker in each.workers],
         unreachable=[name for name in databases if name not in reached],
     )
@@ -135,16 +133,16 @@ def overview(databases: Databases, window: str) -> Overview:
 
 def _read(database: Database, window: str, times: list[dt.datetime]) -> DatabaseHealth:
     with database.engine.connect() as connection:
-        numbers = stats(connection, database.settings, database.parts, seconds=_SECONDS)
+        numbers = stats.stats(connection, database.settings, database.parts, seconds=_SECONDS)
     if not times:
-        times += moments(window, numbers.at)
+        times += stats.moments(window, numbers.at)
     minute = numbers.at.replace(second=0, microsecond=0)
     minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
-    of_window = sql.SAMPLES(database.schema, edges=times, within=within(window))
+    of_window = sql.SAMPLES(database.schema, edges=times, within=stats.within(window))
     of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0)
     with database.reading(_SECONDS) as connection:
         sampled = execute(connection, of_window, of_minutes)
-        samples, recent = ([Sample.read(text) for (text,) in rows] for rows in sampled)
+        samples, recent = ([stats.Sample.read(text) for (text,) in rows] for rows in sampled)
         health = DatabaseHealth(
             name=database.name,
             url=database.engine.url,
@@ -152,7 +150,7 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
             parts=database.parts,
             served=True,
             connection=connection,
-            stats=numbers,
+            numbers=numbers,
             samples=samples,
             recent=recent,
         )
@@ -162,11 +160,11 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
     return health
 
 
-def _sources(reached: dict[str, DatabaseHealth]) -> SourceOf:
+def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
     """Return from which producer's database each group reads its topic, as far as the databases show it."""
     producers: dict[str, list[str]] = defaultdict(list)
     for name, each in reached.items():
-        for topic in each.stats.topics:
+        for topic in each.numbers.topics:
             producers[topic.topic].append(name)
 
     def source_of(database: str, topic: str, group: str) -> str | None:
@@ -184,12 +182,12 @@ def _sources(reached: dict[str, DatabaseHealth]) -> SourceOf:
     return source_of
 
 
-def _topics(reached: dict[str, DatabaseHealth], source_of: SourceOf) -> list[TopicLag]:
+def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> list[TopicLag]:
     """Return the topics of all databases with their groups, wherever these are; and groups whose topic is nowhere."""
-    messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.stats.topics}
+    messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.numbers.topics}
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
     for name, each in reached.items():
-        for group in each.stats.groups:
+        for group in each.numbers.groups:
             row = GroupLag(**dataclasses.asdict(group), database=name)
             source = source_of(name, group.topic, group.group)
             if row.lag is None and source is not None:
@@ -203,14 +201,14 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: SourceOf) -> list[Top
             groups=groups.pop((name, topic.topic), []),
         )
         for name, each in reached.items()
-        for topic in each.stats.topics
+        for topic in each.numbers.topics
     ]
     # Their producer isn't registered, or can't be told from others.
     topics += [TopicLag(topic, database=rows[0].database, queues=0, groups=rows) for (_, topic), rows in groups.items()]
     return sorted(topics, key=lambda topic: (topic.topic, topic.database))
 
 
-def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: SourceOf) -> Iterator[Diagnosis]:
+def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> Iterator[Diagnosis]:
     recent = {name: each.recent for name, each in reached.items()}
     for group in topic.groups:
         each = reached[group.database]
@@ -220,7 +218,7 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
         if not done(each.workers, f"consume {group.topic} of {group.group}"):
             yield each.finding("group.unconsumed", details)
             continue
-        values = lag(recent, group.database, group.topic, group.group, source_of)
+        values = stats.lag(recent, group.database, group.topic, group.group, source_of)
         lags = [value for value in values if value is not None]
         grows = len(lags) >= each.thresholds.growing and lags == sorted(lags) and lags[0] < lags[-1] <= group.lag
         if grows and group.lag >= each.thresholds.lag:
@@ -245,7 +243,7 @@ def _tiles(reached: Sequence[DatabaseHealth], topics: Sequence[TopicLag]) -> tup
     tiles: dict[str, float | None] = dict.fromkeys((*_SUMS, "oldest_pending", "throughput", "lag"))
     capped = []
     for tile, (kind, number, count) in _SUMS.items() if reached else ():
-        rows = [row for each in reached for row in getattr(each.stats, kind)]
+        rows = [row for each in reached for row in getattr(each.numbers, kind)]
         tiles[tile] = sum(getattr(row, number) for row in rows)
         capped += [tile] if any(count in row.capped for row in rows) else []
     waiting = [topic.oldest_undispatched for topic in topics if topic.oldest_undispatched is not None]
@@ -259,12 +257,12 @@ def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
     """Return how many messages a minute there were since the newest sample that is at least a minute old."""
     rates = []
     for each in reached:
-        if not each.stats.topics:
+        if not each.numbers.topics:
             continue
-        before = next((s for s in reversed(each.recent) if s and (each.stats.at - s.at).total_seconds() >= 60), None)
+        before = next((s for s in reversed(each.recent) if s and (each.numbers.at - s.at).total_seconds() >= 60), None)
         if before is None:
             return None
         messages = {name: numbers.get("messages", 0) for name, numbers in before.topics.items()}
-        grown = sum(topic.messages - messages.get(topic.topic, 0) for topic in each.stats.topics)
-        rates.append(max(grown, 0) / ((each.stats.at - before.at).total_seconds() / 60))
+        grown = sum(topic.messages - messages.get(topic.topic, 0) for topic in each.numbers.topics)
+        rates.append(max(grown, 0) / ((each.numbers.at - before.at).total_seconds() / 60))
     return sum(rates) if rates else None

@@ -6,6 +6,7 @@ the overview judge them by the same rules. A rule is declared here once. The mod
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import shlex
@@ -114,8 +115,8 @@ class Rule:
     its noun and ``{n:=is|are}`` for the word alone. ``{at}`` are the options by which a command of ours finds the
     database, ``{app}`` is the application.
 
-    ``value``: the number of a row that must not be higher than ``over``, which is a number or the name of a threshold;
-    `Subject.judge` applies it. ``details`` are the row's fields that the finding shows, each under its own name or
+    ``value``: the number of a row that must not be higher than the threshold ``over``, or than 0; `Subject.judge`
+    applies it. ``details`` are the row's fields that the finding shows, each under its own name or
     another (``halves=parked``). ``page``: where the console shows it, with the details and values of its query
     (``halves?topic&status=parked``).
     """
@@ -124,7 +125,7 @@ class Rule:
     mend: str
     severity: Severity = Severity.PROBLEM
     value: str = ""
-    over: str | float = 0
+    over: str = ""
     details: str = ""
     page: str = ""
 
@@ -185,6 +186,8 @@ RULES: Mapping[str, Rule] = {
         "{halves:half|halves} decided {oldest:duration} ago at the earliest should have been deleted after the "
         "retention of {retention:duration}: no worker prunes, or with another retention.",
         _WORKER + " --roles prune\nsee that the doctor reads the same OUTBOX_RETENTION as the workers",
+        value="halves",
+        details="halves oldest retention",
     ),
     # --- groups at the consumer ----------------------------------------------------------------------------------
     "message.parked": Rule(
@@ -209,12 +212,17 @@ RULES: Mapping[str, Rule] = {
         "group stops there.",
         "find out what they were, let the group go on with on_pruned='skip', and keep messages longer "
         "(OUTBOX_RETENTION)" + _GONE,
+        value="queues",
+        details="group topic behind queues",
         page="inbox?group&topic",
     ),
     "group.behind": Rule(
         "Group {group!r} is {behind:duration} behind in topic {topic!r}, whose messages are kept for "
         "{retention:duration}: soon they are pruned before the group has read them.",
         _WORKER + " --roles consume,retry\nor keep messages longer (OUTBOX_RETENTION)" + _GONE,
+        value="share",
+        over="behind",
+        details="group topic behind retention",
         page="inbox?group&topic",
     ),
     "group.unconsumed": Rule(
@@ -443,8 +451,9 @@ class Subject:
         raise NotImplementedError
 
     def rows(self, query: Query, **values: object) -> list[Row]:
-        """Return the rows of one query in this schema."""
-        return self.read(query(self.settings.schema, **values))[0]
+        """Return the rows of one query in this schema; it knows settings and thresholds by their names."""
+        known = dataclasses.asdict(self.settings) | dataclasses.asdict(self.thresholds)
+        return self.read(query(**known | values))[0]
 
     @cached_property
     def workers(self) -> list[WorkerReport]:
@@ -462,7 +471,7 @@ class Subject:
     ) -> Diagnosis:
         """Return a finding by the rule of this code; ``words`` are for its texts only."""
         rule, formatted = RULES[code], _Sentences().vformat
-        values = {"at": self.options, "app": self.app, "database": self.name, **details, **words}
+        values = {"at": self.options, "app": self.app, "database": self.name, **words, **details}
         page, _, names = rule.page.partition("?")
         query = {"database": self.name} if page else {}
         for name, equals, value in (each.partition("=") for each in names.split("&") if each):
@@ -470,17 +479,15 @@ class Subject:
         sentence, mend = formatted(rule.sentence, (), values), formatted(rule.mend, (), values)
         return Diagnosis(code.partition("/")[0], severity or rule.severity, sentence, mend, dict(details), page, query)
 
-    def judge(self, codes: Iterable[str], rows: Iterable[object], limit: int = LIMIT) -> Iterator[Diagnosis]:
+    def judge(self, codes: Iterable[str], rows: Iterable[Mapping[str, Any]], limit: int = LIMIT) -> Iterator[Diagnosis]:
         """Judge rows of numbers by their rules; a count that has reached ``limit`` stopped there."""
         for row, code in itertools.product(rows, codes):
             rule = RULES[code]
-            value = getattr(row, rule.value)
-            threshold = getattr(self.thresholds, rule.over) if isinstance(rule.over, str) else rule.over
+            value, threshold = row[rule.value], getattr(self.thresholds, rule.over) if rule.over else 0
             if value is not None and value > threshold:
                 fields = [each.partition("=") for each in rule.details.split()]
-                yield self.finding(
-                    code, {name: at_most(getattr(row, source or name), limit) for name, _, source in fields}
-                )
+                details = {name: at_most(row[source or name], limit) for name, _, source in fields}
+                yield self.finding(code, details, **row)
 
 
 def at_most(value: Any, limit: int) -> Any:

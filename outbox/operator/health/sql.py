@@ -6,32 +6,40 @@ costs no more than the work that they describe.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from outbox.check.sql import KNOWN_TOPICS
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Row, Statement, in_schema
 from outbox.database.sql import ALIVE, GROUP_QUEUES
 from outbox.dispatch.sql import Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A statement that only reads; ``{s}`` in its text is the schema of the tables. Called with its values."""
+    """A statement that only reads; ``{s}`` in its text is the schema of the tables. Called with its values.
+
+    ``columns`` are the names of its columns, where rules or statistics know the rows by them.
+    """
 
     text: str
+    columns: str = ""
 
     def __call__(self, schema: str = "", **values: object) -> Statement:
         """Return the statement for a schema, where it reads our tables."""
         return Statement(in_schema(self.text, schema), values)
 
+    def named(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
+        """Return rows by the names of the columns."""
+        return [dict(zip(self.columns.split(), row, strict=True)) for row in rows]
+
 
 # --- halves and messages at the producer -------------------------------------------------------------------------
 
-#: Counts of the oldest undecided halves, ``limit`` at most. Rows: ``(topic, halves, of them parked, of them due for a
-#: check, of these never checked, age of the oldest in s, seconds since the first was parked or NULL, its id or NULL)``.
-#: Oldest first: ids begin with the time.
-UNDECIDED = Query("""
+#: Counts of the oldest undecided halves, ``limit`` at most: part of `TopicStats`. Oldest first: ids begin with a time.
+UNDECIDED = Query(
+    """
 SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
        count(*) FILTER (WHERE due AND c.checked_at IS NULL),
        extract(epoch FROM clock_timestamp() - min(h.born_at))::float8,
@@ -41,17 +49,17 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
           FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) c
   LEFT JOIN LATERAL (SELECT born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true
  GROUP BY c.topic ORDER BY c.topic
-""")
+""",
+    "topic undecided parked orphans unasked oldest_undecided oldest_parked parked_id",
+)
 
 #: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones. Late is a
-#: check that was due ``grace`` seconds ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
+#: check that was due ``check`` intervals ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
 #: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a checker was asked
 #: about one of the topic's last ones)``.
-CHECKS = Query(
-    KNOWN_TOPICS
-    + """
+CHECKS = Query(f"""{KNOWN_TOPICS}
 SELECT k.topic, f.*,
-       EXISTS (SELECT FROM (SELECT c.check_times FROM {s}.half_check c
+       EXISTS (SELECT FROM (SELECT c.check_times FROM {{s}}.half_check c
                              WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced
                              ORDER BY c.next_check_at DESC LIMIT %(limit)s) l WHERE check_times > 0)
   FROM (SELECT topic FROM known WHERE topic IS NOT NULL LIMIT %(limit)s) k
@@ -63,16 +71,15 @@ SELECT k.topic, f.*,
               (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE NOT fenced))[1]
          FROM (SELECT half_id, fenced, next_check_at, next_check_at <= statement_timestamp() AS due, l.late,
                       l.late AND NOT fenced AND check_times = 0
-                      AND NOT EXISTS (SELECT FROM {s}.check_history h
+                      AND NOT EXISTS (SELECT FROM {{s}}.check_history h
                                        WHERE h.half_id = c.half_id AND h.asked = 'checker') AS unasked
-                 FROM {s}.half_check c
-                CROSS JOIN LATERAL (
-                      SELECT next_check_at < statement_timestamp() - make_interval(secs => %(grace)s)) l (late)
+                 FROM {{s}}.half_check c
+                CROSS JOIN LATERAL (SELECT next_check_at
+                      < statement_timestamp() - make_interval(secs => %(check)s * %(check_interval)s)) l (late)
                 WHERE c.topic = k.topic AND c.parked_at IS NULL
                 ORDER BY next_check_at LIMIT %(limit)s) c) f
  ORDER BY k.topic
-"""
-)
+""")
 
 #: The oldest undecided halves past their immunity that aren't parked, of the oldest ``limit``; 100 at most. Rows:
 #: ``(id, topic, fenced, checks, was checked, age in s, seconds since its check was due)``, the oldest first.
@@ -87,17 +94,19 @@ SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
  ORDER BY h.born_at
 """)
 
-#: Counts of scheduled messages, ``limit`` at most; overdue are those that were due ``grace`` seconds ago. Rows:
-#: ``(topic, messages, next deliver_at, of them overdue, seconds since the first was due)``.
-SCHEDULED = Query("""
+#: Counts of scheduled messages, ``limit`` at most: a part of `TopicStats`.
+SCHEDULED = Query(
+    """
 SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
        extract(epoch FROM clock_timestamp() - min(d.deliver_at) FILTER (WHERE late))::float8
-  FROM (SELECT half_id, deliver_at, deliver_at < clock_timestamp() - make_interval(secs => %(grace)s) AS late
+  FROM (SELECT half_id, deliver_at, deliver_at < clock_timestamp() - make_interval(secs => %(undispatched)s) AS late
           FROM {s}.scheduled_message
          WHERE recalled_at IS NULL ORDER BY deliver_at, half_id LIMIT %(limit)s) d
   JOIN {s}.half_message h ON h.id = d.half_id
  GROUP BY h.topic ORDER BY h.topic
-""")
+""",
+    "topic scheduled next_due overdue oldest_overdue",
+)
 
 #: The end of each queue. Rows: ``(topic, queue, last position)``.
 HEADS = Query("""
@@ -134,8 +143,8 @@ SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_a
 """
 
 
-def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
-    """Count committed ops that are no message yet, ``limit`` at most. Rows: ``(topic, ops, age of the oldest in s)``.
+def undispatched(cursor: Cursor | None) -> Query:
+    """Count committed ops that are no message yet, ``limit`` at most: a part of `TopicStats`.
 
     After a restore into another cluster, before the first dispatch, only the newest ``limit`` ops are read.
     """
@@ -148,24 +157,26 @@ def undispatched(schema: str, cursor: Cursor | None, limit: int) -> Statement:
         sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
     ops = "(SELECT half_id, resolution, decided_at FROM {s}.op_message WHERE "
     candidates = " UNION ALL ".join(f"{ops}{source} LIMIT %(limit)s)" for source in sources)
-    values = {"limit": limit} | (dataclasses.asdict(cursor) if cursor else {})
-    return Statement(in_schema(_UNDISPATCHED.replace("{candidates}", candidates), schema), values)
+    return Query(_UNDISPATCHED.replace("{candidates}", candidates), "topic undispatched oldest_undispatched")
 
 
-#: What prune could have deleted ``age`` seconds after its decision, of the oldest ``limit`` decided halves.
-#: Rows: ``(halves, seconds since the decision of the first)``.
-UNPRUNED = Query("""
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
-  FROM (SELECT h.id, o.resolution, o.decided_at
+#: How many of the oldest ``limit`` decided halves prune could have deleted long ago, and the age of the first in s.
+#: Prune comes round every prune_interval; what is left after ten rounds, and an hour in any case, is left for good.
+UNPRUNED = Query(
+    """
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8, %(retention)s::float8
+  FROM (SELECT h.id, o.resolution, o.decided_at,
+               clock_timestamp() - make_interval(secs => %(retention)s + greatest(10 * %(prune_interval)s, 3600)) AS due
           FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
          ORDER BY h.id LIMIT %(limit)s) old
- WHERE decided_at < clock_timestamp() - make_interval(secs => %(age)s)
-   AND (resolution = 'rollback' OR EXISTS (
+ WHERE decided_at < due AND (resolution = 'rollback' OR EXISTS (
         SELECT FROM {s}.message m
-         WHERE m.half_id = old.id AND m.visible_at < clock_timestamp() - make_interval(secs => %(age)s)
+         WHERE m.half_id = old.id AND m.visible_at < due
            AND EXISTS (SELECT FROM {s}.message n
                         WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
-""")
+""",
+    "halves oldest retention",
+)
 
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Query("SELECT name, queues FROM {s}.topic ORDER BY name")
@@ -173,20 +184,15 @@ TOPICS = Query("SELECT name, queues FROM {s}.topic ORDER BY name")
 # --- groups at the consumer --------------------------------------------------------------------------------------
 
 #: How far each group has come. Rows: ``(group, topic, queue, position)``.
-OFFSETS = Query(
-    GROUP_QUEUES
-    + """
+OFFSETS = Query(f"""{GROUP_QUEUES}
 SELECT p.consumer_group, p.topic, p.queue,
-       (SELECT max(position) FROM {s}.consumer_offset o
+       (SELECT max(position) FROM {{s}}.consumer_offset o
          WHERE o.consumer_group = p.consumer_group AND o.topic = p.topic AND o.queue = p.queue)
   FROM place p
  ORDER BY 1, 2, 3
-"""
-)
+""")
 
-#: Counts of failed messages, and parked ones that aren't discarded; ``limit`` of each at most. Rows: ``(group, topic,
-#: failed, seconds since the first retry was due or NULL, retries that were due ``grace`` seconds ago, parked, seconds
-#: since the oldest of these was parked or NULL, its id or NULL)``.
+#: Counts of failed messages, and parked ones that aren't discarded; ``limit`` of each at most: a part of `GroupStats`.
 FAILURES = Query(
     GROUP_QUEUES
     + """
@@ -195,7 +201,7 @@ SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
  CROSS JOIN LATERAL (
        SELECT count(*),
               extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,
-              count(*) FILTER (WHERE due < statement_timestamp() - make_interval(secs => %(grace)s))
+              count(*) FILTER (WHERE due < statement_timestamp() - make_interval(secs => %(retry)s))
          FROM (SELECT next_attempt_at FROM {s}.consumer_message m
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
                 ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f
@@ -210,20 +216,23 @@ SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
           AND discarded_at IS NULL
         ORDER BY message_id LIMIT 1) p ON true
  ORDER BY 1, 2
-"""
+""",
+    "group topic failed oldest_due overdue parked oldest_parked parked_id",
 )
 
-#: How far groups are behind, as far as their topics are in this database. Rows: ``(group, topic, queues in which
-#: messages were pruned before they were read, age of the oldest in s, SQL that forgets the group)``, one for each group
-#: that has something to read.
+#: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues
+#: messages were pruned before they were read, the age of the oldest in s, which share of the retention that is where
+#: nothing was pruned, and SQL that forgets the group.
 #: Positions are dense: where the next message isn't the next position, those in between were pruned. A queue that was
 #: added after the group began has no offset, and is read from its first message.
 UNREAD = Query(
     GROUP_QUEUES
     + """
-SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position + 1),
-       max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8,
-       format('DELETE FROM {s}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', g.consumer_group, g.topic)
+SELECT *, %(retention)s::float8, CASE WHEN queues = 0 THEN behind / %(retention)s END::float8,
+       format('DELETE FROM {s}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', consumer_group, topic)
+  FROM (
+SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position + 1) AS queues,
+       max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8 AS behind
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
   JOIN {s}.topic t ON t.name = g.topic
  CROSS JOIN LATERAL generate_series(0, t.queues - 1) q (queue)
@@ -234,40 +243,37 @@ SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position
        SELECT position, visible_at FROM {s}.message m
         WHERE m.topic = g.topic AND m.queue = q.queue AND m.position > o.position
         ORDER BY position LIMIT 1) n
- GROUP BY 1, 2 ORDER BY 1, 2
-"""
+ GROUP BY 1, 2) of_group
+ ORDER BY 1, 2
+""",
+    "group topic queues behind retention share forget",
 )
 
 #: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,
 #: applied, age in s, age of the newest that came to a result in s)``.
-LAST_RUNS = Query(
-    GROUP_QUEUES
-    + """
+LAST_RUNS = Query(f"""{GROUP_QUEUES}
 SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::text, r.applied,
        extract(epoch FROM clock_timestamp() - r.started_at)::float8,
        extract(epoch FROM clock_timestamp() - (
-           SELECT max(started_at) FROM {s}.reconciliation_run d
+           SELECT max(started_at) FROM {{s}}.reconciliation_run d
             WHERE d.topic = p.topic AND d.consumer_group = p.consumer_group AND d.counts IS NOT NULL))::float8
   FROM (SELECT DISTINCT consumer_group, topic FROM place) p
- CROSS JOIN LATERAL (SELECT * FROM {s}.reconciliation_run n
+ CROSS JOIN LATERAL (SELECT * FROM {{s}}.reconciliation_run n
                       WHERE n.topic = p.topic AND n.consumer_group = p.consumer_group
                       ORDER BY started_at DESC LIMIT 1) r
  ORDER BY 1, 2
-"""
-)
+""")
 
 # --- workers, bulk jobs, samples, tables -------------------------------------------------------------------------
 
 #: The workers; alive is one that was seen within `ALIVE` seconds. Rows: ``(id, name, version, roles, started at,
 #: seen at, is alive, duties, handlers, seconds since it was seen)``.
-WORKERS = Query(
-    """
+WORKERS = Query(f"""
 SELECT id, name, version, roles::text, started_at, seen_at,
-       seen_at > clock_timestamp() - make_interval(secs => {alive}), duties::text, handlers::text,
+       seen_at > clock_timestamp() - make_interval(secs => {ALIVE}), duties::text, handlers::text,
        extract(epoch FROM clock_timestamp() - seen_at)::float8
-  FROM {s}.worker ORDER BY name, id LIMIT 1000
-""".replace("{alive}", str(ALIVE))
-)
+  FROM {{s}}.worker ORDER BY name, id LIMIT 1000
+""")
 
 #: Counts of bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one.
 OPEN_BULK_JOBS = Query("""
@@ -361,7 +367,7 @@ SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, a
   FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
    AND xact_start < clock_timestamp() - make_interval(secs =>
-       CASE WHEN state LIKE 'idle in transaction%%' THEN %(idle)s::float8 ELSE %(running)s END)
+       CASE WHEN state LIKE 'idle in transaction%%' THEN %(idle_transaction)s::float8 ELSE %(running_transaction)s END)
  ORDER BY xact_start LIMIT 1
 """)
 
@@ -371,12 +377,12 @@ SELECT count(*) FILTER (WHERE backend_type IS NULL), count(*) FILTER (WHERE stat
   FROM pg_stat_activity WHERE datname = current_database()
 """)
 
-#: The oldest two-phase transaction of this database that is prepared for longer than ``age`` seconds. Rows:
+#: The oldest two-phase transaction of this database that is prepared for too long. Rows:
 #: ``(name, age in s, name as an SQL literal, how many there are)`` or none.
 PREPARED_TRANSACTIONS = Query("""
 SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8, quote_literal(gid), count(*) OVER ()
   FROM pg_prepared_xacts
- WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => %(age)s)
+ WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => %(prepared_transaction)s)
  ORDER BY prepared LIMIT 1
 """)
 

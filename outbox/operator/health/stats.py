@@ -1,13 +1,18 @@
-"""The numbers of one database, by topic and by group: what `outbox stats`, the overview and the metrics show.
+"""The numbers by topic and by group, now and over time: what `outbox stats`, the overview and the metrics show.
 
-They are cheap to read. A count that stopped at ``LIMIT`` is named in ``capped``.
+They are cheap to read. A count that stopped at ``LIMIT`` is named in ``capped``. A worker keeps a sample once a minute.
+A counter only grows: its rate is the difference of two samples over the time between them. Where a sample is missing
+the rate isn't known; nor is it where a counter has gone back (a restore).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import itertools
+import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -15,6 +20,7 @@ from uuid import UUID
 from outbox.database.execute import Row, execute
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
+from outbox.errors import InvalidRequest
 from outbox.operator.health import sql
 from outbox.operator.health.rules import LIMIT, Thresholds
 
@@ -22,12 +28,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
-
-#: The columns of `sql.UNDECIDED`, `sql.undispatched` and `sql.SCHEDULED` after the topic, as fields of `TopicStats`.
-UNDECIDED = ("undecided", "parked", "orphans", "unasked", "oldest_undecided", "oldest_parked", "parked_id")
-UNDISPATCHED = ("undispatched", "oldest_undispatched")
-SCHEDULED = ("scheduled", "next_due", "overdue", "oldest_overdue")
-_FAILURES = ("failed", "oldest_due", "overdue", "parked", "oldest_parked", "parked_id")
 
 _IN_SAMPLE_OF_TOPIC = (
     "messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled", "capped",
@@ -96,20 +96,13 @@ class Stats:
     groups: list[GroupStats]
 
 
-def stats(
-    connection: Connection,
-    settings: Settings,
-    parts: Collection[str],
-    *,
-    seconds: float = 10.0,
-    thresholds: Thresholds | None = None,
-) -> Stats:
+def stats(connection: Connection, settings: Settings, parts: Collection[str], *, seconds: float = 10.0) -> Stats:
     """Return the numbers of the parts (``producer``, ``consumer``) whose tables the database has.
 
     ``connection`` must not be in a transaction; this runs one that only reads, in which no statement takes longer than
-    ``seconds``. ``thresholds`` say what is overdue.
+    ``seconds``.
     """
-    schema, limits = settings.schema, thresholds or Thresholds()
+    schema, limits = settings.schema, Thresholds()
     topics: dict[str, TopicStats] = {}
     groups: list[GroupStats] = []
     heads: list[Row] = []
@@ -119,23 +112,32 @@ def stats(
             undecided, scheduled, heads = execute(
                 connection,
                 sql.UNDECIDED(schema, limit=LIMIT),
-                sql.SCHEDULED(schema, grace=limits.undispatched, limit=LIMIT),
+                sql.SCHEDULED(schema, undispatched=limits.undispatched, limit=LIMIT),
                 sql.HEADS(schema),
             )
-            counts = {UNDECIDED: undecided, SCHEDULED: scheduled, UNDISPATCHED: undispatched(connection, schema)}
-            for topic, _, position in heads:
-                topics.setdefault(topic, TopicStats(topic)).messages += position
-            for columns, rows in counts.items():
-                add_topics(topics, columns, rows)
+            for name, _, position in heads:
+                topics.setdefault(name, TopicStats(name)).messages += position
+            counts = {
+                "undecided": sql.UNDECIDED.named(undecided),
+                "scheduled": sql.SCHEDULED.named(scheduled),
+                "undispatched": undispatched(connection, schema),
+            }
+            for row in itertools.chain(*counts.values()):
+                topic = topics.setdefault(row["topic"], TopicStats(row["topic"]))
+                for column, value in row.items():
+                    setattr(topic, column, value)
             # The limit is one for all topics: where it is reached, none of the counts is known to be all.
-            capped = [columns[0] for columns, rows in counts.items() if sum(row[1] for row in rows) >= LIMIT]
-            for each in topics.values():
-                each.capped = list(capped)
+            capped = [count for count, rows in counts.items() if sum(row[count] for row in rows) >= LIMIT]
+            for topic in topics.values():
+                topic.capped = list(capped)
         if "consumer" in parts:
             offsets, failed = execute(
-                connection, sql.OFFSETS(schema), sql.FAILURES(schema, grace=limits.retry, limit=LIMIT)
+                connection, sql.OFFSETS(schema), sql.FAILURES(schema, retry=limits.retry, limit=LIMIT)
             )
-            groups = failures(failed)
+            groups = [
+                GroupStats(**row, capped=[count for count in ("failed", "parked") if row[count] >= LIMIT])
+                for row in sql.FAILURES.named(failed)
+            ]
             _add_lags(groups, offsets, heads)
     return Stats(at, [topics[name] for name in sorted(topics)], groups)
 
@@ -157,27 +159,13 @@ def _known(row: object, names: Collection[str]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(row, name)) or (name == "lag" and value is not None)}
 
 
-def undispatched(connection: Connection, schema: str) -> list[Row]:
-    """Return the rows of `sql.undispatched`, with the newest cursor."""
+def undispatched(connection: Connection, schema: str) -> list[dict[str, Any]]:
+    """Return the rows of `sql.undispatched` after the newest cursor."""
     (cursors,) = execute(connection, newest_cursor(schema))
-    return execute(connection, sql.undispatched(schema, Cursor(*cursors[0]) if cursors else None, LIMIT))[0]
-
-
-def add_topics(topics: dict[str, TopicStats], columns: Collection[str], rows: Iterable[Row]) -> list[TopicStats]:
-    """Set these fields of topics by rows that begin with the topic; return all topics."""
-    for topic, *values in rows:
-        row = topics.setdefault(topic, TopicStats(topic))
-        for name, value in zip(columns, values, strict=True):
-            setattr(row, name, value)
-    return list(topics.values())
-
-
-def failures(rows: Iterable[Row]) -> list[GroupStats]:
-    """Return the rows of `sql.FAILURES`."""
-    groups = [GroupStats(group, topic, **dict(zip(_FAILURES, values, strict=True))) for group, topic, *values in rows]
-    for each in groups:
-        each.capped = [name for name in ("failed", "parked") if getattr(each, name) >= LIMIT]
-    return groups
+    cursor = Cursor(*cursors[0]) if cursors else None
+    query = sql.undispatched(cursor)
+    values = dataclasses.asdict(cursor) if cursor else {}
+    return query.named(execute(connection, query(schema, limit=LIMIT, **values))[0])
 
 
 def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row]) -> None:
@@ -192,3 +180,187 @@ def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Itera
         each.consumed = sum(positions.values())
         if each.topic in ends:
             each.lag = sum(max(end - positions.get(queue, 0), 0) for queue, end in ends[each.topic].items())
+
+
+# --- over time ---------------------------------------------------------------------------------------------------
+
+#: For each window: how long it is, and the step of its values (seconds).
+WINDOWS: Mapping[str, tuple[int, int]] = {
+    "1h": (3600, 60),
+    "6h": (6 * 3600, 300),
+    "24h": (24 * 3600, 900),
+    "7d": (7 * 24 * 3600, 7200),
+}
+#: A sample stands for a moment if it was taken so many seconds after it.
+_WITHIN = 300
+#: The most topics, and groups, that have series of their own: those with the highest values.
+_MOST = 12
+
+Values = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values over time, for a chart: one for each of ``times``, None where nothing is known."""
+
+    name: str
+    unit: str
+    times: list[dt.datetime]
+    values: list[float | None]
+
+
+#: The producer's database of a topic that a group of another database consumes; None if that isn't known.
+SourceOf = Callable[[str, str, str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The numbers of one database at one moment: ``topics`` by name, ``groups`` by topic and name; see `as_sample`."""
+
+    at: dt.datetime
+    topics: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+    @classmethod
+    def read(cls, text: str | None) -> Sample | None:
+        """Return the sample of a row; None where it is empty: the worker that began it did not finish it."""
+        stored = {} if text is None else json.loads(text)
+        if "at" not in stored:
+            return None
+        return cls(dt.datetime.fromisoformat(stored["at"]), stored["topics"], stored["groups"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One series in all, and one for each topic or group: of which number of a sample, or of its rate."""
+
+    name: str
+    number: str
+    of_groups: bool = False
+    unit: str = "messages"
+    rate: bool = False
+    total: bool = True
+    parts: bool = True
+
+
+_KINDS = (
+    _Kind("throughput", "messages", unit="messages/min", rate=True),
+    _Kind("backlog", "undispatched"),
+    _Kind("undecided", "undecided", unit="halves", parts=False),
+    _Kind("consumed", "consumed", of_groups=True, unit="messages/min", rate=True),
+    _Kind("lag", "lag", of_groups=True, total=False),
+    _Kind("failed", "failed", of_groups=True, parts=False),
+    _Kind("dead", "parked", of_groups=True),
+)
+
+#: For each database its samples at the moments of a window.
+Samples = Mapping[str, Sequence[Sample | None]]
+
+
+def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
+    """Return the moments of a window, and one more before its first, since a rate needs two.
+
+    Raises:
+        InvalidRequest: there is no such window.
+    """
+    if window not in WINDOWS:
+        raise InvalidRequest(f"window = {window!r} must be one of {', '.join(WINDOWS)}", "window")
+    seconds, step = WINDOWS[window]
+    last = int(now.timestamp()) // step * step
+    return [dt.datetime.fromtimestamp(last - step * back, dt.UTC) for back in range(seconds // step, -1, -1)]
+
+
+def within(window: str) -> float:
+    """Return how long after a moment (seconds) a sample may be that stands for it."""
+    return min(WINDOWS[window][1], _WITHIN)
+
+
+def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> list[Series]:
+    """Return the series of a window; ``times`` has one moment more before them.
+
+    In all: ``throughput``, ``consumed`` (messages a minute), ``backlog``, ``undecided``, ``failed``, ``dead``; of the
+    topics and groups with the highest values ``throughput/TOPIC``, ``backlog/TOPIC``, ``consumed/TOPIC/GROUP``,
+    ``lag/TOPIC/GROUP`` and ``dead/TOPIC/GROUP``.
+    """
+    if all(not each or each[-1] is None for each in samples.values()):
+        # The sample of this moment is still to be taken.
+        times, samples = times[:-1], {name: each[:-1] for name, each in samples.items()}
+    known = {name: each for name, each in samples.items() if any(each)}
+    found: dict[str, tuple[str, Values]] = {}
+    for kind in _KINDS:
+        by_database = [_values(kind, known, name, source_of) for name in known]
+        if kind.total:
+            total = _sum(_in_all(parts) for parts in by_database if parts)
+            found[kind.name] = (kind.unit, total or [None] * len(times))
+        if kind.parts:
+            names = sorted({part for each in by_database for part in each})
+            parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}
+            found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts)}
+    return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
+
+
+def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict[str, Values]:
+    """Return the values of each topic, or of each group, of one database."""
+    samples = [sample for sample in known[name] if sample]
+    if not kind.of_groups:
+        topics = {topic for sample in samples for topic in sample.topics}
+        return {topic: _numbers(kind, known[name], topic) for topic in topics}
+    pairs = {(topic, group) for sample in samples for topic in sample.groups for group in sample.groups[topic]}
+    if kind.number == "lag":
+        return {f"{topic}/{group}": lag(known, name, topic, group, source_of) for topic, group in pairs}
+    return {f"{topic}/{group}": _numbers(kind, known[name], topic, group) for topic, group in pairs}
+
+
+def _numbers(kind: _Kind, samples: Sequence[Sample | None], topic: str, group: str | None = None) -> Values:
+    counts = [_counts(sample, topic, group) for sample in samples]
+    values: Values = [None if each is None else each.get(kind.number, 0) for each in counts]
+    return _rates(samples, values) if kind.rate else values
+
+
+def _counts(sample: Sample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
+    if sample is None:
+        return None
+    # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
+    return sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
+
+
+def _rates(samples: Sequence[Sample | None], counts: Values) -> Values:
+    rates: Values = [None]
+    for (before, earlier), (after, later) in itertools.pairwise(zip(samples, counts, strict=True)):
+        if before is None or after is None or earlier is None or later is None or later < earlier:
+            rates.append(None)
+        else:
+            minutes = (after.at - before.at).total_seconds() / 60
+            rates.append((later - earlier) / minutes if minutes > 0 else None)
+    return rates
+
+
+def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) -> Values:
+    """Return the lag of a group in the samples of a database, with those of its topic's producer."""
+    source = source_of(name, topic, group)
+    heads = known.get(source) if source else None
+    values: Values = []
+    for sample, head in zip(known[name], heads or [None] * len(known[name]), strict=True):
+        own, messages = _counts(sample, topic, group), (_counts(head, topic) or {}).get("messages")
+        behind = None if own is None or messages is None else max(messages - own.get("consumed", 0), 0)
+        values.append(own.get("lag", behind) if own else behind)
+    return values
+
+
+def _sum(found: Iterable[Values]) -> Values:
+    """Add up the values of several databases; unknown where one of them is."""
+    return [
+        None if None in row else sum(value for value in row if value is not None) for row in zip(*found, strict=True)
+    ]
+
+
+def _in_all(parts: Mapping[str, Values]) -> Values:
+    """Add up the topics or groups of a database that are known; unknown where none is."""
+    rows = [[value for value in row if value is not None] for row in zip(*parts.values(), strict=True)]
+    return [sum(row) if row else None for row in rows]
+
+
+def _highest(parts: Mapping[str, Values]) -> list[str]:
+    """Return the parts with the highest values, in the order of their names."""
+    by_height = sorted(parts, key=lambda part: -max((value for value in parts[part] if value is not None), default=0))
+    return sorted(by_height[:_MOST])

@@ -185,7 +185,8 @@ def _view(database: Database) -> DatabaseView:
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
     view = DatabaseView(database.name, address(database.engine.url), parts, None, {}, heads, None, [])
-    statements = (sql.SERVER(), sql.OPEN_TRANSACTIONS(idle=0.0, running=0.0), sql.TABLE_SIZES(database.schema))
+    open_transactions = sql.OPEN_TRANSACTIONS(idle_transaction=0.0, running_transaction=0.0)
+    statements = (sql.SERVER(), open_transactions, sql.TABLE_SIZES(database.schema))
     try:
         with database.reading() as connection:
             ((_, version, *_),), oldest, tables = execute(connection, *statements)

@@ -1,8 +1,13 @@
-"""What the doctor inspects of settings, server and tables: what is set up wrongly, or holds the server back."""
+"""What is inspected: settings, server and tables, workers, halves, messages and groups.
+
+The inspections of a `Subject` are shared by the doctor and the overview. Those of an `Examination` are the doctor's
+alone, which has the time to read more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -12,14 +17,17 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import driver_of, execute
 from outbox.database.failure import sqlstate
-from outbox.database.sql import NOW
-from outbox.operator.health import sql
-from outbox.operator.health.rules import NotInspected, Severity
+from outbox.database.sql import ALIVE, NOW
+from outbox.operator.health import sql, stats
+from outbox.operator.health.rules import LIMIT, NotInspected, Severity, at_most
+from outbox.operator.health.system import alive, done, merged
+from outbox.text import duration
 
 if TYPE_CHECKING:
     from outbox.database.execute import Row
     from outbox.operator.health.examine import Examination
-    from outbox.operator.health.rules import Diagnosis
+    from outbox.operator.health.rules import Diagnosis, Subject
+    from outbox.operator.health.sql import Query
 
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.
 OLDEST = 13
@@ -28,6 +36,144 @@ OLDEST = 13
 _OF_A_WORKER = 4
 _CLOCK_PROBES = 3
 _POOLER_ROUNDS = 5
+#: So many undecided halves the doctor reads to find the parked ones.
+PARKED_HALVES = 100_000
+# So many halves are read where halves are read topic by topic.
+_CHECKS_PER_TOPIC = 1_000
+
+#: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
+IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
+
+# What no worker does where none is alive, by the part of the tables.
+_UNDONE = {"producer": "dispatched, checked or pruned", "consumer": "consumed"}
+
+
+# --- workers, checks and reconciliations: of the doctor and the overview ------------------------------------------
+
+
+def workers(subject: Subject) -> Iterator[Diagnosis]:
+    """Are the workers alive, and do their duties succeed?"""
+    found = subject.workers
+    if not alive(found):
+        if found or subject.served:
+            last = min((worker.seconds for worker in found), default=None)
+            since = "" if last is None else f"; the last one was seen {duration(last)} ago"
+            undone = " and ".join(text for part, text in _UNDONE.items() if part in subject.parts)
+            yield subject.finding("worker.none", {"last_seen": last}, since=since, undone=undone)
+        return
+    for worker in found:
+        name = worker.row.name
+        if not worker.row.alive and worker.seconds < subject.thresholds.worker_lost:
+            yield subject.finding("worker.lost", {"worker": name, "age": worker.seconds})
+        for duty, health in worker.row.duties.items() if worker.row.alive else ():
+            if failures := health.get("failures"):
+                details = {"worker": name, "duty": duty, "failures": failures, "error": health.get("last_error")}
+                yield subject.finding("duty.failing", details)
+    if "producer" in subject.parts and not done(found, "dispatch"):
+        yield subject.finding("duty.missing/dispatch", {"duty": "dispatch"})
+
+
+def bulk_jobs(subject: Subject) -> Iterator[Diagnosis]:
+    """Bulk jobs are carried out by a worker with the role bulk."""
+    ((jobs, age),) = subject.rows(sql.OPEN_BULK_JOBS, limit=LIMIT)
+    if jobs and age > ALIVE and alive(subject.workers) and not done(subject.workers, "bulk"):
+        yield subject.finding("duty.missing/bulk", {"duty": "bulk", "jobs": at_most(jobs, LIMIT), "age": age})
+
+
+def checks(subject: Subject) -> Iterator[Diagnosis]:
+    """Is there a checker for each topic, and is it asked about the halves whose check is due?
+
+    Where the topics with a checker aren't known, those of the living workers count, and where no worker is alive,
+    whether any checker was ever asked. A half with a fence needs no checker, only a worker.
+    """
+    found, registered = subject.workers, subject.checkers
+    if subject.served and not alive(found):
+        return  # That is what has to be mended.
+    running = {each.topic for each in merged(found) if each.kind == "checker"} if alive(found) else None
+    rows = subject.rows(sql.CHECKS, limit=_CHECKS_PER_TOPIC)
+    if rows and running is not None and not done(found, "check"):
+        yield subject.finding("duty.missing/check", {"duty": "check"})
+    for topic, unfenced, due, late, unasked, fenced_late, overdue, half_id, some_asked in rows:
+        if registered is not None:
+            missing = 0 if topic in registered else unfenced
+            why = f"{subject.app} registers no checker for this topic"
+        elif running is not None:
+            missing = 0 if topic in running else due
+            why = "no living worker has a checker for this topic"
+        else:
+            missing = 0 if some_asked else unasked
+            why = f"no checker was ever asked about them, due since {duration(overdue)}"
+        if missing:
+            details = {"topic": topic, "halves": at_most(missing, _CHECKS_PER_TOPIC), "half_id": half_id}
+            certain = registered is not None or running is not None
+            yield subject.finding("checker.missing", details | {"overdue": overdue, "certain": certain}, why=why)
+        if waiting := fenced_late + (0 if missing else late):
+            halves = at_most(waiting, _CHECKS_PER_TOPIC)
+            yield subject.finding("check.late", {"topic": topic, "halves": halves, "overdue": overdue})
+
+
+def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
+    """Did the last reconciliation of each group come to a result, and find no difference?"""
+    declared = any(handler.kind == "reconciliation" for handler in merged(subject.workers))
+    for topic, group, ended, error, counts, applied, age, settled in subject.rows(sql.LAST_RUNS):
+        details = {"topic": topic, "group": group, "age": age}
+        differences = sum(n for kind, n in json.loads(counts or "{}").items() if kind not in IN_ORDER)
+        if ended and error:
+            yield subject.finding("reconciliation.failed", details | {"error": error})
+        elif differences:
+            severity, repaired = (Severity.NOTE, ", and repaired what it could") if applied else (None, "")
+            details |= {"differences": differences, "applied": applied}
+            yield subject.finding("reconciliation.differences", details, severity=severity, repaired=repaired)
+        elif declared and (settled is None or settled > subject.thresholds.reconciled):
+            since = "so far" if settled is None else f"for {duration(settled)}"
+            yield subject.finding("reconciliation.overdue", details | {"age": settled}, since=since)
+
+
+# --- halves, messages and groups ---------------------------------------------------------------------------------
+
+
+def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Examination], Iterator[Diagnosis]]:
+    """Return the inspection that judges the rows of a query by these rules."""
+    return lambda subject: subject.judge(codes, query.named(subject.rows(query, limit=limit)), limit)
+
+
+def undispatched(examination: Examination) -> Iterator[Diagnosis]:
+    """Ops are dispatched as soon as any worker is alive."""
+    with examination.reading() as connection:
+        rows = stats.undispatched(connection, examination.settings.schema)
+    yield from examination.judge(["op.undispatched"], rows)
+
+
+def parked_halves(examination: Examination) -> Iterator[Diagnosis]:
+    """Halves that have used up their checks wait for an operator."""
+    rows = sql.UNDECIDED.named(examination.rows(sql.UNDECIDED, limit=PARKED_HALVES))
+    yield from examination.judge(["half.parked"], rows, PARKED_HALVES)
+    if sum(row["undecided"] for row in rows) >= PARKED_HALVES:
+        raise NotInspected(f"only the oldest {PARKED_HALVES} undecided halves were inspected")
+
+
+def oldest_undecided(examination: Examination) -> Iterator[Diagnosis]:
+    """Find the oldest half which should have been decided or parked long ago, and why it wasn't."""
+    settings, thresholds = examination.settings, examination.thresholds
+    for half_id, topic, fenced, times, checked, age, overdue in examination.rows(sql.OLDEST_UNDECIDED, limit=LIMIT):
+        checking = settings.immunity + settings.max_checks * settings.check_interval
+        if rules := (examination.checkers or {}).get(topic):
+            checking = rules.immunity + rules.max_checks * rules.interval
+        if age <= thresholds.old * checking:
+            continue
+        if not checked:
+            state = f"was never checked, although its check was due {duration(max(overdue, 0))} ago"
+        elif fenced:
+            state = "its transaction still ran when it was checked last"
+        else:
+            state = f"its checker was asked {times} times without a verdict"
+        late = overdue > thresholds.check * settings.check_interval
+        details = {"half_id": half_id, "topic": topic, "age": age, "overdue": overdue, "checks": times}
+        details |= {"fenced": fenced, "checked": checked}
+        severity = Severity.PROBLEM if late else Severity.NOTE
+        yield examination.finding("half.old", details, severity=severity, state=state)
+        return
+
 
 # --- settings ----------------------------------------------------------------------------------------------------
 
@@ -152,13 +298,11 @@ def clock(examination: Examination) -> Iterator[Diagnosis]:
 
 def open_transactions(examination: Examination) -> Iterator[Diagnosis]:
     """The oldest open transaction; never its query, which may hold secrets."""
-    limits = examination.thresholds
-    oldest = sql.OPEN_TRANSACTIONS(idle=limits.idle_transaction, running=limits.running_transaction)
-    rows, ((hidden, untracked),) = examination.read(oldest, sql.HIDDEN_SESSIONS())
-    for pid, age, state, application, count in rows:
+    for pid, age, state, application, count in examination.rows(sql.OPEN_TRANSACTIONS):
         details = {"pid": pid, "age": age, "state": state, "application_name": application, "count": count}
         others = f"; {count - 1} more are open for too long" if count > 1 else ""
         yield examination.finding("transaction.open", details, others=others)
+    ((hidden, untracked),) = examination.rows(sql.HIDDEN_SESSIONS)
     if hidden:
         role = examination.server.role
         raise NotInspected(f"{hidden} sessions of other roles are hidden from this one; GRANT pg_monitor TO {role};")
@@ -168,8 +312,7 @@ def open_transactions(examination: Examination) -> Iterator[Diagnosis]:
 
 def prepared_transactions(examination: Examination) -> Iterator[Diagnosis]:
     """What PREPARE TRANSACTION left behind survives restarts, and holds its locks."""
-    rows = examination.rows(sql.PREPARED_TRANSACTIONS, age=examination.thresholds.prepared_transaction)
-    for gid, age, literal, count in rows:
+    for gid, age, literal, count in examination.rows(sql.PREPARED_TRANSACTIONS):
         details = {"gid": gid, "age": age, "count": count}
         others = f" ({count - 1} more are prepared for too long)" if count > 1 else ""
         yield examination.finding("transaction.prepared", details, literal=literal, others=others)
