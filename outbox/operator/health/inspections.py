@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import driver_of, execute
+from outbox.database.execute import Statement, driver_of, execute
 from outbox.database.failure import sqlstate
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
@@ -459,7 +459,7 @@ def _pools_transactions(examination: Examination) -> bool:
     try:
         for connection, served_by in list(zip(connections, pids, strict=True)) * _POOLER_ROUNDS:
             with examination.reading(connection):
-                (((pid,),),) = execute(connection, sql.BACKEND_PID())
+                (((pid,),),) = execute(connection, sql.BACKEND_PID)
                 served_by.append(pid)
     finally:
         with suppress(Exception):  # it has served
@@ -479,7 +479,7 @@ def _tracks(examination: Examination) -> bool:
         result = driver_of(connection).pgconn.prepare(name.encode(), b"SELECT 1")
         if result.status != pq.ExecStatus.COMMAND_OK:
             return False
-        (((passed_on,),),) = execute(connection, sql.PREPARED_STATEMENT(name=name))
+        (((passed_on,),),) = execute(connection, sql.PREPARED_STATEMENT(examination.settings.schema, name=name))
         if passed_on:
-            execute(connection, sql.deallocate(name))
+            execute(connection, Statement(f"DEALLOCATE {name}"))
     return not passed_on

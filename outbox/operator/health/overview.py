@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.operator.health import inspections, sql, stats
-from outbox.operator.health.rules import GROUP_RULES, TOPIC_RULES, Diagnosis, Severity, Subject
+from outbox.operator.health.rules import Diagnosis, Severity, Subject
 from outbox.operator.health.system import UNREACHABLE, WorkerRow, alive, done, merged, why_unreachable
 from outbox.text import database_address
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
 _RECENT = 10
 _SECONDS = 5.0
+_TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue")
+_GROUP_RULES = ("message.parked", "retry.overdue")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,11 +82,11 @@ class DatabaseHealth(Subject):
     def judge_all(self) -> Iterator[Diagnosis]:
         """Judge what was read here."""
         yield from inspections.workers(self)
-        yield from self.judge(TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
+        yield from self.judge(_TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
         if "producer" in self.parts:
             yield from inspections.checks(self)
         yield from inspections.bulk_jobs(self)
-        yield from self.judge(GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
+        yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
         if "consumer" in self.parts:
             yield from inspections.reconciliations(self)
 

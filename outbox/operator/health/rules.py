@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.check.checker import Checker
-    from outbox.database.execute import Row, Statement
-    from outbox.operator.health.sql import Query
+    from outbox.database.execute import Row, Statement, Template
     from outbox.operator.health.system import WorkerReport
     from outbox.settings import Settings
 
@@ -116,9 +115,9 @@ class Rule:
     database, ``{app}`` is the application.
 
     ``value``: the number of a row that must not be higher than the threshold ``over``, or than 0; `Subject.judge`
-    applies it. ``details`` are the row's fields that the finding shows, each under its own name or
-    another (``halves=parked``). ``page``: where the console shows it, with the details and values of its query
-    (``halves?topic&status=parked``).
+    applies it. ``details`` are the row's fields that the finding shows, each under its own name or another
+    (``halves=parked``); its templates know the others too. ``page``: where the console shows it, with the details and
+    values of its query (``halves?topic&status=parked``).
     """
 
     sentence: str
@@ -407,10 +406,6 @@ RULES: Mapping[str, Rule] = {
     ),
 }
 
-#: The rules that judge the rows of `outbox.operator.health.stats`, of a topic and of a group.
-TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue")
-GROUP_RULES = ("message.parked", "retry.overdue")
-
 
 class _Sentences(string.Formatter):
     """Formats the templates of rules."""
@@ -450,10 +445,10 @@ class Subject:
         """Return the rows of statements that only read."""
         raise NotImplementedError
 
-    def rows(self, query: Query, **values: object) -> list[Row]:
+    def rows(self, query: Template, **values: object) -> list[Row]:
         """Return the rows of one query in this schema; it knows settings and thresholds by their names."""
         known = dataclasses.asdict(self.settings) | dataclasses.asdict(self.thresholds)
-        return self.read(query(**known | values))[0]
+        return self.read(query(self.settings.schema, **known | values))[0]
 
     @cached_property
     def workers(self) -> list[WorkerReport]:

@@ -7,32 +7,24 @@ costs no more than the work that they describe.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from outbox.check.sql import KNOWN_TOPICS
-from outbox.database.execute import Row, Statement, in_schema
+from outbox.database.execute import Row, Statement, Template
 from outbox.database.sql import ALIVE, GROUP_QUEUES
 from outbox.dispatch.sql import Cursor
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A statement that only reads; ``{s}`` in its text is the schema of the tables. Called with its values.
+class Query(Template):
+    """A template whose rows rules and statistics know by the names of its columns."""
 
-    ``columns`` are the names of its columns, where rules or statistics know the rows by them.
-    """
-
-    text: str
-    columns: str = ""
-
-    def __call__(self, schema: str = "", **values: object) -> Statement:
-        """Return the statement for a schema, where it reads our tables."""
-        return Statement(in_schema(self.text, schema), values)
+    def __init__(self, sql: str, columns: str) -> None:
+        super().__init__(sql)
+        self.columns = columns.split()
 
     def named(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
         """Return rows by the names of the columns."""
-        return [dict(zip(self.columns.split(), row, strict=True)) for row in rows]
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
 
 # --- halves and messages at the producer -------------------------------------------------------------------------
@@ -57,7 +49,7 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
 #: check that was due ``check`` intervals ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
 #: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a checker was asked
 #: about one of the topic's last ones)``.
-CHECKS = Query(f"""{KNOWN_TOPICS}
+CHECKS = Template(f"""{KNOWN_TOPICS}
 SELECT k.topic, f.*,
        EXISTS (SELECT FROM (SELECT c.check_times FROM {{s}}.half_check c
                              WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced
@@ -83,7 +75,7 @@ SELECT k.topic, f.*,
 
 #: The oldest undecided halves past their immunity that aren't parked, of the oldest ``limit``; 100 at most. Rows:
 #: ``(id, topic, fenced, checks, was checked, age in s, seconds since its check was due)``, the oldest first.
-OLDEST_UNDECIDED = Query("""
+OLDEST_UNDECIDED = Template("""
 SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8,
        extract(epoch FROM clock_timestamp() - c.next_check_at)::float8
@@ -109,7 +101,7 @@ SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
 )
 
 #: The end of each queue. Rows: ``(topic, queue, last position)``.
-HEADS = Query("""
+HEADS = Template("""
 SELECT t.name, q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = t.name AND m.queue = q), 0)
   FROM {s}.topic t, generate_series(0, t.queues - 1) q
  ORDER BY 1, 2
@@ -179,12 +171,12 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
 )
 
 #: The topics. Rows: ``(name, number of queues)``.
-TOPICS = Query("SELECT name, queues FROM {s}.topic ORDER BY name")
+TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 
 # --- groups at the consumer --------------------------------------------------------------------------------------
 
 #: How far each group has come. Rows: ``(group, topic, queue, position)``.
-OFFSETS = Query(f"""{GROUP_QUEUES}
+OFFSETS = Template(f"""{GROUP_QUEUES}
 SELECT p.consumer_group, p.topic, p.queue,
        (SELECT max(position) FROM {{s}}.consumer_offset o
          WHERE o.consumer_group = p.consumer_group AND o.topic = p.topic AND o.queue = p.queue)
@@ -251,7 +243,7 @@ SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position
 
 #: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,
 #: applied, age in s, age of the newest that came to a result in s)``.
-LAST_RUNS = Query(f"""{GROUP_QUEUES}
+LAST_RUNS = Template(f"""{GROUP_QUEUES}
 SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::text, r.applied,
        extract(epoch FROM clock_timestamp() - r.started_at)::float8,
        extract(epoch FROM clock_timestamp() - (
@@ -268,7 +260,7 @@ SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::
 
 #: The workers; alive is one that was seen within `ALIVE` seconds. Rows: ``(id, name, version, roles, started at,
 #: seen at, is alive, duties, handlers, seconds since it was seen)``.
-WORKERS = Query(f"""
+WORKERS = Template(f"""
 SELECT id, name, version, roles::text, started_at, seen_at,
        seen_at > clock_timestamp() - make_interval(secs => {ALIVE}), duties::text, handlers::text,
        extract(epoch FROM clock_timestamp() - seen_at)::float8
@@ -276,14 +268,14 @@ SELECT id, name, version, roles::text, started_at, seen_at,
 """)
 
 #: Counts of bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one.
-OPEN_BULK_JOBS = Query("""
+OPEN_BULK_JOBS = Template("""
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
   FROM (SELECT created_at FROM {s}.bulk_job WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
 """)
 
 #: The first sample at or after each of these moments, ``within`` seconds. Rows: one for each moment, in order:
 #: ``(statistics as JSON or NULL,)``.
-SAMPLES = Query("""
+SAMPLES = Template("""
 SELECT s.stats::text
   FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
   LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
@@ -293,7 +285,7 @@ SELECT s.stats::text
 """)
 
 #: The tables, the biggest first. Rows: ``(name, estimated rows, bytes, dead rows, last vacuum)``.
-TABLE_SIZES = Query("""
+TABLE_SIZES = Template("""
 SELECT c.relname, greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid), coalesce(t.n_dead_tup, 0),
        greatest(t.last_vacuum, t.last_autovacuum)
   FROM pg_class c LEFT JOIN pg_stat_user_tables t ON t.relid = c.oid
@@ -303,7 +295,7 @@ SELECT c.relname, greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid),
 
 #: Indexes of these tables that can't be used. Rows: ``(index, table, index quoted with its schema)``.
 #: One that is being built is not valid yet either.
-INVALID_INDEXES = Query("""
+INVALID_INDEXES = Template("""
 SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname)
   FROM pg_namespace n
   JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = ANY (%(tables)s::text[])
@@ -315,7 +307,7 @@ SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname)
 """)
 
 #: Which of these tables have autovacuum off. Rows: ``(table quoted with its schema, storage parameter)``.
-AUTOVACUUM_OFF = Query("""
+AUTOVACUUM_OFF = Template("""
 SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
   FROM pg_namespace n
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = ANY (%(tables)s::text[])
@@ -333,19 +325,19 @@ SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
 
 #: One row: version as a number, version, is a standby, role, role quoted, database quoted, may make temporary tables,
 #: time.
-SERVER = Query("""
+SERVER = Template("""
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
        session_user::text, quote_ident(session_user), quote_ident(current_database()),
        has_database_privilege(current_database(), 'TEMPORARY'), clock_timestamp()
 """)
 
 #: Configuration parameters as they are for this session. Rows: ``(name, value, source)``.
-PARAMETERS = Query("SELECT name, setting, source FROM pg_settings WHERE name = ANY (%(names)s::text[])")
+PARAMETERS = Template("SELECT name, setting, source FROM pg_settings WHERE name = ANY (%(names)s::text[])")
 
 #: How many connections there may be, and are besides this one. Superusers are held back by neither limit, and may take
 #: what is reserved; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
 #: database (NULL: none), in use by all, by the role, in the database.
-CONNECTIONS = Query("""
+CONNECTIONS = Template("""
 SELECT current_setting('max_connections')::int,
        CASE WHEN r.rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::int
             + coalesce(current_setting('reserved_connections', true)::int, 0) END,
@@ -362,7 +354,7 @@ SELECT current_setting('max_connections')::int,
 #: The oldest transaction of this database that is open for longer, in seconds; and nothing of its queries.
 #: Transactions of other roles are hidden from a role without the privilege pg_monitor. Rows: ``(pid, age in s, state,
 #: application name, how many there are)`` or none.
-OPEN_TRANSACTIONS = Query("""
+OPEN_TRANSACTIONS = Template("""
 SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, application_name, count(*) OVER ()
   FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -372,14 +364,14 @@ SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, a
 """)
 
 #: The sessions of this database that don't show their transactions. One row: without the privilege, not tracked.
-HIDDEN_SESSIONS = Query("""
+HIDDEN_SESSIONS = Template("""
 SELECT count(*) FILTER (WHERE backend_type IS NULL), count(*) FILTER (WHERE state = 'disabled')
   FROM pg_stat_activity WHERE datname = current_database()
 """)
 
 #: The oldest two-phase transaction of this database that is prepared for too long. Rows:
 #: ``(name, age in s, name as an SQL literal, how many there are)`` or none.
-PREPARED_TRANSACTIONS = Query("""
+PREPARED_TRANSACTIONS = Template("""
 SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8, quote_literal(gid), count(*) OVER ()
   FROM pg_prepared_xacts
  WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => %(prepared_transaction)s)
@@ -387,13 +379,13 @@ SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8, quote_lite
 """)
 
 #: The server process that runs this.
-BACKEND_PID = Query("SELECT pg_backend_pid()")
+BACKEND_PID = Statement("SELECT pg_backend_pid()")
 
 #: Whether the server process has a prepared statement of this name. Rows: ``(has it,)``.
-PREPARED_STATEMENT = Query("SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = %(name)s)")
+PREPARED_STATEMENT = Template("SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = %(name)s)")
 
 #: Replication slots: name, type, active, age of xmin in transactions, bytes of WAL kept, SQL that drops it.
-SLOTS = Query("""
+SLOTS = Template("""
 SELECT slot_name::text, slot_type, active, age(xmin),
        pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
                        restart_lsn)::float8,
@@ -402,12 +394,7 @@ SELECT slot_name::text, slot_type, active, age(xmin),
 """)
 
 #: The standby without a slot that holds vacuum back most: name, age in transactions.
-STANDBYS = Query("""
+STANDBYS = Template("""
 SELECT application_name, age(backend_xmin) FROM pg_stat_replication
  WHERE backend_xmin IS NOT NULL ORDER BY age(backend_xmin) DESC LIMIT 1
 """)
-
-
-def deallocate(name: str) -> Statement:
-    """Drop a prepared statement of this name, which needs no quotes."""
-    return Statement(f"DEALLOCATE {name}")

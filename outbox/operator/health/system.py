@@ -185,12 +185,12 @@ def _view(database: Database) -> DatabaseView:
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
     view = DatabaseView(database.name, address(database.engine.url), parts, None, {}, heads, None, [])
-    open_transactions = sql.OPEN_TRANSACTIONS(idle_transaction=0.0, running_transaction=0.0)
-    statements = (sql.SERVER(), open_transactions, sql.TABLE_SIZES(database.schema))
+    schema, now = database.schema, {"idle_transaction": 0.0, "running_transaction": 0.0}
+    statements = (sql.SERVER(schema), sql.OPEN_TRANSACTIONS(schema, **now), sql.TABLE_SIZES(schema))
     try:
         with database.reading() as connection:
             ((_, version, *_),), oldest, tables = execute(connection, *statements)
-            revisions = migration.current(connection, database.schema)
+            revisions = migration.current(connection, schema)
     except UNREACHABLE as error:
         return dataclasses.replace(view, error=why_unreachable(error))
     return dataclasses.replace(
