@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from alembic.config import Config
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Settings
@@ -66,8 +67,15 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         "def upgrade(): pass\n"
     )
 
+    config = chain.config
+
+    def config_of_release(**attributes: object) -> Config:
+        made = config(**attributes)
+        made.set_main_option("script_location", str(folder))
+        return made
+
     def install() -> None:
-        monkeypatch.setattr(chain, "_folder", lambda: folder)
+        monkeypatch.setattr(chain, "config", config_of_release)
         chain.scripts.cache_clear()
 
     yield install
