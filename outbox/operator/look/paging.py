@@ -203,8 +203,8 @@ def count_of(schema: str, table: str, condition: str = "true", most: int | None 
 
 def fitting(criteria: object, conditions: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the conditions of the fields that are given, as one, and their values by the names of the fields."""
-    given = {name: value for name in conditions if (value := getattr(criteria, name)) not in {None, ()}}
-    return " AND ".join(conditions[name] for name in given) or "true", given
+    values = {name: value for name in conditions if (value := getattr(criteria, name)) not in {None, ()}}
+    return " AND ".join(conditions[name] for name in values) or "true", values
 
 
 def _first(found: Mapping[str, Part[T]], order: SortOrder[T], size: int) -> list[tuple[str, T]]:
