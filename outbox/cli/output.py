@@ -161,12 +161,12 @@ def rows_table(
 
 @dataclass(frozen=True, slots=True)
 class RowShape(Generic[T]):
-    """How rows of a dataclass are shown: all fields for programs, columns for people, as `rows_table` has them.
+    """How rows are shown: all fields for programs, columns for people, as `rows_table` has them.
 
-    ``id_of`` is what ``-o id`` prints.
+    ``kind`` is their dataclass, or the names of their fields where they are dicts. ``id_of`` is what ``-o id`` prints.
     """
 
-    kind: type[T]
+    kind: type[T] | tuple[str, ...]
     columns: str
     computed: Mapping[str, Callable[[T], Any]] = dataclasses.field(default_factory=dict)
     id_of: Callable[[T], object] = attrgetter("id")
@@ -174,7 +174,8 @@ class RowShape(Generic[T]):
     @property
     def names(self) -> list[str]:
         """The fields of each row."""
-        return [field.name for field in dataclasses.fields(self.kind)]  # type: ignore[arg-type]
+        kind: Any = self.kind
+        return list(kind) if isinstance(kind, tuple) else [field.name for field in dataclasses.fields(kind)]
 
 
 def print_rows(rows: Sequence[T], shape: RowShape[T], form: ListForm, *, databases: bool = False) -> None:

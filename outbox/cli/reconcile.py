@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,17 @@ from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_settings, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
-from outbox.cli.output import Output, OutputOption, print_as, rows_table, say
+from outbox.cli.output import (
+    ListForm,
+    ListFormOption,
+    Output,
+    OutputOption,
+    RowShape,
+    print_as,
+    print_rows,
+    rows_table,
+    say,
+)
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
 from outbox.reader import option
@@ -375,7 +386,7 @@ def show_runs(
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     limit: LimitOption = 50,
-    form: OutputOption = Output.TABLE,
+    form: ListFormOption = ListForm.TABLE,
 ) -> None:
     """List recorded runs, the newest first; each compared a pair of topic and group.
 
@@ -387,9 +398,7 @@ def show_runs(
     """
     with where.opened() as (connection, schema):
         rows = record.runs(connection, schema, topic, group, limit)
-    columns = "run=id topic group since=window_start until=window_end started=started_at took>"
-    shown = rows_table(f"{columns} repairs=applied schedule result", rows, took=_took, result=_result)
-    print_as(form, {"runs": rows}, shown)
+    print_rows(rows, _RUNS, form)
 
 
 @command(app, "show")
@@ -436,6 +445,14 @@ def _result(row: dict[str, Any]) -> str:
 
 def _took(row: dict[str, Any]) -> str:
     return output.age((row["finished_at"] - row["started_at"]).total_seconds()) if row["finished_at"] else ""
+
+
+_RUNS: RowShape[dict[str, Any]] = RowShape(
+    (*record.RUN, "differences"),
+    "run=id topic group since=window_start until=window_end started=started_at took> repairs=applied schedule result",
+    {"took": _took, "result": _result},
+    itemgetter("id"),
+)
 
 
 def _detail(row: dict[str, Any]) -> str:

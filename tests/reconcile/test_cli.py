@@ -350,10 +350,10 @@ def test_runs_and_show(sides: Town) -> None:
     sides.plant([MISSING] * 5)
     reconcile(*PAIR)
     reconcile(*PAIR, "--apply", "--yes", "--since", "2d")
-    listed = run_cli("reconcile", "runs", "-o", "json").json["runs"]
+    listed = run_cli("reconcile", "runs", "-o", "json").json["items"]
     assert [(row["differences"], row["applied"]) for row in listed] == [(5, True), (5, False)]
     assert "5 differences" in run_cli("reconcile", "runs", "--topic", "t", "--limit", "1").out
-    assert run_cli("reconcile", "runs", "--group", "x", "-o", "json").json == {"runs": []}
+    assert run_cli("reconcile", "runs", "--group", "x", "-o", "json").json == {"items": []}
     newest = listed[0]["id"]
     seen: list[Any] = []
     page = {"next": 0}
@@ -443,7 +443,7 @@ def test_why_is_recorded(sides: Town) -> None:
     assert ended
     assert "SourceError" in why
     assert "hunter2" not in why
-    (row,) = run_cli("reconcile", "runs", "-o", "json").json["runs"]
+    (row,) = run_cli("reconcile", "runs", "-o", "json").json["items"]
     assert (row["error"], row["differences"]) == (why, None)
 
 
