@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from apscheduler.jobstores.memory import MemoryJobStore
-from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
@@ -38,6 +37,9 @@ class Clock:
             jobstores={"default": SteadyJobStore()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
+        # The scheduler can't be shut down while it starts: it would join a thread that isn't there yet.
+        self._turn = threading.RLock()
+        self._stopped = False
 
     def every(self, name: str, seconds: float, function: Callable[[], None]) -> None:
         """Call a short function after so many seconds, give or take a tenth, and again and again.
@@ -51,13 +53,17 @@ class Clock:
             self._scheduler.add_job(function, trigger, id=name, replace_existing=True)
 
     def start(self) -> None:
-        """Start the scheduler."""
-        self._scheduler.start()
+        """Start the scheduler, unless another thread has stopped the clock already."""
+        with self._turn:
+            if not self._stopped:
+                self._scheduler.start()
 
     def stop(self) -> None:
         """Call nothing from now on."""
-        with suppress(SchedulerNotRunningError):
-            self._scheduler.shutdown(wait=False)
+        with self._turn:
+            self._stopped = True
+            if self._scheduler.running:
+                self._scheduler.shutdown(wait=False)
 
 
 class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]

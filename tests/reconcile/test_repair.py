@@ -475,6 +475,7 @@ def test_park_of_what_healed(night: Night) -> None:
     """What was retried meanwhile, with success or without, is left as it is."""
     ids = night.send(*range(4))
     night.consume(night.declare(explode))
+    night.run("UPDATE outbox.consumer_message SET next_attempt_at = now() + interval '1 day'")
     findings = night.found()
     retried, again, gone, parked = ids
     night.run("UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE message_id = :id", id=retried)

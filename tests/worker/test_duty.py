@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from apscheduler.events import EVENT_SCHEDULER_STARTED
 
 from outbox import Counts
 from outbox.database.runner import Pass
@@ -330,6 +331,32 @@ def test_duties_go_on_when_the_clock_is_set_back(stand: Stand, monkeypatch: pyte
     assert passes.acquire(timeout=60)
     offset = -3600.0
     assert passes.acquire(timeout=60)
+
+
+def test_a_clock_is_stopped_while_it_starts(stand: Stand) -> None:
+    """Another thread that stops it has to wait until the scheduler's thread is there."""
+    scheduler = stand.clock._scheduler
+    errors: list[BaseException] = []
+
+    def stop() -> None:
+        try:
+            stand.clock.stop()
+        except BaseException as error:
+            errors.append(error)
+
+    rival = threading.Thread(target=stop)
+
+    def started(_: object) -> None:  # within start(), before the scheduler has a thread
+        rival.start()
+        rival.join(0.5)
+
+    scheduler.add_listener(started, EVENT_SCHEDULER_STARTED)
+    stand.clock.start()
+    rival.join(60)
+    assert errors == []
+    assert not scheduler.running
+    stand.clock.start()
+    assert not scheduler.running
 
 
 def test_the_scheduler_is_silent_about_busy_duties(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
