@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 import click
 import typer
@@ -23,7 +23,7 @@ import outbox
 from outbox import cli, errors, testing
 from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
-from outbox.console import AllowAll, auth, create_console_app, create_console_router
+from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console.problems import as_problem
 from outbox.operator.acts import Act, Noun, acts_for
 from outbox.operator.health.rules import RULES, Thresholds
@@ -144,6 +144,9 @@ def _class(kind: type, *, level: int = 2, prefix: str | None = None, methods: bo
     yield f"{'#' * level} {prefix or name}\n"
     if dataclasses.is_dataclass(kind) or "__init__" in vars(kind):
         yield from _signature(name, kind)
+    if is_typeddict(kind):
+        options = (f"{each}: {hint.__forward_arg__}" for each, hint in kind.__annotations__.items())
+        yield from ("```text", *options, "```\n")
     yield from _doc(kind.__doc__)
     if not methods:
         return
@@ -199,6 +202,7 @@ def api() -> Iterator[str]:
         yield f"### {make.__name__}\n"
         yield from _signature(make.__name__, make)
         yield from _doc(make.__doc__)
+    yield from _class(ConsoleOptions, level=3, methods=False)
     for kind in (auth.Basic, auth.Bearer, auth.TrustedHeader, auth.AnyOf, auth.AllowAll):
         yield from _class(kind, level=3, methods=False)
 

@@ -9,7 +9,7 @@ try:
 except ImportError as error:
     raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from error
 
-from outbox.console.app import create_console_app, create_console_router
+from outbox.console.app import ConsoleOptions, create_console_app, create_console_router
 from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader
 from outbox.console.context import Authorizer
 from outbox.console.login import hash_password, hash_token
@@ -22,6 +22,7 @@ __all__ = [
     "Authorizer",
     "Basic",
     "Bearer",
+    "ConsoleOptions",
     "Principal",
     "Role",
     "TrustedHeader",

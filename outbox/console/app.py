@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -51,46 +51,55 @@ _DESCRIPTION = (
 )
 
 
+class ConsoleOptions(TypedDict, total=False):
+    """What can be said of a console beside its source and authorizer.
+
+    ``databases`` are further ones by name: those of the consumers. ``settings`` default to those of the source, or of
+    the environment. ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are
+    the names under which the console is reached beside localhost (``*.example.com``, ``*`` for any).
+    ``trusted_origins`` are other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*``
+    is believed. ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``metrics`` turns
+    ``/metrics`` on, which is off by default.
+    """
+
+    databases: Mapping[str, Bind] | None
+    settings: Settings | None
+    read_only: bool
+    allowed_hosts: Iterable[str] | None
+    trusted_origins: Iterable[str]
+    trusted_proxies: Iterable[str]
+    environment: str | None
+    redactor: Redactor | None
+    metrics: Metrics
+
+
 def create_console_app(
-    source: Source,
-    *,
-    authorizer: Authorizer,
-    databases: Mapping[str, Bind] | None = None,
-    settings: Settings | None = None,
-    read_only: bool = False,
-    allowed_hosts: Iterable[str] | None = None,
-    trusted_origins: Iterable[str] = (),
-    trusted_proxies: Iterable[str] = (),
-    environment: str | None = None,
-    redactor: Redactor | None = None,
-    metrics: Metrics = "off",
-    root_path: str = "",
+    source: Source, *, authorizer: Authorizer, root_path: str = "", **options: Unpack[ConsoleOptions]
 ) -> FastAPI:
     """Return the console as an application of its own, for any ASGI server.
 
     ``source`` is the database: an `Outbox`, an engine (sync or async), a URL, several of them by name, or an
-    `Operator`, which is used as it is. ``databases`` are further ones by name: those of the consumers. The console
-    connects at the first request, with a pool of its own of three connections for each database, and closes its
-    connections when the application ends.
+    `Operator`, which is used as it is. The console connects at the first request, with a pool of its own of three
+    connections for each database, and closes its connections when the application ends.
 
     ``authorizer`` has no default: see `outbox.console.auth`; any FastAPI dependency that returns a `Principal` does.
-
-    ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are the names under
-    which the console is reached beside localhost (``*.example.com``, ``*`` for any). ``trusted_origins`` are
-    other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*`` is believed.
-    ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``metrics`` turns ``/metrics`` on.
-    ``root_path`` is the prefix that a proxy takes off the path.
+    ``root_path`` is the prefix that a proxy takes off the path. ``options`` are `ConsoleOptions`.
 
     Raises:
         InvalidSettings: an option that isn't one.
     """
-    trust = Trust(allowed_hosts, trusted_origins, trusted_proxies)
+    if unknown := options.keys() - ConsoleOptions.__annotations__.keys():
+        raise TypeError(f"a console has no option {', '.join(sorted(unknown))}")
+    read_only = options.get("read_only", False)
+    trust = Trust(options.get("allowed_hosts"), options.get("trusted_origins", ()), options.get("trusted_proxies", ()))
     if getattr(authorizer, "needs_proxies", False) and not trust.proxies:
         raise InvalidSettings(
             "TrustedHeader believes trusted_proxies only, and there are none: name the proxy's address"
         )
-    operators = OperatorSource(source, databases, settings, redactor, read_only=read_only)
-    console = Console(operators, authorizer, trust, read_only=read_only, environment=environment)
+    operators = OperatorSource(
+        source, options.get("databases"), options.get("settings"), options.get("redactor"), read_only=read_only
+    )
+    console = Console(operators, authorizer, trust, read_only=read_only, environment=options.get("environment"))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -111,6 +120,7 @@ def create_console_app(
     app.state.console, app.state.badges, app.state.readiness = console, pages.Badges(), probes.Readiness(console)
     for_all = [probes.router, pages.static]
     for_all += [pages.login] if console.sessions else []
+    metrics = options.get("metrics", "off")
     for_all += [probes.metrics] if metrics == "open" else []
     for router in for_all:
         app.include_router(router)
@@ -123,7 +133,7 @@ def create_console_app(
     return app
 
 
-def create_console_router(source: Source, *, authorizer: Authorizer, **options: Any) -> APIRouter:
+def create_console_router(source: Source, *, authorizer: Authorizer, **options: Unpack[ConsoleOptions]) -> APIRouter:
     """Return the console as a router: ``app.include_router(create_console_router(…), prefix="/outbox")``.
 
     The parameters are those of `create_console_app`, without ``root_path``. The console protects itself: it needs

@@ -215,12 +215,16 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
 
 def app_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None) -> FastAPI:
     """Return the application of a configuration; it hasn't connected yet. Errors are those of `create_console_app`."""
-    same = ("read_only", "allowed_hosts", "trusted_origins", "trusted_proxies", "metrics", "root_path")
     return create_console_app(
         config.databases,
         authorizer=authorizer,
+        root_path=config.root_path,
         settings=settings,
+        read_only=config.read_only,
+        allowed_hosts=config.allowed_hosts,
+        trusted_origins=config.trusted_origins,
+        trusted_proxies=config.trusted_proxies,
         environment=config.env,
         redactor=Redactor(config.payload),
-        **{name: getattr(config, name) for name in same},
+        metrics=config.metrics,
     )

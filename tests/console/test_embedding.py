@@ -198,6 +198,8 @@ def test_options_that_can_not_be_are_told_at_once(museum: Shop) -> None:
         create_console_router(operator, authorizer=AllowAll(), databases={"b": museum.engine})
     with pytest.raises(TypeError, match="authorizer"):
         create_console_router(museum.outbox)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="a console has no option readonly"):
+        create_console_router(museum.outbox, authorizer=AllowAll(), readonly=True)  # type: ignore[call-arg]
 
 
 def test_without_the_extra_the_error_names_it() -> None:
