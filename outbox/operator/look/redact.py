@@ -13,85 +13,25 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import is_json
 from outbox.operator.model import Body
 
-OPENING = frozenset("{[")
-CLOSING = frozenset("}]")
+_OPENING = frozenset("{[")
+_CLOSING = frozenset("}]")
 _SEPARATORS = {":": ": ", ",": ","}
 #: The tokens of a valid JSON text; what lies between them is white space.
-TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^\s"{}\[\]:,]++')
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^\s"{}\[\]:,]++')
 _INDENT = "  "
-
-
-@dataclass(slots=True)
-class _Inside:
-    """An object or array that is being written: the name or number of its latest member."""
-
-    is_object: bool
-    name: str | None = None
-    number: int = -1
-    empty: bool = True
-
-
-class _JsonWriter:
-    """Writes tokens of valid JSON, one member a line; a value that ``masks(name, first piece)`` is masked."""
-
-    def __init__(self, masks: Callable[[str | None, str], bool]) -> None:
-        self.pieces: list[str] = []
-        self.size = 0
-        self.masked: list[str] = []
-        self._masks = masks
-        self._inside: list[_Inside] = []
-        self._skipped = 0
-
-    def write(self, piece: str) -> None:
-        """Write a piece."""
-        inside = self._inside[-1] if self._inside else None
-        if self._skipped:
-            self._skipped += (piece in OPENING) - (piece in CLOSING)
-        elif piece in CLOSING:
-            empty = self._inside.pop().empty
-            self._put(piece if empty else f"{self._line()}{piece}")
-        elif piece in _SEPARATORS:
-            if inside and piece == ",":
-                inside.name = None
-            self._put(_SEPARATORS[piece])
-        elif inside and inside.is_object and inside.name is None:
-            inside.name, inside.empty = json.loads(piece), False
-            self._put(f"{self._line()}{piece}")
-        else:
-            self._value(piece, inside)
-
-    def _value(self, piece: str, inside: _Inside | None) -> None:
-        if inside and not inside.is_object:
-            inside.number, inside.empty = inside.number + 1, False
-            self._put(self._line())
-        if self._masks(inside.name if inside else None, piece):
-            self.masked.append(".".join(str(each.name if each.is_object else each.number) for each in self._inside))
-            self._put(f'"{MASK}"')
-            self._skipped = int(piece in OPENING)
-            return
-        self._put(piece)
-        if piece in OPENING:
-            self._inside.append(_Inside(piece == "{"))
-
-    def _line(self) -> str:
-        return f"\n{_INDENT * len(self._inside)}"
-
-    def _put(self, text: str) -> None:
-        self.pieces.append(text)
-        self.size += len(text)
+_BEFORE_FIRST = -1
 
 
 def is_container(text: str) -> bool:
     """Tell whether a text looks like a JSON object or array."""
-    return text.lstrip()[:1] in OPENING
+    return text.lstrip()[:1] in _OPENING
 
 
 def is_json_text(text: str) -> bool:
@@ -226,13 +166,42 @@ class Redactor:
         )
 
     def _written(self, text: str, *, full: bool, limit: int) -> tuple[str, list[str]]:
-        """Return JSON written anew, token by token, to a little beyond the limit; and the paths of what is masked."""
-        writer = _JsonWriter((lambda *_: False) if full else self._masked)
-        for match in TOKEN.finditer(text):
-            writer.write(match[0])
-            if writer.size > limit:
+        """Return JSON, one member a line, to a little beyond the limit; and the paths of what is masked in it."""
+        pieces: list[str] = []
+        masked: list[str] = []
+        # The latest member of each object and array around the token: its name (None before it) or number.
+        path: list[str | int | None] = []
+        size = skipped = 0
+        for match in _TOKEN.finditer(text):
+            piece, line, inside = match[0], "\n" + _INDENT * len(path), path[-1] if path else ""
+            if skipped:
+                skipped += (piece in _OPENING) - (piece in _CLOSING)
+                continue
+            if piece in _CLOSING:
+                is_empty = path.pop() in {None, _BEFORE_FIRST}
+                piece = piece if is_empty else "\n" + _INDENT * len(path) + piece
+            elif piece in _SEPARATORS:
+                if piece == "," and isinstance(inside, str):
+                    path[-1] = None
+                piece = _SEPARATORS[piece]
+            elif inside is None:
+                path[-1] = json.loads(piece)
+                piece = line + piece
+            else:
+                before = ""
+                if isinstance(inside, int):
+                    path[-1], before = inside + 1, line
+                if not full and self._masked(inside if path and isinstance(inside, str) else None, piece):
+                    masked.append(".".join(map(str, path)))
+                    skipped, piece = int(piece in _OPENING), f'"{MASK}"'
+                elif piece in _OPENING:
+                    path.append(None if piece == "{" else _BEFORE_FIRST)
+                piece = before + piece
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
                 break
-        return "".join(writer.pieces), writer.masked
+        return "".join(pieces), masked
 
     def _masked(self, name: str | None, token: str) -> bool:
         return (name is not None and self.masks(name)) or (token[0] == '"' and self._holds(json.loads(token)))
