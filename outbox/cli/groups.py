@@ -208,10 +208,7 @@ def act_command(group: CommandGroup[Any], act: Act) -> Callable[..., None]:
     """Return the command of an act."""
     flags_kind = dataclasses.make_dataclass(
         f"{act.name.capitalize()}Flags",
-        [
-            (each.name, each.type | None, option(False if each.type is bool else None, each.help))
-            for each in act.options
-        ],
+        [(each.name, bool, option(False, each.help)) for each in act.options],
     )
 
     def command(

@@ -90,17 +90,14 @@ def _in_group(group: Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9
 
 def _body_of(act: Act, *bases: type) -> Any:
     """Return the body of an endpoint of an act: its options, and the fields of ``bases``."""
-    fields: list[Any] = []
-    for each in act.options:
-        is_flag = each.type is bool
-        fields.append((each.name, bool if is_flag else each.type | None, option(False if is_flag else None, each.help)))
+    fields: list[Any] = [(each.name, bool, option(False, each.help)) for each in act.options]
     namespace = {"__doc__": act.summary}
     return from_body(make_dataclass(f"{act.name.title()}Body", fields, bases=bases, frozen=True, namespace=namespace))
 
 
 def _options(act: Act, body: Any) -> dict[str, Any]:
     """Return the options of the act that are set."""
-    return {each.name: value for each in act.options if (value := getattr(body, each.name)) not in (None, False)}
+    return {each.name: True for each in act.options if getattr(body, each.name)}
 
 
 def _add(act: Act, endpoint: Callable[..., Any], below: str = "", **more: Any) -> None:

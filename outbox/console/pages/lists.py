@@ -65,14 +65,7 @@ FormPairs = Annotated[Pairs, Depends(_form_pairs)]
 
 def options_of(act: Act, pairs: Pairs) -> dict[str, Any]:
     """Return the options of an act that are set in a form."""
-    texts = dict(pairs)
-    options: dict[str, Any] = {}
-    for each in act.options:
-        try:
-            options |= {each.name: each.type(texts[each.name])} if each.name in texts else {}
-        except ValueError:
-            raise InvalidRequest(f"{each.name} = {texts[each.name][:80]!r} must be a number", each.name) from None
-    return options
+    return {each.name: True for each in act.options if each.name in dict(pairs)}
 
 
 def names_of(kind: Any) -> set[str]:
