@@ -11,7 +11,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -303,23 +303,20 @@ def check_half(
 
 def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
-    from outbox.check.asker import Asker  # noqa: PLC0415
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.operator.operator import check_now  # noqa: PLC0415
+    from outbox.operator.operator import OutboxOperator  # noqa: PLC0415
     from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415
 
     # What the application prints must not get among our data.
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), ExitStack() as ended:
         outbox = processes.load(app)
         # Not the engine itself: it may be an async one.
         database = WorkerDatabase(outbox.engine)
-        asker = Asker(Runners(database, threading.Event()), 1)
-        try:
-            with closing(database.connect()) as connection:
-                migration.require(connection, ("producer",), outbox.settings.schema)
-                return check_now(connection, outbox.settings, outbox.checkers, asker, half_id, by=by, why=why)
-        finally:
-            asker.end()
+        ended.callback(database.engine.dispose)
+        with database.engine.connect() as connection:
+            migration.require(connection, ("producer",), outbox.settings.schema)
+        operator = OutboxOperator(database.engine, outbox.settings, outbox.checkers)
+        return operator.check_now(half_id, by=by, why=why, new_runner=Runners(database, threading.Event()))
 
 
 half_app = commands_of(_HALVES, check=gathered(check_half, choice=_HALVES.options()))

@@ -284,40 +284,33 @@ class OutboxOperator(Operator):
                 raise CheckRefused("an async checker needs an event loop: use `check`, and let a worker ask")
             return EngineRunner(engine)
 
+        request = requested(ACTS["check"], as_actor(by), why, {})
         asker = Asker(new_runner or plain, 1)
         try:
             with engine.connect() as connection:
-                return check_now(connection, self._settings, self._checkers, asker, message_id, by=by, why=why)
+                # Whatever the engine has: after the wait for a lock the half is read as it is by then.
+                connection.execution_options(isolation_level="READ COMMITTED")
+                return _check(connection, self._settings, self._checkers, asker, request, Target(message_id))
         finally:
             asker.end()
 
 
-def check_now(
+def _check(
     connection: Connection,
     settings: Settings,
     checkers: Mapping[str, Checker],
     asker: Asker,
-    message_id: UUID,
-    *,
-    by: str | Actor,
-    why: str,
+    request: ActRequest,
+    target: Target,
 ) -> Answer:
-    """Check an undecided half here and now, by its fence or by one of these checkers.
-
-    ``connection`` must not be in a transaction.
-
-    Raises:
-        HalfNotFound, CheckRefused: see `OutboxOperator.check_now`.
-    """
-    act, target = ACTS["check"], Target(message_id)
-    request = requested(act, as_actor(by), why, {})
+    act = request.act
     began = time.monotonic()
     try:
         with connection.begin():
             execute(connection, wait_at_most(PATIENCE))
             state = lock(connection, settings, act, [target], wait=True)[target].state or ""
             if state == "unknown":
-                raise HalfNotFound(message_id)
+                raise HalfNotFound(target.message_id)
             if state not in act.from_states:
                 raise CheckRefused(act.refused(target, act.refusal(state)))
             if state != "fenced":
