@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Output, OutputOption, print_as, say, table
+from outbox.database import engines
 from outbox.errors import pip_install
 from outbox.reader import option
 from outbox.settings import Settings
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
 DATABASES_VARIABLE = "OUTBOX_CONSOLE_DATABASES"
 _EXAMPLE = "postgresql+psycopg://user:password@host:5432/database"
-_CONNECT_TIMEOUT = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 _URL_HELP = (
@@ -222,10 +222,9 @@ def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, frozenset
 
 def engine_of(url: URL, *, keep: bool = False) -> Engine:
     """Return an engine that doesn't wait for a host for ever, and keeps connections only with ``keep``."""
-    limit = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT}
-    pool = {"pool_size": 2, "pool_pre_ping": True} if keep else {"poolclass": NullPool}
+    pool: dict[str, Any] = {"pool_size": 2, "pool_pre_ping": True, "poolclass": QueuePool} if keep else {}
     try:
-        return create_engine(url, connect_args=limit, **pool)
+        return engines.engine_of(url, **pool)
     except ImportError as error:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
+from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from outbox.compensate.sql import has_inbox
+from outbox.database.engines import address_of, engine_of, url_of
 from outbox.database.execute import execute, is_lost
 from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.session import check_function, is_async
@@ -93,8 +94,6 @@ T = TypeVar("T")
 BUSY = 5.0
 UNREACHABLE = 30.0
 
-_CONNECT_SECONDS = 10
-
 
 class Postponed(Exception):
     """Nothing can be done about an item now; ``seconds`` until it is tried again."""
@@ -167,7 +166,7 @@ class InboxDatabases:
     def __init__(self, own: Connection, schema: str) -> None:
         url = own.engine.url
         self._own = _OwnDatabase(database_address(url), lambda: own)
-        self._own_address = _address_of(url)
+        self._own_address = address_of(url)
         self._schema = schema
         self._has_inbox: bool | None = None
         self._others: dict[str, InboxDatabase] = {}
@@ -178,7 +177,7 @@ class InboxDatabases:
             self._has_inbox = self._own.run(self._has_inboxes)
         databases: list[InboxDatabase] = [self._own] if self._has_inbox else []
         for consumer in compensation.consumers:
-            address = _address_of(url := _url_of(consumer))
+            address = address_of(url := url_of(consumer))
             if address == self._own_address:
                 continue
             if address not in self._others:
@@ -197,23 +196,9 @@ class InboxDatabases:
         return bool(has)
 
 
-def _url_of(bind: Engine | AsyncEngine | str) -> URL:
-    url = make_url(bind) if isinstance(bind, str) else bind.url
-    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
-
-
-def _address_of(url: URL) -> str:
-    """Return what tells two databases apart."""
-    return f"{database_address(url)}?{sorted(url.query.items())}"
-
-
 def _connect(bind: Engine | AsyncEngine | str) -> Connection:
     """Open a connection in the mode in which `execute` begins transactions itself, READ COMMITTED."""
-    engine = bind
-    if not isinstance(engine, Engine):
-        url = _url_of(engine)
-        limits = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS}
-        engine = create_engine(url, poolclass=NullPool, connect_args=limits)
+    engine = engine_of(bind)
     try:
         return _ready(engine)
     except DBAPIError as error:

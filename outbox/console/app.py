@@ -32,7 +32,8 @@ from outbox.errors import InvalidSettings
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from outbox.console.connections import Bind, Source
+    from outbox.console.connections import Source
+    from outbox.database.engines import Bind
     from outbox.operator.look.redact import Redactor
     from outbox.settings import Settings
 

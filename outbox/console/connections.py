@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy import Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from outbox.app import Outbox
 from outbox.console.problems import log
+from outbox.database.engines import engine_of, url_of
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.operator.databases import Database, Databases, open_database
 from outbox.operator.operator import Operator
@@ -21,11 +22,10 @@ from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from outbox.database.engines import Bind
     from outbox.operator.look.redact import Redactor
 
-    Bind = Engine | AsyncEngine | URL | str
     Source = Outbox | Operator | Bind | Mapping[str, Bind]
 
 POOL = 3
@@ -55,9 +55,7 @@ def own_engine(source: Bind, *, read_only: bool = False) -> Engine:
     if isinstance(source, Engine) and not source.dialect.is_async:
         engine = create_engine(source.url, creator=lambda: _driver_connection(source), **options)
     else:
-        url = _url_of(source)
-        waits = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_WAIT}
-        engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=waits, **options)
+        engine = engine_of(url_of(source).set(drivername="postgresql+psycopg"), _CONNECT_WAIT, **options)
 
     @event.listens_for(engine, "begin")
     def name_and_limit(connection: Connection) -> None:
@@ -97,7 +95,7 @@ class OperatorSource:
             return
         if isinstance(source, Outbox):
             settings, source = settings or source.settings, source.engine
-        binds = dict(source) if isinstance(source, Mapping) else {_url_of(source).database or "outbox": source}
+        binds = dict(source) if isinstance(source, Mapping) else {url_of(source).database or "outbox": source}
         if duplicates := sorted(binds.keys() & further.keys()):
             raise InvalidSettings(f"two databases are named {duplicates[0]!r}; each needs a name of its own")
         self._engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | further).items()}
@@ -158,7 +156,3 @@ def _driver_connection(source: Engine) -> Any:
     driver: Any = connection.dbapi_connection
     driver.autocommit = False
     return driver
-
-
-def _url_of(bind: Bind) -> URL:
-    return make_url(bind) if isinstance(bind, URL | str) else bind.url

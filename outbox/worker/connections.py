@@ -13,17 +13,18 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from outbox.database.engines import address_of, url_of
 from outbox.database.execute import driver_of, is_lost
 from outbox.database.runner import Pass
 from outbox.message.model import Counts
 from outbox.text import database_address
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from outbox.database.engines import Bind
 
 # The passes send BEGIN in their first round trip; in the driver's own hands it would be a round trip more.
 _ISOLATION = "AUTOCOMMIT"
@@ -40,14 +41,9 @@ class WorkerDatabase:
     don't count in its size. From an `AsyncEngine` or a URL only the URL is used.
     """
 
-    def __init__(self, bind: Engine | AsyncEngine | URL | str) -> None:
-        if isinstance(bind, Engine):
-            self.engine, self.url = bind, bind.url
-            return
-        self.url = bind if isinstance(bind, URL) else make_url(bind) if isinstance(bind, str) else bind.url
-        if self.url.drivername == "postgresql":
-            self.url = self.url.set(drivername="postgresql+psycopg")
-        self.engine = create_engine(self.url, poolclass=NullPool)
+    def __init__(self, bind: Bind) -> None:
+        self.url = url_of(bind)
+        self.engine = bind if isinstance(bind, Engine) else create_engine(self.url, poolclass=NullPool)
 
     @property
     def name(self) -> str:
@@ -57,7 +53,7 @@ class WorkerDatabase:
     @property
     def address(self) -> str:
         """What distinguishes two databases."""
-        return f"{self.name}?{sorted(self.url.query.items())}"
+        return address_of(self.url)
 
     def connect(self) -> Connection:
         """Open a connection; the caller closes it."""

@@ -18,7 +18,7 @@ from outbox.database.tables import common_tables, consumer_tables, producer_tabl
 from outbox.errors import SchemaMissing
 
 if TYPE_CHECKING:
-    from outbox.database.migration.state import Bind
+    from outbox.database.engines import Bind
 
 _METADATA = {"common": common_tables, "producer": producer_tables, "consumer": consumer_tables}
 

@@ -20,7 +20,7 @@ from outbox.errors import SchemaBusy
 if TYPE_CHECKING:
     from alembic.config import Config
 
-    from outbox.database.migration.state import Bind
+    from outbox.database.engines import Bind
 
 _TURN_TIMEOUT = 60.0
 # Alembic keeps what it is doing in module globals.

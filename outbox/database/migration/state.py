@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 
+from outbox.database.engines import url_of
 from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
-    Bind = str | URL | Engine | AsyncEngine
+    from outbox.database.engines import Bind
 
 
 @contextmanager
@@ -27,8 +26,7 @@ def connected(bind: Bind) -> Iterator[Connection]:
         with bind.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")
         return
-    url = bind if isinstance(bind, URL) else make_url(bind) if isinstance(bind, str) else bind.url
-    engine = create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")
+    engine = create_engine(url_of(bind), poolclass=NullPool, isolation_level="READ COMMITTED")
     try:
         with engine.connect() as connection:
             yield connection

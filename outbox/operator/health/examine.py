@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database import failure
+from outbox.database.engines import engine_of
 from outbox.database.execute import Row, Statement, driver_of, execute, is_lost
 from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
@@ -39,15 +40,13 @@ from outbox.settings import Settings
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine, Table
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy import Connection, Engine, Table
 
     from outbox.check.checker import Checker
     from outbox.consumer.subscription import Subscription
+    from outbox.database.engines import Bind
 
 logger = logging.getLogger("outbox.doctor")
-
-_CONNECT_TIMEOUT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ INSPECTIONS = (
 
 
 def examine(
-    bind: Engine | AsyncEngine | URL | str,
+    bind: Bind,
     settings: Settings | None = None,
     checkers: Mapping[str, Checker] | None = None,
     *,
@@ -258,7 +257,7 @@ def examine(
     """
     if settings is None:
         settings, refused = read_settings()
-    engine = _engine_of(bind)
+    engine = engine_of(bind)
     examination = Examination(
         name=str(engine.url.database),
         url=engine.url,
@@ -293,19 +292,6 @@ def read_settings(schema: str | None = None) -> tuple[Settings, InvalidSettings 
     except InvalidSettings as error:
         name = schema or os.environ.get("OUTBOX_SCHEMA")
         return (Settings(schema=name) if name else Settings()), error
-
-
-def _engine_of(bind: Engine | AsyncEngine | URL | str) -> Engine:
-    """Return the application's own engine, or one for its address."""
-    from sqlalchemy import URL, Engine, NullPool, create_engine, make_url  # noqa: PLC0415
-
-    if isinstance(bind, Engine):
-        return bind
-    url = make_url(bind) if isinstance(bind, str | URL) else bind.url
-    if url.drivername == "postgresql":
-        url = url.set(drivername="postgresql+psycopg")
-    limit = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT}
-    return create_engine(url, poolclass=NullPool, connect_args=limit)
 
 
 def _inspect(examination: Examination, inspection: Inspection, findings: list[Diagnosis]) -> InspectionResult:
