@@ -24,7 +24,7 @@ from outbox.cli.options import AppOption, gathered
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings
-from outbox.operator.health.system import HandlerRow, WorkerRow
+from outbox.operator.health.rules import HandlerRow, WorkerRow
 from outbox.text import counted, plain
 
 if TYPE_CHECKING:

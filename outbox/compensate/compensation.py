@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from outbox.compensate.sql import has_inbox
@@ -24,7 +24,7 @@ from outbox.message.content import check_topic
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 

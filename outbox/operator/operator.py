@@ -27,7 +27,7 @@ from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
 from outbox.operator.databases import PATIENCE, Database, Databases
-from outbox.operator.health import overview, system
+from outbox.operator.health import overview
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.lists import Lists
 from outbox.operator.look.message import MessageViews, gather
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from outbox.check.checker import Checker
     from outbox.database.runner import NewRunner, Runner
-    from outbox.operator.health.overview import Overview
-    from outbox.operator.health.system import HandlerRow, System, WorkerRow
+    from outbox.operator.health.overview import Overview, System
+    from outbox.operator.health.rules import HandlerRow, WorkerRow
     from outbox.settings import Settings
 
 #: One message, or several.
@@ -80,15 +80,15 @@ class Operator(Lists, MessageViews, BulkJobs):
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order."""
-        return system.workers(self.databases)
+        return overview.workers(self.databases)
 
     def handlers(self) -> list[HandlerRow]:
         """Return what is registered on the living workers."""
-        return system.handlers(self.databases)
+        return overview.handlers(self.databases)
 
     def system(self) -> System:
         """Return versions, revisions, tables and settings."""
-        return system.system(self.databases)
+        return overview.system(self.databases)
 
     # --- acts ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings, __version__
 from outbox.operator.databases import Database, Databases
-from outbox.operator.health.system import address, handlers, system, workers
+from outbox.operator.health.overview import address, handlers, system, workers
 from tests.operator.health import handler, open_databases, report, send, sql
 
 

@@ -35,8 +35,8 @@ from outbox.console.permissions import REVEAL
 from outbox.errors import MessageNotFound
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.health.overview import Overview, TopicLag
-from outbox.operator.health.system import HandlerRow, System, WorkerRow
+from outbox.operator.health.overview import Overview, System, TopicLag
+from outbox.operator.health.rules import HandlerRow, WorkerRow
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell

@@ -19,8 +19,7 @@ from outbox.database.execute import Statement, driver_of, execute
 from outbox.database.failure import sqlstate
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
-from outbox.operator.health.rules import LIMIT, NotInspected, Severity, at_most
-from outbox.operator.health.system import alive, done, merged
+from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged
 from outbox.text import duration
 
 if TYPE_CHECKING:

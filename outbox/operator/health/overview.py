@@ -1,4 +1,7 @@
-"""The overview of all registered databases: numbers, what needs an operator, topics with their groups, charts."""
+"""The overview of all registered databases: numbers, what needs an operator, topics with their groups, charts.
+
+And what runs on them, and what all of this runs on: workers and their handlers, versions, tables, settings.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,26 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database.execute import Row, Statement, execute
-from outbox.operator.health import inspections, sql, stats
-from outbox.operator.health.rules import Diagnosis, Severity, Subject
-from outbox.operator.health.system import UNREACHABLE, WorkerRow, alive, done, merged, why_unreachable
+from outbox.errors import SchemaError
+from outbox.operator.health import inspections, rules, sql, stats
+from outbox.operator.health.rules import Diagnosis, HandlerRow, Severity, Subject, WorkerReport, WorkerRow
 from outbox.text import database_address
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import URL, Connection
 
     from outbox.operator.databases import Database, Databases
 
+#: The errors that mean that a database, or its tables, can't be reached.
+UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
+_SECRETS = frozenset({"password", "sslpassword"})
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
 _RECENT = 10
 _SECONDS = 5.0
@@ -175,7 +185,7 @@ def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
             return database if database in names else next(iter(names), None)
         reported = {
             handler.options.get("source")
-            for handler in merged(reached[database].workers)
+            for handler in rules.merged(reached[database].workers)
             if (handler.kind, handler.topic, handler.group) == ("consumer", topic, group)
         }
         fitting = [name for name in names if database_address(reached[name].url) in reported]
@@ -214,10 +224,10 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
     recent = {name: each.recent for name, each in reached.items()}
     for group in topic.groups:
         each = reached[group.database]
-        if not group.lag or not alive(each.workers):
+        if not group.lag or not rules.alive(each.workers):
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
-        if not done(each.workers, f"consume {group.topic} of {group.group}"):
+        if not rules.done(each.workers, f"consume {group.topic} of {group.group}"):
             yield each.finding("group.unconsumed", details)
             continue
         values = stats.lag(recent, group.database, group.topic, group.group, source_of)
@@ -268,3 +278,101 @@ def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
         grown = sum(topic.messages - messages.get(topic.topic, 0) for topic in each.numbers.topics)
         rates.append(max(grown, 0) / ((each.numbers.at - before.at).total_seconds() / 60))
     return sum(rates) if rates else None
+
+
+# --- what runs, and what it runs on --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """One table of ours."""
+
+    name: str
+    rows: int
+    bytes: int
+    dead_rows: int
+    vacuumed_at: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseView:
+    """One registered database; the URL has no password, ``oldest_transaction`` (of other sessions) is in seconds."""
+
+    name: str
+    url: str
+    parts: list[str]
+    server_version: str | None
+    revisions: dict[str, str | None]
+    code_revisions: dict[str, str]
+    oldest_transaction: float | None
+    tables: list[TableSize]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What the console runs on."""
+
+    version: str
+    databases: list[DatabaseView]
+    settings: dict[str, Any]
+
+
+def workers(databases: Databases) -> list[WorkerRow]:
+    """Return the workers that run or were not ended in order, those that are alive first."""
+    rows = [each.row for database in databases.values() for each in _reports_in(database)]
+    return sorted(rows, key=lambda row: not row.alive)
+
+
+def handlers(databases: Databases) -> list[HandlerRow]:
+    """Return what is registered on the living workers, by kind and topic."""
+    return [row for database in databases.values() for row in rules.merged(_reports_in(database))]
+
+
+def _reports_in(database: Database) -> list[WorkerReport]:
+    with database.reading() as connection:
+        return rules.reports(database.name, execute(connection, sql.WORKERS(database.schema))[0])
+
+
+def system(databases: Databases) -> System:
+    """Return what all of this runs on; a database that is away hides no other."""
+    # Not by an import, which would be one of all that is above this layer.
+    version: str = import_module("outbox").__version__
+    settings: dict[str, Any] = dataclasses.asdict(next(iter(databases.values())).settings)
+    return System(version, [_view(database) for database in databases.values()], settings)
+
+
+def why_unreachable(error: BaseException) -> str:
+    """Return in one line why a database can't be reached; there is no password in it."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def address(url: URL) -> str:
+    """Return a URL without any password."""
+    query = {name: value for name, value in url.query.items() if name.lower() not in _SECRETS}
+    return url.set(query=query).render_as_string(hide_password=True)
+
+
+def _view(database: Database) -> DatabaseView:
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database.migration import chain  # noqa: PLC0415
+
+    parts = sorted(database.parts)
+    heads = {branch: chain.head(branch) for branch in ("common", *parts)}
+    view = DatabaseView(database.name, address(database.engine.url), parts, None, {}, heads, None, [])
+    schema, now = database.schema, {"idle_transaction": 0.0, "running_transaction": 0.0}
+    statements = (sql.SERVER(schema), sql.OPEN_TRANSACTIONS(schema, **now), sql.TABLE_SIZES(schema))
+    try:
+        with database.reading() as connection:
+            ((_, version, *_),), oldest, tables = execute(connection, *statements)
+            revisions = migration.current(connection, schema)
+    except UNREACHABLE as error:
+        return dataclasses.replace(view, error=why_unreachable(error))
+    return dataclasses.replace(
+        view,
+        server_version=version,
+        revisions=revisions,
+        oldest_transaction=oldest[0][1] if oldest else None,
+        tables=[TableSize(*row) for row in tables],
+    )

@@ -7,18 +7,20 @@ the overview judge them by the same rules. A rule is declared here once. The mod
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import enum
 import itertools
+import json
 import shlex
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from outbox.errors import pip_install
 from outbox.operator.health.sql import WORKERS
-from outbox.operator.health.system import reports
 from outbox.text import counted, duration
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from outbox.check.checker import Checker
     from outbox.database.execute import Row, Statement, Template
-    from outbox.operator.health.system import WorkerReport
     from outbox.settings import Settings
 
 #: So many are counted; a number that has come to it means "at least".
@@ -421,6 +422,87 @@ class _Sentences(string.Formatter):
         if format_spec.startswith("="):
             return one if value == 1 else several
         return counted(value, one, several)
+
+
+# --- the workers, each of which writes a row every few seconds (outbox/worker/report.py), and deletes it at its end ---
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as it reported last; ``alive`` if that was within three of its reports. ``duties`` by name: health."""
+
+    database: str
+    id: UUID
+    name: str
+    version: str
+    roles: list[str]
+    started_at: dt.datetime
+    seen_at: dt.datetime
+    alive: bool
+    duties: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What one worker reported last, ``seconds`` ago; ``handlers`` are as `outbox.worker.report` writes them."""
+
+    row: WorkerRow
+    handlers: list[dict[str, Any]]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRow:
+    """What is registered for a topic on the living workers; ``kind``: consumer, checker, compensation, reconciliation.
+
+    ``workers`` are the names of those that have it.
+    """
+
+    database: str
+    kind: str
+    topic: str
+    name: str
+    group: str | None
+    options: dict[str, Any]
+    workers: list[str]
+
+
+def reports(database: str, rows: Iterable[Row]) -> list[WorkerReport]:
+    """Return the rows of `sql.WORKERS`, which a database has."""
+    return [
+        WorkerReport(
+            WorkerRow(database, id_, name, version, json.loads(roles), started_at, seen_at, alive_, json.loads(duties)),
+            json.loads(registered),
+            seconds,
+        )
+        for id_, name, version, roles, started_at, seen_at, alive_, duties, registered, seconds in rows
+    ]
+
+
+def merged(reports: Iterable[WorkerReport]) -> list[HandlerRow]:
+    """Return each handler once, with the living workers that have it; one that differs between them more than once."""
+    found: dict[str, HandlerRow] = {}
+    for worker in reports:
+        for handler in worker.handlers if worker.row.alive else ():
+            kind, topic, name, group = (handler.get(key) for key in ("kind", "topic", "name", "group"))
+            options = handler.get("options", {})
+            row = HandlerRow(worker.row.database, str(kind), str(topic), str(name), group, options, [])
+            found.setdefault(json.dumps(handler, sort_keys=True), row).workers.append(worker.row.name)
+    return sorted(found.values(), key=lambda row: (row.kind, row.topic, row.group or "", row.name))
+
+
+def alive(reports: Iterable[WorkerReport]) -> bool:
+    """Return whether any worker is alive."""
+    return any(worker.row.alive for worker in reports)
+
+
+def done(reports: Iterable[WorkerReport], duty: str) -> bool:
+    """Return whether any living worker has this duty."""
+    names = [name for worker in reports if worker.row.alive for name in worker.row.duties]
+    return any(name == duty or name.startswith(f"{duty} #") for name in names)
+
+
+# --- what is judged -----------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
