@@ -23,7 +23,6 @@ from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, a
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.database.execute import Row
     from outbox.operator.health.examine import Examination
     from outbox.operator.health.rules import Diagnosis, Subject
     from outbox.operator.health.sql import Query
@@ -377,9 +376,11 @@ def differences(examination: Examination) -> Iterator[Diagnosis]:
         grant = f"GRANT TEMPORARY ON DATABASE {server.database} TO {server.role};"
         raise NotInspected(f"the comparison needs temporary tables; {grant}")
     # Other rules find these.
+    tables = list(examination.tables())
+    invalid = examination.rows(sql.INVALID_INDEXES, tables=tables)
     known = (
-        *(f"index {name} of {table} is " for name, table, _ in _invalid_indexes(examination)),
-        *(f"table {name} is '" for name in examination.tables()),
+        *(f"index {name} of {table} is " for name, table, _ in invalid),
+        *(f"table {name} is '" for name in tables),
         "common is at revision ",
     )
     timeout = examination.thresholds.statement
@@ -394,14 +395,10 @@ def indexes(examination: Examination) -> Iterator[Diagnosis]:
     """CREATE or REINDEX … CONCURRENTLY leaves an invalid index behind when it fails: written to, and never read."""
     tables = examination.tables().values()
     ours = {index.name for table in tables for index in table.indexes} | {table.primary_key.name for table in tables}
-    for name, table, quoted in _invalid_indexes(examination):
+    for name, table, quoted in examination.rows(sql.INVALID_INDEXES, tables=[table.name for table in tables]):
         details = {"index": name, "table": table, "known": name in ours}
         verb = "REINDEX" if name in ours else "DROP"
         yield examination.finding("index.invalid", details, verb=verb, quoted=quoted)
-
-
-def _invalid_indexes(examination: Examination) -> list[Row]:
-    return examination.rows(sql.INVALID_INDEXES, tables=list(examination.tables()))
 
 
 # --- a connection pooler in between ------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ class DatabaseHealth(Subject):
     ``samples`` are those of the charts' window, ``recent`` those of the last minutes; ``queues`` are by topic.
     """
 
+    served: bool = True
     connection: Connection
     numbers: stats.Stats
     samples: list[stats.Sample | None]
@@ -150,7 +151,7 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
         times += stats.moments(window, numbers.at)
     minute = numbers.at.replace(second=0, microsecond=0)
     minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
-    of_window = sql.SAMPLES(database.schema, edges=times, within=stats.within(window))
+    of_window = sql.SAMPLES(database.schema, edges=times, within=min(stats.WITHIN, stats.WINDOWS[window][1]))
     of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0)
     with database.reading(_SECONDS) as connection:
         sampled = execute(connection, of_window, of_minutes)
@@ -160,7 +161,6 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
             url=database.engine.url,
             settings=database.settings,
             parts=database.parts,
-            served=True,
             connection=connection,
             numbers=numbers,
             samples=samples,

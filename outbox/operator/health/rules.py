@@ -113,7 +113,7 @@ class Rule:
     ``sentence`` and ``mend`` are templates of the finding's details and of what `Subject.finding` adds to them. Beside
     the usual formats they know ``{age:duration}``, ``{name:quoted}`` for a shell, ``{n:half|halves}`` for a number with
     its noun and ``{n:=is|are}`` for the word alone. ``{at}`` are the options by which a command of ours finds the
-    database, ``{app}`` is the application.
+    database, ``{app}`` is the application; ``{mend}`` is the finding's own.
 
     ``value``: the number of a row that must not be higher than the threshold ``over``, or than 0; `Subject.judge`
     applies it. ``details`` are the row's fields that the finding shows, each under its own name or another
@@ -122,7 +122,7 @@ class Rule:
     """
 
     sentence: str
-    mend: str
+    mend: str = "{mend}"
     severity: Severity = Severity.PROBLEM
     value: str = ""
     over: str = ""
@@ -315,20 +315,18 @@ RULES: Mapping[str, Rule] = {
         "SET default_transaction_read_only = off; {mend}",
     ),
     "durability.fsync": Rule(
-        "fsync is off: when the machine crashes, committed messages and business data are lost or damaged.", "{mend}"
+        "fsync is off: when the machine crashes, committed messages and business data are lost or damaged."
     ),
     "durability.synchronous_commit": Rule(
         "synchronous_commit is off: a crash of the server can forget transactions whose messages were already "
         "consumed in another database.",
-        "{mend}",
     ),
     "durability.full_page_writes": Rule(
         "full_page_writes is off: unless the file system never tears a page, a crash can damage the tables.",
-        "{mend}",
-        Severity.NOTE,
+        severity=Severity.NOTE,
     ),
     "connections.few": Rule(
-        "{left} more connections are possible ({limited}), and one more worker needs up to {needed}.", "{mend}"
+        "{left} more connections are possible ({limited}), and one more worker needs up to {needed}."
     ),
     "clock.skew": Rule(
         "The clock of this host is {skew:duration} {direction} the database's: nothing is decided by it, but the ids "
@@ -359,11 +357,9 @@ RULES: Mapping[str, Rule] = {
         "if it was rolled back: ROLLBACK PREPARED {literal};\nif it was committed: COMMIT PREPARED {literal};",
     ),
     "slot.horizon": Rule(
-        "The {kind} replication slot {slot!r} ({used}) holds vacuum back by {transactions} transactions.", "{mend}"
+        "The {kind} replication slot {slot!r} ({used}) holds vacuum back by {transactions} transactions."
     ),
-    "slot.wal": Rule(
-        "The {kind} replication slot {slot!r} ({used}) keeps {gibibytes:.1f} GiB of WAL on the disk.", "{mend}"
-    ),
+    "slot.wal": Rule("The {kind} replication slot {slot!r} ({used}) keeps {gibibytes:.1f} GiB of WAL on the disk."),
     "standby.horizon": Rule(
         "The standby {standby!r} holds vacuum back by {transactions} transactions (hot_standby_feedback).",
         "end the long queries on the standby, or set hot_standby_feedback = off there",
@@ -397,10 +393,9 @@ RULES: Mapping[str, Rule] = {
     "autovacuum.off": Rule(
         "autovacuum is off: dead rows pile up, the planner's statistics grow old, and in the end there are no "
         "transaction ids left.",
-        "{mend}",
     ),
     "autovacuum.track_counts": Rule(
-        "track_counts is off: autovacuum can't know which tables need it, and does nothing.", "{mend}"
+        "track_counts is off: autovacuum can't know which tables need it, and does nothing."
     ),
     "autovacuum.table": Rule(
         "Autovacuum is off for {table} ({option}): its dead rows pile up.", "ALTER TABLE {table} RESET ({option});"

@@ -191,8 +191,8 @@ WINDOWS: Mapping[str, tuple[int, int]] = {
     "24h": (24 * 3600, 900),
     "7d": (7 * 24 * 3600, 7200),
 }
-#: A sample stands for a moment if it was taken so many seconds after it.
-_WITHIN = 300
+#: A sample stands for a moment if it was taken so many seconds after it, and before the next moment.
+WITHIN = 300.0
 #: The most topics, and groups, that have series of their own: those with the highest values.
 _MOST = 12
 
@@ -268,11 +268,6 @@ def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
     seconds, step = WINDOWS[window]
     last = int(now.timestamp()) // step * step
     return [dt.datetime.fromtimestamp(last - step * back, dt.UTC) for back in range(seconds // step, -1, -1)]
-
-
-def within(window: str) -> float:
-    """Return how long after a moment (seconds) a sample may be that stands for it."""
-    return min(WINDOWS[window][1], _WITHIN)
 
 
 def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> list[Series]:
