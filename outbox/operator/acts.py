@@ -88,9 +88,9 @@ class Act:
     happened: str
     participle: str
     permission: str
-    role: Literal["operator", "admin"]
+    role: Literal["operator", "admin"] = "operator"
     verb: str = ""
-    needs_reason: bool = False
+    needs_reason: bool = True
     grave: bool = False
     as_job: bool = False
     handler: str = ""
@@ -159,7 +159,7 @@ _TABLE = (
         happened="Resent: the message goes out once more with its id.",
         participle="sent again",
         permission="message:resend",
-        role="operator",
+        needs_reason=False,
         mends={
             "undecided": "have it checked, or decide it",
             "fenced": "have it checked",
@@ -182,8 +182,6 @@ _TABLE = (
         happened="Recalled: the message isn't delivered.",
         participle="recalled",
         permission="message:recall",
-        role="operator",
-        needs_reason=True,
         grave=True,
         mends={
             **dict.fromkeys(_UNDECIDED, "roll the half back instead"),
@@ -213,7 +211,6 @@ _TABLE = (
         participle="compensated",
         permission="tx:compensate",
         role="admin",
-        needs_reason=True,
         grave=True,
         options=(
             ActOption(
@@ -244,7 +241,7 @@ _TABLE = (
         happened="A check was requested; its answer stands in the history below as soon as there is one.",
         participle="checked",
         permission="half:check",
-        role="operator",
+        needs_reason=False,
         mends=_DECIDED,
     ),
     Act(
@@ -260,8 +257,6 @@ _TABLE = (
         happened="Reset: the half is checked again from the beginning.",
         participle="reset",
         permission="half:check",
-        role="operator",
-        needs_reason=True,
         mends=_DECIDED,
     ),
     Act(
@@ -280,7 +275,6 @@ _TABLE = (
         participle="committed",
         permission="half:decide",
         role="admin",
-        needs_reason=True,
         grave=True,
         options=(
             ActOption(
@@ -312,7 +306,6 @@ _TABLE = (
         verb="roll back",
         permission="half:decide",
         role="admin",
-        needs_reason=True,
         grave=True,
         mends=_DECIDED,
     ),
@@ -330,7 +323,7 @@ _TABLE = (
         happened="It will be tried again as soon as a worker comes to it.",
         participle="retried",
         permission="dead:retry",
-        role="operator",
+        needs_reason=False,
         mends={
             "consumed": "there is nothing to retry",
             "discarded": "restore it first",
@@ -351,8 +344,6 @@ _TABLE = (
         happened="Parked: it isn't tried any more, until an operator retries it.",
         participle="parked",
         permission="dead:retry",
-        role="operator",
-        needs_reason=True,
         mends={
             "consumed": "there is nothing to set aside",
             "parked": "retry it, or discard it",
@@ -375,8 +366,6 @@ _TABLE = (
         happened="Discarded. It can be restored until it is pruned.",
         participle="discarded",
         permission="dead:discard",
-        role="operator",
-        needs_reason=True,
         grave=True,
         mends={
             "consumed": "there is nothing to discard",
@@ -399,7 +388,7 @@ _TABLE = (
         happened="Restored: it is a dead letter again.",
         participle="restored",
         permission="dead:discard",
-        role="operator",
+        needs_reason=False,
         mends={
             "parked": "it was not discarded; retry it, or discard it",
             **dict.fromkeys(("failed", "consumed", "quarantined"), "it was not discarded"),

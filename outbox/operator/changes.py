@@ -14,16 +14,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID
 
 from outbox.check import sql as check_sql
 from outbox.check.once import worker_name
 from outbox.consumer.sql import RETRY
 from outbox.database.decision import decide
-from outbox.database.execute import Statement, execute, statement
+from outbox.database.execute import Statement, Template, execute, statement
 from outbox.database.sql import audit, plan_by_index, take_lock
 from outbox.database.status import message_status
 from outbox.dispatch import once as dispatch
@@ -172,21 +171,23 @@ MESSAGE_JOINS = """
 #: The state of an inbox row ``m``.
 INBOX_STATE = "CASE WHEN m.discarded_at IS NULL THEN m.status ELSE 'discarded' END"
 
-_MESSAGE_STATES = f"""
+#: In which state messages of these ids are. Rows: ``(id, state, newest send number or 0)``, one for each id.
+message_states = Template(f"""
 SELECT w.id, {MESSAGE_STATE}, coalesce((SELECT max(send_number) FROM {{s}}.message m WHERE m.half_id = w.id), 0)
-  FROM unnest(%(ids)s::uuid[]) w (id)
+  FROM unnest(%s::uuid[]) w (id)
   LEFT JOIN {{s}}.half_message h ON h.id = w.id{MESSAGE_JOINS}
-"""
+""")
 
 # Ordered, as every lock of several rows: two transactions that lock the same ones don't deadlock.
 _LOCK_ROWS = "SELECT FROM {s}.{table} WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id FOR UPDATE"
 
-_INBOX_STATES = f"""
+#: In which state inbox rows (`inbox_columns`) are. Rows: ``(group, id, state)`` of those that there are.
+inbox_states = Template(f"""
 SELECT w.consumer_group, w.id, {INBOX_STATE}
   FROM unnest(%(groups)s::text[], %(ids)s::uuid[]) w (consumer_group, id)
   CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
                        WHERE consumer_group = w.consumer_group AND message_id = w.id OFFSET 0) m
-"""
+""")
 
 # Without waiting, a row that another transaction has is still seen to be there.
 _LOCK_INBOX = f"""
@@ -198,16 +199,6 @@ SELECT w.number::int, l.state,
                         FOR UPDATE {{skip}}) l ON true
  ORDER BY w.number
 """
-
-
-def message_states(schema: str, ids: Iterable[UUID]) -> Statement:
-    """Read in which state these messages are. Rows: ``(id, state, newest send number or 0)``, one for each id."""
-    return statement(schema, _MESSAGE_STATES, {"ids": list(ids)})
-
-
-def inbox_states(schema: str, targets: Sequence[Target]) -> Statement:
-    """Read in which state these inbox rows are. Rows: ``(group, id, state)`` of those that there are."""
-    return statement(schema, _INBOX_STATES, inbox_columns(targets))
 
 
 def lock(

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 #: One message, or several.
 Ids = UUID | Collection[UUID]
+#: Who acts: a name, or an actor that also says by which interface.
+By = str | Actor
 
 
 class Operator(Lists, MessageViews, BulkJobs):
@@ -97,7 +99,7 @@ class Operator(Lists, MessageViews, BulkJobs):
         name: str,
         targets: Target | Sequence[Target],
         *,
-        by: str | Actor,
+        by: By,
         why: str = "",
         options: Mapping[str, Any] | None = None,
         version: str | None = None,
@@ -157,25 +159,19 @@ class Operator(Lists, MessageViews, BulkJobs):
             raise InvalidRequest(f"{targets[0]} is in several databases; name one of: {', '.join(having)}", "database")
         return next(iter(having.values()))
 
-    def resend(self, message_ids: Ids, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
+    def resend(self, message_ids: Ids, *, by: By, why: str = "", database: str | None = None) -> str:
         """Send dispatched messages once more, under the same ids; see `act` for what all acts take and raise.
 
         A group that has consumed a message does nothing; one that has parked or failed it tries again.
         """
         return self.act("resend", _targets(message_ids), by=by, why=why, database=database)
 
-    def recall(self, message_ids: Ids, *, by: str | Actor, why: str, database: str | None = None) -> str:
+    def recall(self, message_ids: Ids, *, by: By, why: str, database: str | None = None) -> str:
         """Take scheduled messages back before they are due."""
         return self.act("recall", _targets(message_ids), by=by, why=why, database=database)
 
     def compensate(
-        self,
-        message_ids: Ids,
-        *,
-        by: str | Actor,
-        why: str,
-        acknowledge_delivered: bool = False,
-        database: str | None = None,
+        self, message_ids: Ids, *, by: By, why: str, acknowledge_delivered: bool = False, database: str | None = None
     ) -> BulkJob:
         """Order that the local transactions behind messages be compensated; return the bulk job.
 
@@ -187,51 +183,40 @@ class Operator(Lists, MessageViews, BulkJobs):
                 effect and ``acknowledge_delivered`` isn't set.
             ActRefused: none of several messages can be compensated.
         """
-        return self.start(
-            "compensate",
-            Selector(targets=tuple(_targets(message_ids))),
-            by=by,
-            why=why,
-            options={"acknowledge_delivered": True} if acknowledge_delivered else {},
-            database=database,
-        )
+        selector = Selector(targets=tuple(_targets(message_ids)))
+        options = {"acknowledge_delivered": True} if acknowledge_delivered else {}
+        return self.start("compensate", selector, by=by, why=why, options=options, database=database)
 
-    def check(self, message_ids: Ids, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
+    def check(self, message_ids: Ids, *, by: By, why: str = "", database: str | None = None) -> str:
         """Try the fences of undecided halves; have the next check pass ask about those without one, once more."""
         return self.act("check", _targets(message_ids), by=by, why=why, database=database)
 
-    def reset(self, message_ids: Ids, *, by: str | Actor, why: str, database: str | None = None) -> str:
+    def reset(self, message_ids: Ids, *, by: By, why: str, database: str | None = None) -> str:
         """Set the counters of undecided halves back and have them checked by the next pass (RocketMQ: resume)."""
         return self.act("reset", _targets(message_ids), by=by, why=why, database=database)
 
-    def commit(
-        self, message_ids: Ids, *, by: str | Actor, why: str, force: bool = False, database: str | None = None
-    ) -> str:
+    def commit(self, message_ids: Ids, *, by: By, why: str, force: bool = False, database: str | None = None) -> str:
         """Decide undecided halves by hand, parked or not: commit; with ``force`` also fenced ones."""
         options = {"force": True} if force else {}
         return self.act("commit", _targets(message_ids), by=by, why=why, options=options, database=database)
 
-    def rollback(self, message_ids: Ids, *, by: str | Actor, why: str, database: str | None = None) -> str:
+    def rollback(self, message_ids: Ids, *, by: By, why: str, database: str | None = None) -> str:
         """Decide undecided halves by hand, parked or not: roll back."""
         return self.act("rollback", _targets(message_ids), by=by, why=why, database=database)
 
-    def retry(
-        self, message_ids: Ids, *, group: str, by: str | Actor, why: str = "", database: str | None = None
-    ) -> str:
+    def retry(self, message_ids: Ids, *, group: str, by: By, why: str = "", database: str | None = None) -> str:
         """Have failed or parked messages of a group tried again now; parked ones get all their attempts."""
         return self.act("retry", _targets(message_ids, group), by=by, why=why, database=database)
 
-    def park(self, message_ids: Ids, *, group: str, by: str | Actor, why: str, database: str | None = None) -> str:
+    def park(self, message_ids: Ids, *, group: str, by: By, why: str, database: str | None = None) -> str:
         """Park failed messages of a group: they aren't tried again until an operator retries them."""
         return self.act("park", _targets(message_ids, group), by=by, why=why, database=database)
 
-    def discard(self, message_ids: Ids, *, group: str, by: str | Actor, why: str, database: str | None = None) -> str:
+    def discard(self, message_ids: Ids, *, group: str, by: By, why: str, database: str | None = None) -> str:
         """Discard parked messages of a group; they can be restored until they are pruned."""
         return self.act("discard", _targets(message_ids, group), by=by, why=why, database=database)
 
-    def restore(
-        self, message_ids: Ids, *, group: str, by: str | Actor, why: str = "", database: str | None = None
-    ) -> str:
+    def restore(self, message_ids: Ids, *, group: str, by: By, why: str = "", database: str | None = None) -> str:
         """Make discarded messages of a group dead letters again."""
         return self.act("restore", _targets(message_ids, group), by=by, why=why, database=database)
 
@@ -264,9 +249,7 @@ class OutboxOperator(Operator):
             )
         return self._engine
 
-    def check_now(
-        self, message_id: UUID, *, by: str | Actor, why: str = "", new_runner: NewRunner | None = None
-    ) -> Answer:
+    def check_now(self, message_id: UUID, *, by: By, why: str = "", new_runner: NewRunner | None = None) -> Answer:
         """Check an undecided half here and now, parked or not, by its fence or by its checker; return the answer.
 
         ``new_runner`` makes the connections for the checker, given whether it is async; by default they come from the
@@ -379,6 +362,6 @@ def _has(database: Database, part: str, target: Target) -> bool:
             (((_, state, _),),) = execute(connection, message_states(schema, [message_id]))
             return bool(state != "unknown")
         if target.group:
-            return bool(execute(connection, inbox_states(schema, [target]))[0])
+            return bool(execute(connection, inbox_states(schema, groups=[target.group], ids=[message_id]))[0])
         (rows,) = execute(connection, inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, 1))
         return bool(rows)

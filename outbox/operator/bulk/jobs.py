@@ -52,6 +52,8 @@ _SELECTABLE = {
 }
 
 _LONGEST_KEY = 255
+# What a stored selector has beside what was selected.
+_ADDED = {"described", "counts"}
 _AGAIN = "look at the preview again"
 _NEWEST: SortOrder[model.BulkJob] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
 _BY_NUMBER: SortOrder[model.BulkItem] = SortOrder(key=lambda item: (item.number,), shape=(int,), newest_first=False)
@@ -221,9 +223,16 @@ class BulkJobs(OverDatabases):
         for database in self.databases.values():
             with database.reading() as connection:
                 rows = query(connection, database.schema, sql.BY_KEY, key=key)
-            if rows:
-                _check_same(rows[0], key, request, selector, rate)
-                return self.bulk_job(rows[0][0])
+            if not rows:
+                continue
+            ((bulk_job_id, action, actor, reason, options, selected, earlier_rate),) = rows
+            before = {name: value for name, value in json.loads(selected).items() if name not in _ADDED}
+            now = (request.act.name, request.by, request.why, request.options, _selector_json(selector), rate)
+            if (action, actor, reason, json.loads(options), before, earlier_rate) != now:
+                raise SelectorChanged(
+                    f"idempotency key {key!r} was used for something else (bulk job {bulk_job_id}); use another key"
+                )
+            return self.bulk_job(bulk_job_id)
         return None
 
 
@@ -308,18 +317,6 @@ def _read_token(token: str, selection: Selection, database: str | None) -> dict[
         raise SelectorChanged(
             f"the token isn't one of a preview of this action, selection, options and database; {_AGAIN}"
         ) from None
-
-
-def _check_same(row: Row, key: str, request: ActRequest, selector: model.Selector, rate: float | None) -> None:
-    bulk_job_id, action, actor, reason, options, selected, earlier_rate = row
-    before = {name: value for name, value in json.loads(selected).items() if name not in {"described", "counts"}}
-    now = _selector_json(selector)
-    if (action, actor, reason, json.loads(options), before, earlier_rate) != (
-        request.act.name, request.by, request.why, dict(request.options), now, rate,
-    ):  # fmt: skip
-        raise SelectorChanged(
-            f"idempotency key {key!r} was used for something else (bulk job {bulk_job_id}); use another key"
-        )
 
 
 def _selector_json(selector: model.Selector) -> dict[str, Any]:
@@ -532,17 +529,16 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
     """Return the messages that took effect in a registered database, where that matters."""
     if not selection.checks_delivery or not ids:
         return []
-    found: set[UUID] = set()
+    found: set[Row] = set()
     for database in databases.having("consumer"):
         with database.reading(SECONDS) as connection:
-            found |= {each for (each,) in query(connection, database.schema, sql.CONSUMED, ids=ids)}
-    return sorted(found)
+            found.update(query(connection, database.schema, sql.CONSUMED, ids=ids))
+    return sorted(each for (each,) in found)
 
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
     """Return the database in which the bulk job is to be done, and what is matched there; see `BulkJobs.preview`."""
-    act = selection.act
-    selector = selection.selector
+    act, selector = selection.act, selection.selector
     criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
     if name is None and criteria is not None:
         name = criteria.database

@@ -159,13 +159,8 @@ class _Run:
         elif isinstance(error, OutboxError):
             settled = sql.Settled(row[0], "failed", str(error))
         else:
-            logger.warning(
-                "bulk job %s: item %d failed",
-                self._id,
-                row[0],
-                exc_info=error,
-                extra={"event": "bulk.item_failed", "bulk_job": str(self._id)},
-            )
+            extra = {"event": "bulk.item_failed", "bulk_job": str(self._id)}
+            logger.warning("bulk job %s: item %d failed", self._id, row[0], exc_info=error, extra=extra)
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
         with self._connection.begin():
             execute(self._connection, sql.settle(self._settings.schema, self._id, [settled]))

@@ -207,28 +207,20 @@ def fingerprint_of(*kind: str) -> str:
 
 
 def _dead_groups(database: Database, criteria: model.InboxFilter, limit: int) -> list[model.DeadGroup]:
-    schema = database.schema
+    schema, name, found = database.schema, database.name, []
     with database.reading() as connection:
-        (counts,) = execute(
-            connection, inbox_sql.counts(schema, criteria.group, criteria.topic, limit, model.COUNT_LIMIT)
-        )
-        if not counts:
+        counting = inbox_sql.counts(schema, criteria.group, criteria.topic, limit, model.COUNT_LIMIT)
+        if not (counts := execute(connection, counting)[0]):
             return []
         columns = ([row[column] for row in counts] for column in range(3))
         (rows,) = execute(connection, inbox_sql.details(schema, *columns))
-    return [_dead_group(database.name, counts[row[0] - 1], row) for row in rows]
-
-
-def _dead_group(database: str, counted: Row, detail: Row) -> model.DeadGroup:
-    group, topic, kind, value, most = counted
-    _, first_at, last_at, *sample = detail
-    fingerprint, count = (
-        fingerprint_of(database, group, topic, kind),
-        model.Total(value, "gte" if value >= most else "eq"),
-    )
-    return model.DeadGroup(
-        fingerprint, database, group, topic, kind, count, first_at, last_at, model.InboxRow(database, *sample)
-    )
+    for number, first_at, last_at, *sample in rows:
+        group, topic, kind, value, most = counts[number - 1]
+        fingerprint = fingerprint_of(name, group, topic, kind)
+        count = model.Total(value, "gte" if value >= most else "eq")
+        row = model.InboxRow(name, *sample)
+        found.append(model.DeadGroup(fingerprint, name, group, topic, kind, count, first_at, last_at, row))
+    return found
 
 
 def query_in(connection: Connection, database: Database, criteria: model.InboxFilter) -> InboxQuery | None:

@@ -85,15 +85,8 @@ class MessageFacts:
         check = self.check and {
             name: value for name, value in self.check.items() if name not in {"status", "next_check_in", "being_asked"}
         }
-        facts = (
-            self.state,
-            check,
-            self.op,
-            self.sends,
-            self.scheduled,
-            self.compensation,
-            [astuple(row) for row in self.inbox],
-        )
+        inbox = [astuple(row) for row in self.inbox]
+        facts = (self.state, check, self.op, self.sends, self.scheduled, self.compensation, inbox)
         return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -123,10 +116,8 @@ def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Da
 
 
 def _add_producer_side(connection: Connection, database: Database, found: MessageFacts) -> None:
-    schema, values = (
-        database.schema,
-        {"id": found.id, "timeout": database.settings.check_timeout, "unanswered": UNANSWERED},
-    )
+    schema = database.schema
+    values = {"id": found.id, "timeout": database.settings.check_timeout, "unanswered": UNANSWERED}
     statements = [statement(schema, sql, values) for _, sql in PRODUCER_SIDE.values()]
     states, *answers = execute(connection, message_states(schema, [found.id]), *statements)
     parts = zip(PRODUCER_SIDE.items(), answers, strict=True)
@@ -331,14 +322,8 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
     if scheduled.get("recalled_at"):
         yield Event(scheduled["recalled_at"], "recalled", "Recalled", name, actor=scheduled["recalled_by"])
     if (undoing := found.compensation) is not None:
-        yield Event(
-            undoing["compensated_at"],
-            "compensated",
-            f"Local transaction compensated by {undoing['function']}",
-            name,
-            undoing["reason"],
-            undoing["requested_by"],
-        )
+        title, at = f"Local transaction compensated by {undoing['function']}", undoing["compensated_at"]
+        yield Event(at, "compensated", title, name, undoing["reason"], undoing["requested_by"])
 
 
 def _checks(found: MessageFacts) -> Iterator[Event]:

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import heapq
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +143,10 @@ def merged(
     if not after.keys() <= set(names):
         raise _invalid()
     found = {name: read(name, position, size + 1) for name, position in after.items()}
-    taken = _first(found, order, size)
+    # Each row with its database's name. Of each database it takes the first ones.
+    owned = [[(name, row) for row in found[name].rows] for name in sorted(found)]
+    ordered = heapq.merge(*owned, key=lambda pair: order.key(pair[1]), reverse=order.newest_first)
+    taken = list(itertools.islice(ordered, size))
     going_on = {}
     for name, part in found.items():
         count = sum(1 for owner, _ in taken if owner == name)
@@ -205,13 +209,6 @@ def fitting(criteria: object, conditions: Mapping[str, str]) -> tuple[str, dict[
     """Return the conditions of the fields that are given, as one, and their values by the names of the fields."""
     values = {name: value for name in conditions if (value := getattr(criteria, name)) not in {None, ()}}
     return " AND ".join(conditions[name] for name in values) or "true", values
-
-
-def _first(found: Mapping[str, Part[T]], order: SortOrder[T], size: int) -> list[tuple[str, T]]:
-    """Return the first rows of all, each with its database's name. Of each database it takes the first ones."""
-    lists = [[(name, row) for row in found[name].rows] for name in sorted(found)]
-    rows = heapq.merge(*lists, key=lambda owned: order.key(owned[1]), reverse=order.newest_first)
-    return [owned for owned, _ in zip(rows, range(size), strict=False)]
 
 
 def decode(values: object, shape: Sequence[type]) -> Position | None:
