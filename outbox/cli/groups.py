@@ -27,6 +27,7 @@ from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import ActOptions, PageOptions, as_id, gathered, read_filter
 from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, say
 from outbox.operator.acts import ACTS, Act
+from outbox.operator.look.paging import every
 from outbox.operator.model import MAX_IDS, MAX_PAGE, BulkItem, BulkJob, Page, PageRequest, Preview, Selector, Target
 from outbox.reader import option, shape_of
 from outbox.text import counted
@@ -106,18 +107,6 @@ class CommandGroup(Generic[Row]):
 
 
 # --- lists and exports -----------------------------------------------------------------------------------------------
-
-
-def every(fetch: Callable[[PageRequest], Page[Row]], limit: int | None = None) -> Iterator[Row]:
-    """Yield the rows of all pages, the first ``limit`` of them if given."""
-    token, left = None, limit
-    while left is None or left > 0:
-        page = fetch(PageRequest(MAX_PAGE if left is None else min(MAX_PAGE, left), token))
-        yield from page.items
-        left = None if left is None else left - len(page.items)
-        token = page.next_page_token
-        if token is None:
-            return
 
 
 def page_of(fetch: Callable[[PageRequest], Page[Row]], limit: int, token: str | None) -> Page[Row]:

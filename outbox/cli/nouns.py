@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, WordsArgument, all_rows, commands_of, item_word
 from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, command, gathered
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
-from outbox.errors import InvalidMessage, MessageNotFound
-from outbox.message import content
+from outbox.errors import MessageNotFound
 from outbox.message.model import Resolution, Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS
@@ -70,19 +68,9 @@ def show_message(
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
         view = operator.message(message_id)
         if body and view.half is not None:
-            shown = _readable(*operator.body(message_id))
+            shown = output.readable(*operator.body(message_id))
     document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
     output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
-
-
-def _readable(content_type: str, raw: bytes) -> Any:
-    """Return a body decoded by its content type; where it has no text form, its length and digest."""
-    digest = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    try:
-        decoded = content.decode(raw, content_type)
-    except InvalidMessage as error:
-        return {**digest, "error": str(error)}
-    return digest if isinstance(decoded, bytes) else decoded
 
 
 def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:

@@ -8,9 +8,9 @@ import inspect
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
@@ -37,11 +37,11 @@ from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import Overview, System, TopicLag
 from outbox.operator.health.rules import HandlerRow, WorkerRow
+from outbox.operator.look.paging import every
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
 
-T = TypeVar("T")
 Window = Literal["1h", "6h", "24h", "7d"]
 
 router = APIRouter(prefix=PREFIX, responses=problems())
@@ -269,7 +269,9 @@ def _add_export(call: str, suffix: str, media_type: str, description: str) -> No
 
     def export(context: Context, query: Any = from_query(types["criteria"], ExportQuery)) -> StreamingResponse:
         criteria, most = query
-        rows = _all(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
+        rows = every(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
+        # The first is read at once, so that a wrong request is still refused.
+        rows = itertools.chain(list(itertools.islice(rows, 1)), rows)
         lines = _csv_lines(row, rows) if suffix == "csv" else (json.dumps(plain(each)) + "\n" for each in rows)
         # Each part is made by a thread: one for many lines costs less than one for each.
         parts = iter(lambda: "".join(itertools.islice(lines, model.MAX_PAGE)), "")
@@ -285,20 +287,6 @@ def _add_export(call: str, suffix: str, media_type: str, description: str) -> No
         responses={200: {"content": {media_type: {"schema": {"type": "string"}}}}},
         tags=["export"],
     )
-
-
-def _all(get: Callable[[model.PageRequest], model.Page[T]], limit: int) -> Iterator[T]:
-    """Return the rows of all pages. The first is read at once, so that a wrong request is still refused."""
-    first = get(model.PageRequest(min(limit, model.MAX_PAGE)))
-
-    def pages() -> Iterator[T]:
-        page = first
-        yield from page.items
-        while page.next_page_token:
-            page = get(model.PageRequest(model.MAX_PAGE, page.next_page_token))
-            yield from page.items
-
-    return itertools.islice(pages(), limit)
 
 
 def _csv_lines(kind: Any, rows: Iterator[Any]) -> Iterator[str]:

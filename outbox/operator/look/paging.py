@@ -12,7 +12,7 @@ import hashlib
 import heapq
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -187,6 +187,18 @@ def page_of(
 
     found = merged(by_name, page, criteria, order, read_one)
     return found if page.token else dataclasses.replace(found, total=_total(found, counts))
+
+
+def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:
+    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given."""
+    token, left = None, limit
+    while left is None or left > 0:
+        page = fetch(PageRequest(MAX_PAGE if left is None else min(MAX_PAGE, left), token))
+        yield from page.items
+        left = None if left is None else left - len(page.items)
+        token = page.next_page_token
+        if token is None:
+            return
 
 
 def _total(page: Page[T], counts: list[int | None]) -> Total | None:
