@@ -273,67 +273,52 @@ class OutboxOperator(Operator):
             with engine.connect() as connection:
                 # Whatever the engine has: after the wait for a lock the half is read as it is by then.
                 connection.execution_options(isolation_level="READ COMMITTED")
-                return _check(connection, self._settings, self._checkers, asker, request, Target(message_id))
+                return self._check(connection, asker, request, Target(message_id))
         finally:
             asker.end()
 
+    def _check(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Answer:
+        act, settings, began = request.act, self._settings, time.monotonic()
+        try:
+            with connection.begin():
+                execute(connection, wait_at_most(PATIENCE))
+                state = lock(connection, settings, act, [target], wait=True)[target].state or ""
+                if state == "unknown":
+                    raise HalfNotFound(target.message_id)
+                if state not in act.from_states:
+                    raise CheckRefused(act.refused(target, act.refusal(state)))
+                if state != "fenced":
+                    interview = self._claim(connection, asker, request, target)
+                else:
+                    running = try_fence(connection, settings, request, target)
+                    answer = Resolution.UNKNOWN if running else Resolution.ROLLBACK
+                    return Answer(answer, check_sql.RUNNING if running else None, time.monotonic() - began)
+        except DBAPIError as failure:
+            if sqlstate(failure) != LOCK_NOT_AVAILABLE:
+                raise
+            why_not = f"a transaction that decides it has not ended for {PATIENCE:g} s; try again in a while"
+            raise CheckRefused(act.refused(target, why_not)) from failure
+        return _hold(connection, asker, interview)
 
-def _check(
-    connection: Connection,
-    settings: Settings,
-    checkers: Mapping[str, Checker],
-    asker: Asker,
-    request: ActRequest,
-    target: Target,
-) -> Answer:
-    act = request.act
-    began = time.monotonic()
-    try:
-        with connection.begin():
-            execute(connection, wait_at_most(PATIENCE))
-            state = lock(connection, settings, act, [target], wait=True)[target].state or ""
-            if state == "unknown":
-                raise HalfNotFound(target.message_id)
-            if state not in act.from_states:
-                raise CheckRefused(act.refused(target, act.refusal(state)))
-            if state != "fenced":
-                interview = _claim(connection, settings, checkers, asker, request, target)
-            else:
-                running = try_fence(connection, settings, request, target)
-                resolution, error = (Resolution.UNKNOWN, check_sql.RUNNING) if running else (Resolution.ROLLBACK, None)
-                return Answer(resolution, error, time.monotonic() - began)
-    except DBAPIError as failure:
-        if sqlstate(failure) != LOCK_NOT_AVAILABLE:
-            raise
-        why_not = f"a transaction that decides it has not ended for {PATIENCE:g} s; try again in a while"
-        raise CheckRefused(act.refused(target, why_not)) from failure
-    return _hold(connection, asker, interview)
-
-
-def _claim(
-    connection: Connection,
-    settings: Settings,
-    checkers: Mapping[str, Checker],
-    asker: Asker,
-    request: ActRequest,
-    target: Target,
-) -> Interview:
-    (((topic, _),),) = execute(connection, check_sql.lock(settings.schema, target.message_id))
-    if (checker := checkers.get(topic)) is None:
-        why = (
-            f"no checker is registered for topic {topic!r} here; register one with @outbox.checker({topic!r}), or "
-            "decide the half yourself"
+    def _claim(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Interview:
+        schema = self._settings.schema
+        (((topic, _),),) = execute(connection, check_sql.lock(schema, target.message_id))
+        if (checker := self._checkers.get(topic)) is None:
+            why = (
+                f"no checker is registered for topic {topic!r} here; register one with @outbox.checker({topic!r}), or "
+                "decide the half yourself"
+            )
+            raise CheckRefused(request.act.refused(target, why))
+        asker.make_runner(is_async=checker.is_async)
+        rows, _ = execute(
+            connection,
+            check_sql.claim_this(schema, target.message_id, question_of(checker)),
+            request.record(schema, target, {"asked": "checker"}),
         )
-        raise CheckRefused(request.act.refused(target, why))
-    asker.make_runner(is_async=checker.is_async)
-    rows, _ = execute(
-        connection,
-        check_sql.claim_this(settings.schema, target.message_id, question_of(checker)),
-        request.record(settings.schema, target, {"asked": "checker"}),
-    )
-    if not rows:
-        raise CheckRefused(request.act.refused(target, "it is being asked about at this moment; try again in a while"))
-    return Interview.of(checker, settings, rows[0])
+        if not rows:
+            why = "it is being asked about at this moment; try again in a while"
+            raise CheckRefused(request.act.refused(target, why))
+        return Interview.of(checker, self._settings, rows[0])
 
 
 def _hold(connection: Connection, asker: Asker, interview: Interview) -> Answer:

@@ -138,9 +138,8 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
     targets = audit_targets(connection, database, str(message_id))
     (audit,) = execute(connection, lists_sql.list_audit(schema, AuditFilter(), targets, None, _MOST_ACTS))
     if "consumer" in database.parts:
-        (inbox,) = execute(
-            connection, inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS)
-        )
+        everywhere = inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS)
+        (inbox,) = execute(connection, everywhere)
         rows = [InboxRow(database.name, *row[2:]) for row in inbox]
         found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
         findings = named(message_sql.FINDING, query(connection, schema, message_sql.FINDINGS, id=message_id))
@@ -170,12 +169,6 @@ def _groups_without_row(
 def _at(moment: dt.datetime) -> str:
     """Return a time as operators read it."""
     return f"{moment.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def next_of(found: MessageFacts, databases: Databases) -> str:
-    """Return in a sentence what happens next; what waits for an operator comes first."""
-    clauses = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
-    return "; ".join(clauses) or "nothing more is known: its half message is in no database that could be read"
 
 
 def _next_at_producer(found: MessageFacts) -> Iterator[str]:
@@ -412,6 +405,8 @@ _SHOWN = ("id", "check", "history", "op", "sends", "scheduled", "inbox", "audit"
 def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, revealed: bool) -> MessageView:
     actions, refused = actions_of(found)
     half, body, compensation = found.half, None, found.compensation
+    # What waits for an operator comes first.
+    coming = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
     if half is not None:
         body = redactor.body(half["content_type"], bytes(found.raw), reveal=revealed)
         half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
@@ -420,7 +415,7 @@ def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, reve
     return MessageView(
         database=found.home.name if found.home else None,
         status=half["status"] if half else None,
-        next=next_of(found, databases),
+        next="; ".join(coming) or "nothing more is known: its half message is in no database that could be read",
         version=found.version,
         half=half,
         compensation=compensation,

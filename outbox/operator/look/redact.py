@@ -29,14 +29,9 @@ _INDENT = "  "
 _BEFORE_FIRST = -1
 
 
-def is_container(text: str) -> bool:
+def _is_container(text: str) -> bool:
     """Tell whether a text looks like a JSON object or array."""
     return text.lstrip()[:1] in _OPENING
-
-
-def is_json_text(text: str) -> bool:
-    """Tell whether a text is JSON that can be read."""
-    return _read(text) is not _NONE
 
 
 def has_at(raw: bytes, path: str, value: str) -> bool:
@@ -124,7 +119,7 @@ class Redactor:
         masked: list[str] = []
         if full or self.display == "masked":
             known = _text(content_type, raw)
-            if known is not None and is_json(content_type) and (full or is_container(known)) and is_json_text(known):
+            if known and is_json(content_type) and (full or _is_container(known)) and _read(known) is not _NONE:
                 text, masked = self._written(known, full=full, limit=self.limit)
             elif full:
                 text = known
@@ -161,9 +156,8 @@ class Redactor:
 
     def _holds(self, text: str) -> bool:
         """Tell whether a text is JSON itself, with a value in it that would be masked."""
-        return (
-            is_container(text) and is_json_text(text) and bool(self._written(text, full=False, limit=len(text) * 4)[1])
-        )
+        is_document = _is_container(text) and _read(text) is not _NONE
+        return is_document and bool(self._written(text, full=False, limit=len(text) * 4)[1])
 
     def _written(self, text: str, *, full: bool, limit: int) -> tuple[str, list[str]]:
         """Return JSON, one member a line, to a little beyond the limit; and the paths of what is masked in it."""
