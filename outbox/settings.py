@@ -151,10 +151,11 @@ class Settings:
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
         """Return settings from variables such as ``OUTBOX_SCHEMA``, or ``OUTBOX_RETENTION`` (``259200`` or ``72h``).
 
-        ``environ`` is that of the process unless given; ``overrides`` go before it. ``OUTBOX_RETRY_DELAYS`` is a
-        comma-separated list.
+        ``environ`` is that of the process unless given; ``overrides`` that aren't None go before it.
+        ``OUTBOX_RETRY_DELAYS`` is a comma-separated list.
 
         Raises:
             InvalidSettings: a variable that can't be read, or a misspelt one; names it, its value and the mend.
         """
-        return cls(**{**environment(cls, "OUTBOX_", environ, _OTHERS), **overrides})
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return cls(**environment(cls, "OUTBOX_", environ, _OTHERS) | given)

@@ -50,7 +50,7 @@ class DatabaseOptions:
     @property
     def settings(self) -> Settings:
         """The settings of the environment, with the schema of the option."""
-        return find_settings(self.schema)
+        return Settings.from_env(schema=self.schema or None)
 
     @property
     def address(self) -> URL:
@@ -198,11 +198,6 @@ def _split(text: str, source: str) -> tuple[str, str]:
 def _identity(url: URL) -> object:
     """Return what URLs of one database have in common."""
     return url.host, url.port or 5432, url.database, tuple(sorted(url.query.items()))
-
-
-def find_settings(schema: str | None) -> Settings:
-    """Return the settings of the environment, with the schema of the option if given."""
-    return Settings.from_env(schema=schema) if schema else Settings.from_env()
 
 
 @contextmanager
@@ -361,7 +356,7 @@ def show_sql(
     """
     from outbox.database import migration  # noqa: PLC0415
 
-    sys.stdout.write(migration.sql(part or list(SchemaPart), find_settings(schema).schema))
+    sys.stdout.write(migration.sql(part or list(SchemaPart), Settings.from_env(schema=schema or None).schema))
 
 
 def _listed(done: str, revisions: list[str]) -> str:

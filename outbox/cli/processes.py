@@ -22,7 +22,7 @@ import typer
 from sqlalchemy.exc import DBAPIError
 
 import outbox
-from outbox.cli.database import AllDatabasesOptions, described, engine_of, find_settings
+from outbox.cli.database import AllDatabasesOptions, described, engine_of
 from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import gathered
 from outbox.cli.output import Output, OutputOption, print_json, say
@@ -262,7 +262,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
 
         from outbox.console import serve as standalone  # noqa: PLC0415
         from outbox.console.serve import ConsoleConfig  # noqa: PLC0415
-    settings, urls = find_settings(databases.schema), databases.urls
+    settings, urls = databases.settings, databases.urls
     config = ConsoleConfig.from_env(
         databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
         **asdict(server),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outbox.cli import options, output
-from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_settings, find_url, opened
+from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
 from outbox.cli.output import (
@@ -42,6 +42,7 @@ from outbox.reader import option
 from outbox.reconcile import record
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
+from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
@@ -97,7 +98,7 @@ class SourceOptions:
 
     def access(self, url: URL) -> Access:
         """Return the access to a database."""
-        return Access(url.render_as_string(hide_password=False), find_settings(self.schema))
+        return Access(url.render_as_string(hide_password=False), Settings.from_env(schema=self.schema or None))
 
 
 def _find_url(url: str | None, name: str, variable: str, *others: str) -> URL:
@@ -372,7 +373,8 @@ class RecordOptions:
     @contextmanager
     def opened(self) -> Iterator[tuple[Connection, str]]:
         """Open the database in which runs are recorded; yield it with the schema."""
-        url, settings = _find_url(self.consumer, "--consumer", *_RECORDED), find_settings(self.schema)
+        url = _find_url(self.consumer, "--consumer", *_RECORDED)
+        settings = Settings.from_env(schema=self.schema or None)
         with opened(url, settings) as (connection, parts):
             if "consumer" not in parts:
                 found = f"only the producer's tables are in {described(url, settings.schema)}"

@@ -55,8 +55,8 @@ def access_of(url: str, schema: str | None = None, what: str = "url", *, passwor
             f"{what} has a password, and a file can't keep it secret; leave it out and put it into PGPASSFILE, "
             "or write url_env = the name of an environment variable that has the whole URL"
         )
-    settings = Settings.from_env() if schema is None else Settings.from_env(schema=schema)
-    return Access(parts.set(drivername="postgresql+psycopg").render_as_string(hide_password=False), settings)
+    checked = parts.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    return Access(checked, Settings.from_env(schema=schema))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def test_every_setting_can_come_from_the_environment(field: dataclasses.Field[An
 def test_environment_and_overrides() -> None:
     """Overrides in code win over variables; other variables are ignored."""
     environ = {"OUTBOX_SCHEMA": "mine", "OUTBOX_QUEUES": "4", "OUTBOX_LISTEN": "off", "OUTBOX_RETRY_DELAYS": "1, 2.5,"}
-    settings = Settings.from_env(environ | {"OUTBOX_DATABASE_URL": "x", "QUEUES": "9"}, queues=2)
+    settings = Settings.from_env(environ | {"OUTBOX_DATABASE_URL": "x", "QUEUES": "9"}, queues=2, schema=None)
     assert (settings.schema, settings.queues, settings.listen) == ("mine", 2, False)
     assert settings.retry_delays == (1.0, 2.5)
 

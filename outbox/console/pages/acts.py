@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
-from outbox.console.api.lists import ItemFilter
+from outbox.console.api.lists import ItemFilter, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import requires
 from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
@@ -187,8 +187,6 @@ def _refused(message: MessageView, act: Act, group: str | None) -> str | None:
 
 # --- many messages -----------------------------------------------------------------------------------------
 
-_FILTERS: Mapping[str, type] = {"messages": model.MessageFilter, "inbox": model.InboxFilter, "halves": model.HalfFilter}
-
 
 @dataclass(frozen=True, slots=True)
 class BulkForm:
@@ -222,7 +220,7 @@ class BulkForm:
         """What the bulk job acts on."""
         if self.named:
             return Selector(targets=tuple(target for target, _ in map(_target, self.named)))
-        criteria: Any = read(_FILTERS[self.of], pairs_of(self.filter))
+        criteria: Any = read(types_of(self.of)["criteria"], pairs_of(self.filter))
         return Selector(**{self.of: criteria})
 
     def by_database(self) -> Mapping[str, Sequence[str]]:

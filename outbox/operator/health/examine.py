@@ -288,7 +288,7 @@ def read_settings(schema: str | None = None) -> tuple[Settings, InvalidSettings 
         InvalidSettings: the name of the schema can't be one.
     """
     try:
-        return (Settings.from_env(schema=schema) if schema else Settings.from_env()), None
+        return Settings.from_env(schema=schema or None), None
     except InvalidSettings as error:
         name = schema or os.environ.get("OUTBOX_SCHEMA")
         return (Settings(schema=name) if name else Settings()), error
