@@ -10,7 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings, __version__
 from outbox.operator.databases import Database, Databases
-from outbox.operator.health.overview import address, handlers, system, workers
+from outbox.operator.health.overview import handlers, system, workers
+from outbox.operator.health.rules import Subject, address
 from tests.operator.health import handler, open_databases, report, send, sql
 
 
@@ -89,5 +90,6 @@ def test_a_database_that_is_away(engine: Engine) -> None:
     ],
 )
 def test_an_address_has_no_password(url: str, shown: str) -> None:
-    """Wherever it was written."""
+    """Wherever it was written; nor have the options of the commands that mend."""
     assert address(make_url(url)) == shown
+    assert shown in Subject(name="bank", url=make_url(url), settings=Settings()).options

@@ -23,13 +23,12 @@ from outbox.operator.health.rules import Diagnosis, HandlerRow, Severity, Subjec
 from outbox.text import database_address
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
+    from sqlalchemy import Connection
 
     from outbox.operator.databases import Database, Databases
 
 #: The errors that mean that a database, or its tables, can't be reached.
 UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
-_SECRETS = frozenset({"password", "sslpassword"})
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
 _RECENT = 10
 _SECONDS = 5.0
@@ -348,19 +347,13 @@ def why_unreachable(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def address(url: URL) -> str:
-    """Return a URL without any password."""
-    query = {name: value for name, value in url.query.items() if name.lower() not in _SECRETS}
-    return url.set(query=query).render_as_string(hide_password=True)
-
-
 def _view(database: Database) -> DatabaseView:
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
     from outbox.database.migration import chain  # noqa: PLC0415
 
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
-    view = DatabaseView(database.name, address(database.engine.url), parts, None, {}, heads, None, [])
+    view = DatabaseView(database.name, rules.address(database.engine.url), parts, None, {}, heads, None, [])
     schema, now = database.schema, {"idle_transaction": 0.0, "running_transaction": 0.0}
     statements = (sql.SERVER(schema), sql.OPEN_TRANSACTIONS(schema, **now), sql.TABLE_SIZES(schema))
     try:

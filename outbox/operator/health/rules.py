@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 #: So many are counted; a number that has come to it means "at least".
 LIMIT = 10_000
+_SECRETS = frozenset({"password", "sslpassword"})
 
 
 class Severity(enum.StrEnum):
@@ -500,6 +501,12 @@ def done(reports: Iterable[WorkerReport], duty: str) -> bool:
 # --- what is judged -----------------------------------------------------------------------------------------------
 
 
+def address(url: URL) -> str:
+    """Return a URL without any password."""
+    query = {name: value for name, value in url.query.items() if name.lower() not in _SECRETS}
+    return url.set(query=query).render_as_string(hide_password=True)
+
+
 @dataclass(kw_only=True)
 class Subject:
     """A database that is judged: its name, its address, and the settings with which it is used.
@@ -534,8 +541,8 @@ class Subject:
 
     @property
     def options(self) -> str:
-        """The options by which a command of ours finds this database; a password in its URL is masked."""
-        url, schema = shlex.quote(self.url.render_as_string(hide_password=True)), self.settings.schema
+        """The options by which a command of ours finds this database; there is no password in its URL."""
+        url, schema = shlex.quote(address(self.url)), self.settings.schema
         return f"--url {url}{'' if schema == 'outbox' else f' --schema {schema}'}"
 
     def finding(
