@@ -6,7 +6,6 @@ And the databases in which such a message may take effect: the producer's own, i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,8 +14,8 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from outbox.compensate.sql import has_inbox
-from outbox.database.engines import address_of, engine_of, url_of
-from outbox.database.execute import execute, is_lost
+from outbox.database.engines import address_of, connect, discard, engine_of, url_of
+from outbox.database.execute import execute
 from outbox.database.failure import CONTENDED, sqlstate
 from outbox.database.session import check_function, is_async
 from outbox.errors import InvalidHandler, SchemaError
@@ -140,8 +139,7 @@ class InboxDatabase:
         """Give the connection back."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # whatever a broken connection says to its end
-                connection.close()
+            discard(connection)
 
     def _failed(self, error: Exception) -> None:
         """Don't ask it again in this pass: each attempt to reach it may take long."""
@@ -197,26 +195,4 @@ class InboxDatabases:
 
 
 def _connect(bind: Engine | AsyncEngine | str) -> Connection:
-    """Open a connection in the mode in which `execute` begins transactions itself, READ COMMITTED."""
-    engine = engine_of(bind)
-    try:
-        return _ready(engine)
-    except DBAPIError as error:
-        if not error.connection_invalidated:
-            raise
-    # The pool gave us one that the server had closed, and knows by now that its others are as old.
-    return _ready(engine)
-
-
-def _ready(engine: Engine) -> Connection:
-    connection = engine.connect()
-    try:
-        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        with connection.begin():
-            connection.exec_driver_sql("SELECT 1")
-    except BaseException:
-        if is_lost(connection):
-            connection.invalidate()
-        connection.close()
-        raise
-    return connection
+    return connect(engine_of(bind))

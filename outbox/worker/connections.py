@@ -14,11 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox.database.engines import address_of, url_of
-from outbox.database.execute import driver_of, is_lost
+from outbox.database.engines import address_of, connect, discard, url_of
+from outbox.database.execute import driver_of
 from outbox.database.runner import Pass
 from outbox.message.model import Counts
 from outbox.text import database_address
@@ -57,36 +56,14 @@ class WorkerDatabase:
 
     def connect(self) -> Connection:
         """Open a connection; the caller closes it."""
+        connection = connect(self.engine)
         try:
-            return self._connect()
-        except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise
-        # The pool gave us one that the server had closed, and knows by now that its others are as old.
-        return self._connect()
-
-    def _connect(self) -> Connection:
-        connection = self.engine.connect()
-        try:
-            connection = connection.execution_options(isolation_level=_ISOLATION)
-            with connection.begin():
-                connection.exec_driver_sql("SELECT 1")
             connection.detach()
             keep_alive(driver_of(connection))
         except BaseException:
             connection.close()
             raise
         return connection
-
-
-def discard(connection: Connection) -> None:
-    """Close a connection, broken or not."""
-    with suppress(Exception):  # whatever a broken connection says to its end
-        if is_lost(connection):
-            # Or else the pool would first try to roll it back, and log that it can't.
-            connection.invalidate()
-    with suppress(Exception):
-        connection.close()
 
 
 def keep_alive(driver: Any) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
+from outbox.database.engines import discard
 from outbox.database.execute import driver_of
 from outbox.database.sql import PROBE, listen
-from outbox.worker.connections import WorkerDatabase, cut, discard
+from outbox.worker.connections import WorkerDatabase, cut
 from outbox.worker.duty import Backoff, jittered
 
 logger = logging.getLogger("outbox.worker")

@@ -20,7 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database import failure
-from outbox.database.engines import engine_of
+from outbox.database.engines import discard, engine_of
 from outbox.database.execute import Row, Statement, driver_of, execute, is_lost
 from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
@@ -105,11 +105,7 @@ class Examination(Subject):
 
     def close(self) -> None:
         """Close the connection, whatever state it is in."""
-        with suppress(Exception):  # a broken connection may fail in any way
-            if is_lost(self.connection):
-                self.connection.invalidate()
-        with suppress(Exception):
-            self.connection.close()
+        discard(self.connection)
 
     @cached_property
     def server(self) -> ServerIdentity:
