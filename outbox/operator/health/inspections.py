@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.engines import discard
 from outbox.database.execute import Statement, driver_of, execute
 from outbox.database.failure import sqlstate
 from outbox.database.sql import ALIVE, NOW
@@ -458,8 +458,7 @@ def _pools_transactions(examination: Examination) -> bool:
                 (((pid,),),) = execute(connection, sql.BACKEND_PID)
                 served_by.append(pid)
     finally:
-        with suppress(Exception):  # it has served
-            connections[1].close()
+        discard(connections[1])
     return shares_processes(*pids)
 
 
