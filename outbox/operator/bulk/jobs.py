@@ -483,7 +483,7 @@ def match(
         where, values = _inbox_where(connection, database, selector.inbox)
         return _bounded(sql.INBOX.replace("{where}", where), values, edge)
     if selector.halves is not None:
-        where, values = lists_sql.half_where(checked(selector.halves))
+        where, values = paging.fitting(checked(selector.halves), lists_sql.HALF_FITS)
         undecided = _HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_check")
         return _match_halves(undecided, f"o.half_id IS NULL AND {where}", values, edge)
     return _match_messages(selector.messages or model.MessageFilter(), edge)

@@ -252,21 +252,17 @@ _HALF_ROW = f"""c.half_id, c.topic, h.key, {HALF_STATUS} AS status, h.born_at,
 _OF_HALF = """
       {kind} JOIN LATERAL (SELECT topic, key, born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true"""
 
-_HALF_FITS = {
+#: What each field of a `HalfFilter` stands for, over a half message ``h`` and its check ``c``.
+HALF_FITS = {
     "topic": "c.topic = %(topic)s",
     "status": f"({HALF_STATUS}) = %(status)s",
     "min_age": "h.born_at <= statement_timestamp() - make_interval(secs => %(min_age)s)",
 }
 
 
-def half_where(criteria: HalfFilter) -> tuple[str, dict[str, Any]]:
-    """Return the condition that a filter stands for, over a half message ``h`` and its check ``c``, and its values."""
-    return fitting(criteria, _HALF_FITS)
-
-
 def list_halves(schema: str, criteria: HalfFilter, after: UUID | None, limit: int) -> Statement:
     """Find undecided halves, the oldest first, above an id. Rows: the end, and the fields of `HalfRow`."""
-    condition, values = half_where(criteria)
+    condition, values = fitting(criteria, HALF_FITS)
     return _window(
         schema,
         values | {"id": after or FIRST_ID, "limit": limit, "window": HALF_WINDOW, "unanswered": UNANSWERED},
