@@ -157,5 +157,5 @@ class Settings:
         Raises:
             InvalidSettings: a variable that can't be read, or a misspelt one; names it, its value and the mend.
         """
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return cls(**environment(cls, "OUTBOX_", environ, _OTHERS) | given)
+        known = {name: value for name, value in overrides.items() if value is not None}
+        return cls(**environment(cls, "OUTBOX_", environ, _OTHERS) | known)
