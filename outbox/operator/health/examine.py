@@ -100,12 +100,8 @@ class Examination(Subject):
     def reconnect(self) -> None:
         """Go on with another connection where the server has cut this one."""
         if is_lost(self.connection):
-            self.close()
+            discard(self.connection)
             self.connection = self.connect()
-
-    def close(self) -> None:
-        """Close the connection, whatever state it is in."""
-        discard(self.connection)
 
     @cached_property
     def server(self) -> ServerIdentity:
@@ -272,7 +268,7 @@ def examine(
         at = examination.server.at
         results = [_inspect(examination, each, findings) for each in INSPECTIONS]
     finally:
-        examination.close()
+        discard(examination.connection)
     findings.sort(key=lambda finding: finding.severity is not Severity.PROBLEM)
     return HealthReport(database_address(engine.url), settings.schema, at, tuple(findings), tuple(results))
 
