@@ -1,8 +1,7 @@
 """Ask checkers, several at a time, and give up those that take too long.
 
-One question from the claim to the record: the verdict is written in the transaction in which it was found.
-
-Put one question to a checker, and read its answer: only a Resolution is one, everything else is UNKNOWN.
+An interview is one question from its claim to its record: the verdict is written in the transaction in which it was
+found. Only a Resolution is an answer; whatever else a checker returns or raises is UNKNOWN.
 """
 
 from __future__ import annotations

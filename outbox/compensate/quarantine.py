@@ -18,8 +18,6 @@ Groups that start later quarantine for themselves, before they consume (`quarant
 A quarantine bears the bulk job that it was made for. It may be released once it is certain, by a commit in the
 producer's database, that no worker will compensate for this bulk job any more.
 
-What a group does at its start about messages whose local transactions are compensated.
-
 A worker that compensates quarantines the groups that it finds, and a group that starts later isn't among them. So each
 worker looks, after its group is registered and before it consumes, which messages of the topic stand to be
 compensated, or were. Whichever comes first, the quarantine is there: either the group was registered when the other
