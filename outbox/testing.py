@@ -11,8 +11,8 @@ from outbox.check.once import check_once
 from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
+from outbox.database.engines import EngineRunner, Runner
 from outbox.database.execute import execute
-from outbox.database.runner import EngineRunner, Runner
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts

@@ -22,8 +22,8 @@ from uuid import UUID
 from outbox.check import sql
 from outbox.check.checker import Checker
 from outbox.database.decision import decide
+from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
-from outbox.database.runner import NewRunner, Runner
 from outbox.database.session import JoinedSession, commit, wait_for
 from outbox.message.model import Answer, Counts, Orphan, Resolution
 from outbox.settings import Settings

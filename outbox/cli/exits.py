@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.failure import kind_of
+from outbox.database.execute import kind_of
 from outbox.errors import ErrorKind, pip_install
 
 

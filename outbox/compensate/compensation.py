@@ -15,8 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from outbox.compensate.sql import has_inbox
 from outbox.database.engines import address_of, connect, discard, engine_of, url_of
-from outbox.database.execute import execute
-from outbox.database.failure import CONTENDED, sqlstate
+from outbox.database.execute import CONTENDED, execute, sqlstate
 from outbox.database.session import check_function, is_async
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.content import check_topic

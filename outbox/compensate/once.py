@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
 from outbox.compensate.run import CompensationItem, CompensationRun, ItemTable, StaleItem
+from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, execute
-from outbox.database.runner import NewRunner, Runner
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.message.model import Counts, Resolution
 from outbox.settings import Settings

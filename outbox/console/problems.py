@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outbox.database.failure import kind_of
+from outbox.database.execute import kind_of
 from outbox.errors import AlreadyDecided, CompensationRefused, ErrorKind, InvalidRequest, OutboxError, SelectorChanged
 
 MEDIA_TYPE = "application/problem+json"

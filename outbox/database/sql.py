@@ -1,12 +1,12 @@
-"""Statements of operators' acts: each writes what was done, in the transaction of the act.
+"""SQL that several duties share: the status of a message, the audit, locks, time-outs, and notifications.
 
-Notifications on a producer's database: new messages in a topic. They carry no truth, only haste.
+A notification says that there are new messages in a topic. It carries no truth, only haste.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -159,3 +159,28 @@ def nudge(schema: str) -> Statement:
 def notify(schema: str, payload: str) -> Statement:
     """Send a notification when the transaction commits."""
     return Statement("SELECT pg_notify(%s, %s)", (channel(schema), payload))
+
+
+_IS_MESSAGE = "EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id)"
+
+
+def message_status(
+    *,
+    is_message: str = _IS_MESSAGE,
+    of_committed: str = "",
+    of_undispatched: str = "",
+    value: Callable[[str], str] = "'{}'".format,
+) -> str:
+    """Return the expression that tells how far a half message ``h`` with its op ``o`` and its schedule ``d`` has come.
+
+    ``is_message`` is the condition that the message is in a queue. ``of_committed`` and ``of_undispatched`` are WHEN
+    clauses for finer states of what is committed, and of what is neither in a queue nor scheduled. ``value`` returns
+    the SQL of a status. A message in a queue has no schedule, and a recalled one is in no queue, so that the order of
+    these cases doesn't matter. The schema is ``{s}``.
+    """
+    return f"""CASE WHEN o.half_id IS NULL THEN {value("undecided")}
+            WHEN o.resolution = 'rollback' THEN {value("rolled_back")}{of_committed}
+            WHEN d.recalled_at IS NOT NULL THEN {value("recalled")}
+            WHEN d.half_id IS NOT NULL THEN {value("scheduled")}
+            WHEN {is_message} THEN {value("dispatched")}{of_undispatched}
+            ELSE {value("committed")} END"""

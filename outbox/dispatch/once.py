@@ -21,8 +21,7 @@ from uuid import UUID
 from sqlalchemy.exc import OperationalError
 
 from outbox.database import sql as database_sql
-from outbox.database.execute import execute, lock_key
-from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
+from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
 from outbox.database.sql import plan_by_index, take_lock, try_lock
 from outbox.dispatch import sql
 from outbox.message.model import Counts

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from outbox.embedded.binaries import Binaries, find_binaries
 from outbox.embedded.external import URL_VARIABLE, ExternalServer, Progress, ServerLike
-from outbox.embedded.own import Server
+from outbox.embedded.own import Binaries, Server, find_binaries
 
 __all__ = ["Binaries", "ExternalServer", "Server", "ServerLike", "find_binaries", "server"]
 

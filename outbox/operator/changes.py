@@ -23,8 +23,7 @@ from outbox.check.once import worker_name
 from outbox.consumer.sql import RETRY
 from outbox.database.decision import decide
 from outbox.database.execute import Statement, Template, execute, statement
-from outbox.database.sql import audit, plan_by_index, take_lock
-from outbox.database.status import message_status
+from outbox.database.sql import audit, message_status, plan_by_index, take_lock
 from outbox.dispatch import once as dispatch
 from outbox.dispatch import sql as dispatch_sql
 from outbox.errors import InvalidRequest

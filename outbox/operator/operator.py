@@ -17,9 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.once import question_of
-from outbox.database.execute import execute
-from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
-from outbox.database.runner import EngineRunner
+from outbox.database.engines import EngineRunner
+from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, sqlstate
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, TransactionRequired, VersionMismatch
 from outbox.message.model import Answer, Resolution
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.check.checker import Checker
-    from outbox.database.runner import NewRunner, Runner
+    from outbox.database.engines import NewRunner, Runner
     from outbox.operator.health.overview import Overview, System
     from outbox.operator.health.rules import HandlerRow, WorkerRow
     from outbox.settings import Settings

@@ -147,6 +147,12 @@ class Range(NamedTuple):
     def __contains__(self, message_id: object) -> bool:
         return isinstance(message_id, UUID) and self.first <= message_id and (self.end is None or message_id < self.end)
 
+    def clipped(self, within: Range) -> Range | None:
+        """Return the part of it that lies within another; None if there is none."""
+        first = max(self.first, within.first)
+        end = min((end for end in (self.end, within.end) if end is not None), default=None)
+        return Range(first, end) if end is None or first < end else None
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:

@@ -22,8 +22,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import Statement, execute, statement
-from outbox.database.failure import CONTENDED, sqlstate
+from outbox.database.execute import CONTENDED, Statement, execute, sqlstate, statement
 from outbox.database.sql import audit, plan_by_index, wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated

@@ -18,10 +18,10 @@ from uuid import UUID
 import psycopg.sql
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
-from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.database import migration
+from outbox.database import engines, migration
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
@@ -115,7 +115,7 @@ def snapshots_of(producer: Access, consumer: Access) -> Iterator[Snapshots]:
 
 def engine_of(access: Access) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever."""
-    return create_engine(access.url, poolclass=NullPool, connect_args={"connect_timeout": 10}, hide_parameters=True)
+    return engines.engine_of(access.url, hide_parameters=True)
 
 
 def as_time(microseconds: int) -> dt.datetime:

@@ -14,7 +14,7 @@ from uuid import UUID
 from outbox.consumer.sql import MATCHES
 from outbox.consumer.subscription import like
 from outbox.database.execute import Statement, statement
-from outbox.database.status import message_status
+from outbox.database.sql import message_status
 from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
 
 # Numbered as `outbox.reconcile.rows.ProducerState`, whose module would load the reconciliation's libraries.

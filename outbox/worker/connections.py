@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox.database.engines import address_of, connect, discard, url_of
+from outbox.database.engines import Pass, address_of, connect, discard, url_of
 from outbox.database.execute import driver_of
-from outbox.database.runner import Pass
 from outbox.message.model import Counts
 from outbox.text import database_address
 

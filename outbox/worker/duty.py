@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outbox.database.runner import Pass
+from outbox.database.engines import Pass
 from outbox.message.model import Counts
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner

@@ -15,8 +15,8 @@ from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
+from outbox.database.engines import Pass
 from outbox.database.execute import execute
-from outbox.database.runner import Pass
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings

@@ -18,12 +18,11 @@ from uuid import UUID
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import execute, is_lost
+from outbox.database.execute import Template, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.model import Counts, uuid7
 from outbox.operator.health.stats import as_sample, stats
 from outbox.text import database_address, storable, summary_of
-from outbox.worker import sql
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
 
@@ -40,6 +39,31 @@ logger = logging.getLogger("outbox.worker")
 _SAMPLE_SECONDS = 2.0
 #: How long (seconds) the end of a worker waits until its row is deleted.
 _GOODBYE_SECONDS = 2.0
+
+# What hasn't changed is left as it is: it may be long, and stored apart.
+#: Write that a worker lives and how it fares: the columns by name; ``roles``, ``handlers``, ``duties`` as JSON.
+_BEAT = Template("""
+INSERT INTO {s}.worker AS w (id, name, version, roles, handlers, duties)
+VALUES (%(id)s, %(name)s, %(version)s, %(roles)s::jsonb, %(handlers)s::jsonb, %(duties)s::jsonb)
+ON CONFLICT (id) DO UPDATE
+   SET seen_at = clock_timestamp(), duties = excluded.duties,
+       handlers = CASE WHEN w.handlers = excluded.handlers THEN w.handlers ELSE excluded.handlers END
+""")
+
+# The worker that writes the row of a minute takes its sample. The row is empty until then, and for good if that worker
+# dies over it.
+#: Claim this minute's sample. Rows: ``(minute as text,)``, none if another worker was faster.
+_CLAIM_SAMPLE = Template("""
+INSERT INTO {s}.stats_sample (sampled_at, stats) VALUES (date_trunc('minute', statement_timestamp()), '{}')
+ON CONFLICT (sampled_at) DO NOTHING
+RETURNING sampled_at::text
+""")
+
+#: Write the statistics, as JSON, of a minute.
+_WRITE_SAMPLE = Template("UPDATE {s}.stats_sample SET stats = %s::jsonb WHERE sampled_at = %s::timestamptz")
+
+#: Delete the row of a worker that ends in order.
+_LEAVE = Template("DELETE FROM {s}.worker WHERE id = %s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +94,19 @@ def report_once(
     schema, values = settings.schema, asdict(facts)
     values |= {name: _json(values[name]) for name in ("roles", "handlers", "duties")}
     with connection.begin():
-        _, claimed = execute(connection, sql.beat(schema, **values), sql.claim_sample(schema))
+        _, claimed = execute(connection, _BEAT(schema, **values), _CLAIM_SAMPLE(schema))
     if not claimed:
         return Counts(taken=1)
     statistics = sample(connection)
     with connection.begin():
-        execute(connection, sql.write_sample(schema, _json(statistics), claimed[0][0]))
+        execute(connection, _WRITE_SAMPLE(schema, _json(statistics), claimed[0][0]))
     return Counts(taken=2, done=1)
 
 
 def leave(connection: Connection, settings: Settings, worker_id: UUID) -> None:
     """Delete the row of a worker that ends in order."""
     with connection.begin():
-        execute(connection, sql.leave(settings.schema, worker_id))
+        execute(connection, _LEAVE(settings.schema, worker_id))
 
 
 def _json(value: object) -> str:

@@ -15,7 +15,7 @@ from outbox import INJECTED, Message, Orphan, Outbox, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.consumer.consumer import Consumer
-from outbox.database.runner import Pass
+from outbox.database.engines import Pass
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import Answer, Counts
 from outbox.prune.once import prune_consumer_once, prune_producer_once

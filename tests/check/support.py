@@ -14,7 +14,7 @@ from sqlalchemy import Engine, NullPool, create_engine
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
-from outbox.database.runner import NewRunner
+from outbox.database.engines import NewRunner
 from outbox.worker.connections import OwnRunner, Runners, WorkerDatabase
 from tests.kit import Tables, dispatch_all, python, wait_until
 

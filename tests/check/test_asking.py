@@ -19,8 +19,8 @@ from outbox.check import sql as check_sql
 from outbox.check.asker import Interview
 from outbox.check.once import question_of
 from outbox.database.decision import decide
+from outbox.database.engines import EngineRunner
 from outbox.database.execute import driver_of, execute
-from outbox.database.runner import EngineRunner
 from outbox.worker.connections import OwnRunner, WorkerDatabase
 from tests.check.support import SHORT, Bench, asking_threads
 

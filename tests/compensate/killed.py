@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 
 from outbox import Outbox, Settings
 from outbox.compensate.once import compensate_once
-from outbox.database.runner import EngineRunner
+from outbox.database.engines import EngineRunner
 from tests.check.killed import Stops
 from tests.compensate.support import give_back
 

@@ -14,7 +14,7 @@ from outbox.compensate.compensation import Compensation
 from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
-from outbox.database.runner import EngineRunner, NewRunner
+from outbox.database.engines import EngineRunner, NewRunner
 from outbox.message.model import Counts
 from tests.consumer.support import Bench, record
 from tests.kit import Tables, declare

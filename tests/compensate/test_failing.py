@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Retry
-from outbox.database.runner import EngineRunner
+from outbox.database.engines import EngineRunner
 from tests.compensate.support import GIVE, Town, give_back, settle
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
-from outbox.database.runner import EngineRunner
+from outbox.database.engines import EngineRunner
 from outbox.operator.health import inspections
 from outbox.operator.health.rules import Severity
 from tests.doctor.support import codes, examine, inspected, mend_by_command, sql, the

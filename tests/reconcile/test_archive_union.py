@@ -12,7 +12,7 @@ import pytest
 from outbox.errors import InvalidSettings, SourceError
 from outbox.message.model import uuid7_at
 from outbox.prune.once import prune_producer_once
-from outbox.reconcile.archive import ParquetSide, UnionSide, clipped, complete_from, merged, take_archive, with_archives
+from outbox.reconcile.archive import ParquetSide, UnionSide, complete_from, merged, take_archive, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Side, Task
 from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Window
 from outbox.reconcile.judge import Rules
@@ -153,10 +153,10 @@ def test_nothing_young_is_archived(town: Town, tmp_path: Path) -> None:
 
 def test_ranges_are_clipped() -> None:
     """What two ranges have in common."""
-    assert clipped(Range(at(0), at(2)), Range(at(1), at(3))) == Range(at(1), at(2))
-    assert clipped(Range(at(0), None), Range(at(1), None)) == Range(at(1), None)
-    assert clipped(Range(at(0), None), Range(FIRST_ID, at(1))) == Range(at(0), at(1))
-    assert clipped(Range(at(0), at(1)), Range(at(1), at(2))) is None
+    assert Range(at(0), at(2)).clipped(Range(at(1), at(3))) == Range(at(1), at(2))
+    assert Range(at(0), None).clipped(Range(at(1), None)) == Range(at(1), None)
+    assert Range(at(0), None).clipped(Range(FIRST_ID, at(1))) == Range(at(0), at(1))
+    assert Range(at(0), at(1)).clipped(Range(at(1), at(2))) is None
 
 
 def test_tables_are_merged() -> None:

@@ -14,7 +14,7 @@ import pytest
 from apscheduler.events import EVENT_SCHEDULER_STARTED
 
 from outbox import Counts
-from outbox.database.runner import Pass
+from outbox.database.engines import Pass
 from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock

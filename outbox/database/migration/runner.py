@@ -12,7 +12,7 @@ from alembic import command
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.failure import LOCK_NOT_AVAILABLE, sqlstate
+from outbox.database.execute import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
 from outbox.database.migration.state import connected, described, read, refuse_newer, set_local, versions
 from outbox.errors import SchemaBusy

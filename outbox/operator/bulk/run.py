@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Row, execute, is_lost, query, statement
-from outbox.database.failure import CONTENDED, sqlstate
+from outbox.database.execute import CONTENDED, Row, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
 from outbox.errors import OutboxError
 from outbox.message.model import Counts

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.database import failure
 from outbox.database.engines import discard, engine_of
-from outbox.database.execute import Row, Statement, driver_of, execute, is_lost
+from outbox.database.execute import STATEMENT_CANCELLED, Row, Statement, driver_of, execute, is_lost, sqlstate
 from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.operator.health import inspections, sql
@@ -311,9 +310,9 @@ def _inspect(examination: Examination, inspection: Inspection, findings: list[Di
 def _refusal(error: DBAPIError, examination: Examination) -> str:
     diagnostics = getattr(error.orig, "diag", None)
     reason = getattr(diagnostics, "message_primary", None) or " ".join(str(error.orig).split())
-    match failure.sqlstate(error):
-        case "42501":
-            return f"the role {examination.server.role_name!r} may not read it: {reason}"
-        case failure.STATEMENT_CANCELLED:
-            return f"it took longer than {examination.thresholds.statement:g} s"
+    state = sqlstate(error)
+    if state == "42501":
+        return f"the role {examination.server.role_name!r} may not read it: {reason}"
+    if state == STATEMENT_CANCELLED:
+        return f"it took longer than {examination.thresholds.statement:g} s"
     return str(reason)

@@ -15,8 +15,7 @@ from uuid import uuid4
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.engines import discard
-from outbox.database.execute import Statement, driver_of, execute
-from outbox.database.failure import sqlstate
+from outbox.database.execute import Statement, driver_of, execute, sqlstate
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
 from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, statement
-from outbox.database.status import message_status
+from outbox.database.sql import message_status
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.message_sql import HALF_STATUS, LAST_CHECK
 from outbox.operator.look.paging import count_of, fitting

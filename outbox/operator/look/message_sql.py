@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outbox.database.execute import Row
-from outbox.database.sql import GROUP_QUEUES
-from outbox.database.status import message_status
+from outbox.database.sql import GROUP_QUEUES, message_status
 
 FINDING = "run_id topic group kind detail action acted_at result started_at finished_at"
 _JSON = frozenset({"headers", "result", "detail"})

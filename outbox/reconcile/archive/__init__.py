@@ -35,13 +35,6 @@ from outbox.reconcile.rows import InboxState, ProducerState, fixed_ids
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, pruned_below, snapshots_of
 
 
-def clipped(each: Range, within: Range) -> Range | None:
-    """Return the part of a range that lies within another; None if there is none."""
-    first = max(each.first, within.first)
-    end = min((end for end in (each.end, within.end) if end is not None), default=None)
-    return Range(first, end) if end is None or first < end else None
-
-
 def merged(counts: pa.Table, other: pa.Table) -> pa.Table:
     """Return the rows of two tables of a side, sorted by id; of an id that both have, the row of the first counts."""
     if not other.num_rows:
@@ -69,7 +62,7 @@ class ParquetSide:
         for manifest in sorted(manifests, key=lambda each: (each.parts != (), each.taken_at), reverse=True):
             if manifest.content != content:
                 raise SourceError(f"{manifest.folder} is an archive of {manifest.content}, not of {content}")
-            needed = [part for part in manifest.parts if any(clipped(part.range, each) for each in ranges)]
+            needed = [part for part in manifest.parts if any(part.range.clipped(each) for each in ranges)]
             tables = [files.read_part(manifest.folder / part.file, content, ranges) for part in needed]
             rows = merged(rows, pa.concat_tables([content.schema.empty_table(), *tables]))
         return rows
@@ -89,7 +82,7 @@ class UnionSide:
 
     def read(self, ranges: Sequence[Range]) -> pa.Table:
         """Return the rows of the ranges, sorted by id."""
-        old = [part for each in ranges if (part := clipped(each, Range(FIRST_ID, self.horizon)))]
+        old = [part for each in ranges if (part := each.clipped(Range(FIRST_ID, self.horizon)))]
         # The database first: what is pruned after that, or was before, is in the one or in the other.
         live = self.live.read(ranges)
         return merged(live, self.archive.read(old)) if old else live
@@ -197,7 +190,7 @@ def _to_read(ranges: Sequence[Range], parts: Sequence[ArchivePart]) -> list[Rang
 
 
 def _inside(whole: Range, ranges: Sequence[Range]) -> list[Range]:
-    return [part for each in ranges if (part := clipped(each, whole))]
+    return [part for each in ranges if (part := each.clipped(whole))]
 
 
 @contextmanager

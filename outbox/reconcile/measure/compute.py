@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from sqlalchemy import DateTime, Uuid, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import Row, Statement, execute, statement
-from outbox.database.failure import STATEMENT_CANCELLED, sqlstate
+from outbox.database.execute import STATEMENT_CANCELLED, Row, Statement, execute, sqlstate, statement
 from outbox.errors import InvalidMessage, OutboxError, ReconcileError, SourceError
 from outbox.message import content
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window

@@ -165,7 +165,7 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     untouched = [each for each in known if each[0].first not in touched]
     ranges = [each for each in untouched if _inside(each[0], window)]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
-    outside = tuple(each.first for each, _ in untouched if _apart(each, window))
+    outside = tuple(each.first for each, _ in untouched if each.clipped(window) is None)
     return SettledRanges(ranges, version, now, outside, len(known) - len(untouched))
 
 
@@ -209,10 +209,6 @@ def lookups(
 
 def _inside(each: Range, window: Range) -> bool:
     return each.first >= window.first and (window.end is None or (each.end is not None and each.end <= window.end))
-
-
-def _apart(each: Range, window: Range) -> bool:
-    return (window.end is not None and each.first >= window.end) or (each.end is not None and each.end <= window.first)
 
 
 def settled_by(ranges: Sequence[SettledRange], excluded: Sequence[UUID]) -> list[SettledRange]:
