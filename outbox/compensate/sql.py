@@ -61,7 +61,7 @@ SELECT i.bulk_job_id, i.number
                 WHERE bulk_job_id = o.id AND state = 'pending' AND action = 'compensate'
                   AND topic = ANY (%(topics)s::text[]) AND {_IS_DUE}
                   AND (o.rate IS NULL OR number <= 1 + o.rate * extract(epoch FROM
-                       clock_timestamp() - coalesce(o.started_at, clock_timestamp())))
+                       coalesce(clock_timestamp() - o.started_at, '0')))
                 ORDER BY number LIMIT %(limit)s) d) i
  WHERE o.finished_at IS NULL AND o.action = 'compensate'
  ORDER BY i.turn, o.created_at

@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message
+from outbox.compensate import sql
+from outbox.database.execute import execute
 from outbox.errors import ActRefused
 from outbox.worker.connections import AsyncRunner, WorkerDatabase
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle
@@ -277,6 +279,25 @@ def test_others_leave_it_alone(town: Town) -> None:
     assert town.item(bulk_job_id) == ("pending", None)
     town.compensations = mine
     assert town.work().done == 1
+
+
+def test_each_job_with_a_rate_begins(town: Town) -> None:
+    """The first item of a bulk job is due at once, however many microseconds pass while that is found out."""
+    bulk_job_id = town.order(town.transfer())
+    town.at_a.run("UPDATE outbox.bulk_job SET rate = 0.001")
+    town.at_a.run(
+        "INSERT INTO outbox.bulk_job SELECT (jsonb_populate_record(j, jsonb_build_object('id', gen_random_uuid()))).*"
+        "  FROM outbox.bulk_job j, generate_series(1, 1000) WHERE j.id = :id",
+        id=bulk_job_id,
+    )
+    town.at_a.run(
+        "INSERT INTO outbox.bulk_item (bulk_job_id, number, action, message_id, topic)"
+        " SELECT id, 1, 'compensate', gen_random_uuid(), 't' FROM outbox.bulk_job WHERE id <> :id",
+        id=bulk_job_id,
+    )
+    with town.producer.connect() as connection:
+        (rows,) = execute(connection, sql.due("outbox", topics=["t"], limit=2000))
+    assert len(rows) == 1001
 
 
 def test_rate_and_turns(town: Town) -> None:

@@ -151,7 +151,7 @@ def test_two_repairs_killed_at_random(night: Night, repairers: list[Repairer]) -
     while (before := done()) < todo:
         order = (job, uuid7(), what.findings, chance.randint(1, 9), 0)
         running = [each.start(order)[1] for each in repairers]
-        goal = min(before + chance.randint(1, 25), todo)
+        goal = min(before + chance.randint(1, 8), todo)
         wait_until(lambda goal=goal: done() >= goal, "the repairs get on")  # type: ignore[misc]
         kills += sum(each.kill(pid) for each, pid in zip(repairers, running, strict=True))
         wait_until(lambda: nobody_repairs(night), "the server has noticed the end")
