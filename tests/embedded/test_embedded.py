@@ -22,8 +22,7 @@ import psycopg
 import pytest
 
 from outbox import embedded
-from outbox.embedded import Server, binaries
-from outbox.embedded import own as config
+from outbox.embedded import Server, own
 from outbox.errors import EmbeddedError, PostgresNotFound
 from tests.kit import wait_until
 
@@ -163,7 +162,7 @@ def no_postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the machine's own PostgreSQL."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("OUTBOX_PG_BIN", raising=False)
-    monkeypatch.setattr(binaries, "_DISTRIBUTIONS", ())
+    monkeypatch.setattr(own, "_DISTRIBUTIONS", ())
 
 
 @pytest.fixture
@@ -255,9 +254,9 @@ def test_failed_start_shows_the_log_and_leaves_nothing(temporary: Path) -> None:
 
 def test_port_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that somebody takes between the look and the start is given up for another one."""
-    with socket.create_server((config.HOST, 0)) as taken:
-        ports = iter([taken.getsockname()[1], config.free_port()])
-        monkeypatch.setattr(config, "free_port", lambda: next(ports))
+    with socket.create_server((own.HOST, 0)) as taken:
+        ports = iter([taken.getsockname()[1], own.free_port()])
+        monkeypatch.setattr(own, "free_port", lambda: next(ports))
         with Server(durable=False) as server:
             assert server.port != taken.getsockname()[1]
             assert ask(libpq(server), "SELECT 1") == 1
@@ -603,7 +602,7 @@ def test_no_postgres_on_the_machine_takes_the_wheel(wheel: embedded.Binaries) ->
 @pytest.mark.usefixtures("no_postgres")
 def test_no_postgres_and_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any PostgreSQL the error names the mend."""
-    monkeypatch.setattr(binaries, "WHEEL", "no_such_wheel")
+    monkeypatch.setattr(own, "WHEEL", "no_such_wheel")
     with pytest.raises(PostgresNotFound, match=r"pip install 'outbox-postgres\[embedded\]'"):
         embedded.find_binaries()
 
@@ -621,7 +620,7 @@ def fake_postgres(folder: Path, version: str) -> Path:
 def test_order_of_binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The named folder comes first, then the PATH, then the newest where distributions put it, but none too old."""
     places = [fake_postgres(tmp_path / "usual" / version, version) for version in ("12.9", "9.6.1", "14.2", "17rc1")]
-    monkeypatch.setattr(binaries, "_DISTRIBUTIONS", (f"{str(tmp_path)[1:]}/usual/*",))
+    monkeypatch.setattr(own, "_DISTRIBUTIONS", (f"{str(tmp_path)[1:]}/usual/*",))
     assert embedded.find_binaries() == embedded.Binaries(places[3], (17, 0), "machine")
     on_path = fake_postgres(tmp_path / "path", "13.1 (Debian 13.1-1)")
     monkeypatch.setenv("PATH", str(on_path))
@@ -678,7 +677,7 @@ def test_external_server(running: Server, monkeypatch: pytest.MonkeyPatch) -> No
 def test_external_server_that_allows_too_little(running: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A role which may not create databases is told so, with the mend; the password isn't in the error."""
     execute(libpq(running), "CREATE ROLE guest LOGIN PASSWORD 'hush'")
-    url = f"postgresql://guest:hush@{config.HOST}:{running.port}/postgres"
+    url = f"postgresql://guest:hush@{own.HOST}:{running.port}/postgres"
     monkeypatch.setenv("OUTBOX_DATABASE_URL", url)
     with (
         pytest.raises(EmbeddedError, match='ALTER ROLE "guest" CREATEDB') as caught,
@@ -707,7 +706,7 @@ def test_external_server_with_a_bad_url(url: str, monkeypatch: pytest.MonkeyPatc
 
 def test_external_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server which doesn't answer is named, without the password."""
-    url = f"postgresql://u:hush@{config.HOST}:{config.free_port()}/db"
+    url = f"postgresql://u:hush@{own.HOST}:{own.free_port()}/db"
     monkeypatch.setenv("OUTBOX_DATABASE_URL", url)
     with pytest.raises(EmbeddedError, match=r"OUTBOX_DATABASE_URL \(127.0.0.1:\d+/db\)") as caught:
         embedded.server().__enter__()
