@@ -117,7 +117,7 @@ def timed() -> Iterator[Taken]:
         for sql, values in (*before, *trip.statements):
             cursor = raw.cursor(binary=True)
             began = time.perf_counter()
-            cursor.execute(sql, values, prepare=sql not in trip.UNPREPARED)
+            cursor.execute(sql, values, prepare=sql not in execute.UNPREPARED)
             rows.append(cursor.fetchall() if cursor.description else [])
             if sql not in {BEGIN, COMMIT} and "set_config" not in sql:
                 taken.append((sql, values, (time.perf_counter() - began) * 1000))
