@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Output, OutputOption, print_as, say, table
 from outbox.database import engines
 from outbox.errors import pip_install
-from outbox.reader import option
+from outbox.reader import environment, option
 from outbox.settings import Settings
 from outbox.text import counted
 
@@ -67,6 +66,18 @@ class DatabaseOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class _Environment:
+    """What databases the environment names."""
+
+    databases: list[tuple[str, str]] = option(factory=list, parse=engines.named_urls, secret=True)
+
+    @classmethod
+    def read(cls) -> _Environment:
+        ours = {name: text for name, text in os.environ.items() if name.startswith(DATABASES_VARIABLE)}
+        return cls(**environment(cls, DATABASES_VARIABLE.removesuffix("DATABASES"), ours))
+
+
+@dataclass(frozen=True, slots=True)
 class AllDatabasesOptions(DatabaseOptions):
     """Which databases."""
 
@@ -89,22 +100,24 @@ class AllDatabasesOptions(DatabaseOptions):
         """
         source = "--database" if self.database else DATABASES_VARIABLE
         databases: dict[str, URL] = {}
-        names: dict[object, str] = {}
-        for text in self.database or _named_in_environment():
-            name, its_url = _split(text, source)
-            address = find_url(its_url, f"{source} {name}")
-            name = name or address.database or ""
+        names: dict[str, str] = {}
+        for given, url in map(engines.named_url, self.database) if self.database else _Environment.read().databases:
+            if "://" not in url:
+                shown = f"{given}=…" if given else url
+                raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={_EXAMPLE}")
+            address = find_url(url)
+            name = given or address.database or ""
             if not _NAME.fullmatch(name):
                 raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL")
             if name in databases:
                 raise Failure(f"{source}: two databases have the name {name!r}")
-            if (other := names.setdefault(_identity(address), name)) != name:
+            if (other := names.setdefault(engines.address_of(address), name)) != name:
                 raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out")
             databases[name] = address
         if databases and not self.url and not os.environ.get(URL_VARIABLE):
             return databases
         own = self.address
-        if _identity(own) in names:
+        if engines.address_of(own) in names:
             return databases
         name = own.database or "database"
         if name in databases:
@@ -130,8 +143,8 @@ class AllDatabasesOptions(DatabaseOptions):
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""
-        names = [text.partition("=") for text in self.database]
-        typed = [("--database", f"{name}={_without_password(url)}") for name, _, url in names]
+        names = map(engines.named_url, self.database)
+        typed = [("--database", f"{name}=" * bool(name) + _without_password(url)) for name, url in names]
         typed += [("--url", _without_password(self.url))] if self.url is not None else []
         typed += [("--schema", self.schema)] if self.schema is not None else []
         return " ".join(["outbox", command, *(f"{name} {shlex.quote(text)}" for name, text in typed)])
@@ -145,8 +158,8 @@ class DatabasesOptions(AllDatabasesOptions):
 
 
 def _without_password(url: str) -> str:
-    address = make_url(url).set(password=None).difference_update_query(["password", "sslpassword"])
-    return address.render_as_string(hide_password=False)
+    # `URL.set` leaves the password as it is where the new one is None.
+    return str(make_url(url).difference_update_query(["password", "sslpassword"])).replace(":***@", "@")
 
 
 def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
@@ -171,33 +184,6 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     if driver not in {"", "psycopg", "psycopg_async"}:
         raise Failure(f"the outbox needs the driver psycopg (3), not {driver!r}; write {_EXAMPLE}", Code.CONFIG)
     return url.set(drivername="postgresql+psycopg")
-
-
-def _named_in_environment() -> list[str]:
-    """Return the databases of the environment, or of the file that it names; URLs may have commas in them."""
-    text = os.environ.get(DATABASES_VARIABLE, "")
-    if path := os.environ.get(f"{DATABASES_VARIABLE}_FILE"):
-        try:
-            text = Path(path).read_text()
-        except OSError as error:
-            raise Failure(f"{DATABASES_VARIABLE}_FILE {path!r} can't be read: {error.strerror}", Code.CONFIG) from None
-    return [word for word in re.split(r"\s+|,(?=[\w.-]+=\w+[+:])", text) if word]
-
-
-def _split(text: str, source: str) -> tuple[str, str]:
-    """Return name (none: that of the database) and URL of a text."""
-    name, equals, url = text.partition("=")
-    if not equals or "://" in name:
-        name, url = "", text
-    if "://" not in url:
-        shown = f"{name}=…" if name else text
-        raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={_EXAMPLE}")
-    return name, url
-
-
-def _identity(url: URL) -> object:
-    """Return what URLs of one database have in common."""
-    return url.host, url.port or 5432, url.database, tuple(sorted(url.query.items()))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader
 from outbox.console.context import Authorizer
 from outbox.console.login import hash_token
 from outbox.console.permissions import Principal, Role
+from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.operator.look.redact import Redactor
 from outbox.reader import Reader, environment, option
@@ -49,16 +50,14 @@ def named_databases(text: str) -> dict[str, str]:
         ValueError: two have the same name, or a URL can't be read; it isn't quoted, for it may have a password.
     """
     databases: dict[str, str] = {}
-    for word in text.replace(",", " ").split():
-        head, separator, rest = word.partition("=")
-        named = bool(separator) and "://" not in head
+    for given, url in named_urls(text):
         try:
-            name = head if named else make_url(word).database or "outbox"
-        except ArgumentError:
+            name = given or make_url(url).database or "outbox"
+        except (ArgumentError, ValueError):  # the latter of a port
             raise ValueError("name=url, or a URL like postgresql+psycopg://host/name; one can't be read") from None
         if name in databases:
             raise ValueError(f"name=url with each name once; two databases are named {name!r}")
-        databases[name] = rest if named else word
+        databases[name] = url
     return databases
 
 

@@ -6,6 +6,7 @@ end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     Bind = Engine | AsyncEngine | URL | str
 
 _CONNECT_TIMEOUT = 10
+#: What is between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
+_BETWEEN = re.compile(r",?\s+|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
 def url_of(bind: Bind) -> URL:
@@ -35,6 +38,17 @@ def url_of(bind: Bind) -> URL:
 def address_of(url: URL) -> str:
     """Return what tells two databases apart; no password."""
     return f"{database_address(url)}?{sorted(url.query.items())}"
+
+
+def named_url(text: str) -> tuple[str, str]:
+    """Return name and URL of ``name=url``; the name of an URL alone is empty."""
+    name, equals, url = text.partition("=")
+    return (name, url) if equals and "://" not in name else ("", text)
+
+
+def named_urls(text: str) -> list[tuple[str, str]]:
+    """Return the names and URLs of databases, of which each is ``name=url`` or an URL."""
+    return [named_url(word) for word in _BETWEEN.split(text) if word]
 
 
 def engine_of(bind: Bind, timeout: int = _CONNECT_TIMEOUT, **options: Any) -> Engine:

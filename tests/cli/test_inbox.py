@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, make_url, text
 
+from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli
@@ -147,6 +148,24 @@ def test_bad_database(cli: Cli, given: str, hint: str, code: Code) -> None:
     assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
     assert hint in result.err
     assert "hunter2" not in result.err
+
+
+def test_a_command_for_databases_can_be_typed_again() -> None:
+    """With those that have a name and those that have none, and without their passwords."""
+    named, unnamed = "till=postgresql://me:hunter2@host/x?sslmode=require", "postgresql://me:hunter2@one,two/y?a=b"
+    assert DatabasesOptions(database=(named, unnamed), schema="s").again("bulk watch 1") == (
+        "outbox bulk watch 1 --database 'till=postgresql://me@host/x?sslmode=require' "
+        "--database 'postgresql://me@one,two/y?a=b' --schema s"
+    )
+
+
+def test_databases_of_several_hosts_in_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comma separates databases as a blank does, but not the hosts of one."""
+    several = "postgresql://me:hunter2@127.0.0.1,127.0.0.1/x?port=1,1"
+    monkeypatch.setenv("OUTBOX_CONSOLE_DATABASES", f"a={several},b={several}")
+    result = cli("inbox", "list")
+    assert (result.code, result.out) == (Code.USAGE, "")
+    assert "'a' and 'b' are one database" in result.err
 
 
 def test_one_database_twice(cli: Cli, url: str) -> None:

@@ -151,6 +151,7 @@ def test_each_way_in_alone() -> None:
         ({"TOKENS": "ci:root:x"}, "where role is one of viewer, operator, admin; entry 1 isn't"),
         ({"USERS_FILE": "/nowhere"}, "'/nowhere' can't be read"),
         ({"DATABASES": "a=b a=c"}, "two databases are named 'a'"),
+        ({"DATABASES": "postgresql://one.test:hunter2/x"}, "one can't be read"),
         ({"PAYLOAD": "naked"}, "OUTBOX_CONSOLE_PAYLOAD = 'naked' must be one of"),
         ({"METRICS": "yes"}, "OUTBOX_CONSOLE_METRICS = 'yes' must be one of"),
         ({"ROOT_PATH": "tools"}, "root_path 'tools' must begin with a slash"),
@@ -174,6 +175,8 @@ def test_databases_have_names() -> None:
         "bank_a": URL_A,
         "b": "postgresql:///x?host=/run",
     }
+    several = "postgresql://one.test,two.test/x"
+    assert named_databases(f"a={several},b={several}\nc={several}, {several}") == dict.fromkeys("abcx", several)
     with pytest.raises(ValueError, match="can't be read") as refused:
         named_databases("hunter2")
     assert "hunter2" not in str(refused.value)
