@@ -260,10 +260,9 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     with needing("outbox console", "console"):
         import uvicorn  # noqa: F401, PLC0415 - so that the lack of it is reported at once
 
-        from outbox.console import serve as standalone  # noqa: PLC0415
-        from outbox.console.serve import ConsoleConfig  # noqa: PLC0415
+        from outbox.console import app as standalone  # noqa: PLC0415
     settings, urls = databases.settings, databases.urls
-    config = ConsoleConfig.from_env(
+    config = standalone.ConsoleConfig.from_env(
         databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
         **asdict(server),
     )
@@ -292,7 +291,7 @@ def hash_password(
       printf '%s' "$PASSWORD" | outbox console hash-password
     """
     with needing("outbox console", "console"):
-        from outbox.console.login import hash_password as hashed  # noqa: PLC0415
+        from outbox.console.auth import hash_password as hashed  # noqa: PLC0415
     _check_name(name)
     entry = hashed(_password())
     print(entry if name is None else f"{name}:{role}:{entry}")  # noqa: T201
@@ -314,7 +313,7 @@ def token(
       outbox console token nightly-report --role viewer >> tokens
     """
     with needing("outbox console", "console"):
-        from outbox.console.login import hash_token  # noqa: PLC0415
+        from outbox.console.auth import hash_token  # noqa: PLC0415
     _check_name(name)
     made = secrets.token_urlsafe(32)
     entry = f"{name}:{role}:{hash_token(made)}"

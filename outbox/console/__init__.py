@@ -10,9 +10,8 @@ except ImportError as error:
     raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from error
 
 from outbox.console.app import ConsoleOptions, create_console_app, create_console_router
-from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader
+from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader, hash_password, hash_token
 from outbox.console.context import Authorizer
-from outbox.console.login import hash_password, hash_token
 from outbox.console.permissions import PERMISSIONS, Principal, Role
 
 __all__ = [

@@ -19,8 +19,8 @@ import pytest
 from sqlalchemy import make_url
 
 from outbox.cli.exits import Code
-from outbox.console.login import PasswordHash, hash_token
-from outbox.console.serve import ConsoleConfig
+from outbox.console.app import ConsoleConfig
+from outbox.console.auth import PasswordHash, hash_token
 from tests.cli.books import Terminal
 from tests.cli.conftest import Cli
 

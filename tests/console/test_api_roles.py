@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from outbox.console.guard import CONTENT_SECURITY_POLICY
+from outbox.console.context import CONTENT_SECURITY_POLICY
 from outbox.operator.acts import ACTS
 from tests.console.web import API, GROUP, Http, Shop
 

@@ -10,8 +10,8 @@ import pytest
 from fastapi import Depends, Header, HTTPException
 
 from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
+from outbox.console.auth import PasswordHash, Throttle
 from outbox.console.context import Authorizer
-from outbox.console.login import PasswordHash, Throttle
 from outbox.console.permissions import CANCEL, PERMISSIONS, ROLES, VIEW
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from outbox.console import Basic, Bearer, Principal, hash_password, hash_token
-from outbox.console.login import COOKIE, Sessions, Throttle
+from outbox.console.auth import COOKIE, Throttle
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, console_of, token_of
 
@@ -81,7 +81,7 @@ def test_guessing_tokens_is_slowed_down(museum: Shop, ask: Asker) -> None:
 
 def test_forged_cookies_are_nobody() -> None:
     """Changed, cut, of another key, or nonsense: it is nobody."""
-    sessions = Sessions(TOKENS, Throttle())
+    sessions = Bearer(TOKENS)
     cookie = sessions.log_in("right", "here")
     assert cookie is not None
     assert sessions.principal(cookie) == Principal.of("ada", "admin")
@@ -89,19 +89,19 @@ def test_forged_cookies_are_nobody() -> None:
     other = base64.urlsafe_b64encode(base64.urlsafe_b64decode(content + "==").replace(b"[", b"[ ")).decode()
     for forged in ("", ".", cookie[:-2], f"{other}.{signature}", f"{content}.", "ä.ö", "x" * 5000, None):
         assert sessions.principal(forged) is None
-    assert Sessions(TOKENS, Throttle()).principal(cookie) is None
+    assert Bearer(TOKENS).principal(cookie) is None
 
 
 def test_sessions_end() -> None:
     """With their time, and with their token; a key that is shared keeps them over processes."""
     key = "k" * 32
-    cookie = Sessions(TOKENS, Throttle(), key=key).log_in("right", "here")
-    assert Sessions(TOKENS, Throttle(), key=key).principal(cookie) is not None
-    assert Sessions({}, Throttle(), key=key).principal(cookie) is None
-    over = Sessions(TOKENS, Throttle(), key=key, seconds=-1).log_in("right", "here")
-    assert Sessions(TOKENS, Throttle(), key=key).principal(over) is None
+    cookie = Bearer(TOKENS, session_key=key).log_in("right", "here")
+    assert Bearer(TOKENS, session_key=key).principal(cookie) is not None
+    assert Bearer({}, session_key=key).principal(cookie) is None
+    over = Bearer(TOKENS, session_key=key, seconds=-1).log_in("right", "here")
+    assert Bearer(TOKENS, session_key=key).principal(over) is None
     with pytest.raises(InvalidSettings, match="at least 32"):
-        Sessions(TOKENS, Throttle(), key="short")
+        Bearer(TOKENS, session_key="short")
 
 
 def test_a_session_does_not_act_for_another_site(looking: Http) -> None:

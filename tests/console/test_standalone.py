@@ -16,15 +16,15 @@ import pytest
 from sqlalchemy import URL
 
 from outbox.console import AllowAll, Basic, Bearer, Principal, Role, hash_password, hash_token
+from outbox.console.app import ConsoleConfig, app_of, authorizer_of, named_databases, serve
 from outbox.console.auth import AnyOf, TrustedHeader
-from outbox.console.serve import ConsoleConfig, app_of, authorizer_of, named_databases, serve
 from outbox.errors import InvalidSettings, SchemaMissing
 from tests.console.web import Asker, Shop, bearer
 from tests.console.web import console_of as app_over
 
 URL_A = "postgresql+psycopg://ann:hunter2@db.test/bank_a"
 HASH = hash_password("x", cost=4)
-_SERVE = "from outbox.console.serve import ConsoleConfig; from outbox.console.serve import serve; "
+_SERVE = "from outbox.console.app import ConsoleConfig, serve; "
 
 
 def text_of(url: URL) -> str:

@@ -29,8 +29,7 @@ from outbox.console.api.requests import (
     problems,
 )
 from outbox.console.auth import only_reads
-from outbox.console.context import Context, RequestContext
-from outbox.console.guard import check_origin
+from outbox.console.context import Context, RequestContext, check_origin
 from outbox.console.permissions import REVEAL
 from outbox.errors import MessageNotFound
 from outbox.message.model import Status

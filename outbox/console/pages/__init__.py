@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
-from outbox.console.login import COOKIE
+from outbox.console.auth import COOKIE
 from outbox.console.pages import acts, lists, overview
 from outbox.console.pages.view import Badges, PageView, View, problem_page, static_files
 from outbox.console.problems import Problem, log

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from outbox.console.serve import ConsoleConfig, app_of, authorizer_of
+from outbox.console.app import ConsoleConfig, app_of, authorizer_of
 from tests.console.browser.live import serving
 from tests.console.browser.test_looks import NARROW, WIDE, axe, fits
 
