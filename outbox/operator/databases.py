@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import execute
+from outbox.database.execute import Row, Template, execute
 from outbox.database.sql import plan_by_index, read_only, wait_at_most
 from outbox.errors import InvalidSettings, MessageNotFound, SchemaMissing, UnknownDatabase
 from outbox.settings import Settings
@@ -99,6 +100,28 @@ def open_database(name: str, engine: Engine, settings: Settings) -> Database:
     if not parts:
         raise SchemaMissing(f"database {name!r} has no outbox tables")
     return Database(name, engine, settings, frozenset(parts))
+
+
+class Query(Template):
+    """A template whose rows are known by the names of its columns; what is JSON (``name:json``) is read as a text."""
+
+    def __init__(self, sql: str, columns: str) -> None:
+        super().__init__(sql)
+        self.columns = [column.partition(":") for column in columns.split()]
+
+    def named(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
+        """Return rows by the names of the columns."""
+        return [
+            {
+                name: json.loads(value) if kind and value is not None else value
+                for (name, _, kind), value in zip(self.columns, row, strict=True)
+            }
+            for row in rows
+        ]
+
+    def read(self, connection: Connection, schema: str, **values: Any) -> list[dict[str, Any]]:
+        """Run the query alone; return its rows by the names of the columns."""
+        return self.named(execute(connection, self(schema, **values))[0])
 
 
 class OverDatabases:

@@ -428,37 +428,44 @@ class Event:
     actor: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageView:
-    """All that the registered databases know of one message.
+@dataclass(slots=True, kw_only=True)
+class MessageRecord:
+    """What the tables of the registered databases have of one message.
+
+    ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
+    ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
+    """
+
+    id: UUID
+    half: dict[str, Any] | None = None
+    check: dict[str, Any] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    op: dict[str, Any] | None = None
+    sends: list[dict[str, Any]] = field(default_factory=list)
+    scheduled: dict[str, Any] | None = None
+    compensation: dict[str, Any] | None = None
+    inbox: list[InboxRow] = field(default_factory=list)
+    audit: list[AuditRow] = field(default_factory=list)
+    bulk_jobs: list[BulkJob] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageView(MessageRecord):
+    """All that the registered databases know of one message, and what follows from it.
 
     ``status`` is that of the producer's side, None where only an inbox knows it. ``next`` says in a sentence what
     happens next. ``version`` changes when anything about it does. ``actions`` maps the acts that can be done now to the
     groups for which they can be done (none on the producer's side); ``refused`` maps the others to the reason.
-
-    ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
-    ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
     ``unseen`` are the databases that couldn't be read: what they know is missing.
     """
 
-    id: UUID
     database: str | None
     status: str | None
     next: str
     version: str
-    half: dict[str, Any] | None
-    check: dict[str, Any] | None
-    history: list[dict[str, Any]]
-    op: dict[str, Any] | None
-    sends: list[dict[str, Any]]
-    scheduled: dict[str, Any] | None
-    compensation: dict[str, Any] | None
-    inbox: list[InboxRow]
-    audit: list[AuditRow]
-    bulk_jobs: list[BulkJob]
     timeline: list[Event]
     body: Body | None
     actions: dict[str, list[str]]
     refused: dict[str, str]
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    unseen: list[str]

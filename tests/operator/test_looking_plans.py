@@ -63,7 +63,7 @@ STATEMENTS: list[Statement | None] = [
     lists_sql.list_audit("outbox", AuditFilter(), ["a", "b"], None, 51),
     count_of("outbox", "audit"),
     statement("outbox", lists_sql.KNOWN_GROUPS, {}),
-    statement("outbox", message_sql.FINDINGS, {"id": ID}),
+    message_sql.FINDINGS("outbox", id=ID),
     statement("outbox", bulk_sql.OF_MESSAGE, {"id": ID}),
 ]
 

@@ -28,7 +28,7 @@ from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import MESSAGE_JOINS, ActRequest, check_audited, inbox_columns, requested
-from outbox.operator.databases import OverDatabases
+from outbox.operator.databases import OverDatabases, Query
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import check_messages, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -154,7 +154,7 @@ class BulkJobs(OverDatabases):
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.BulkJob]:
             values = {"state": criteria.state, "after": after[0] if after else None, "limit": limit}
-            return Part([_to_job(database.name, row) for row in query(connection, database.schema, sql.LIST, **values)])
+            return Part(read_jobs(connection, database, sql.LIST, **values))
 
         databases = self.databases.having(None, checked(criteria).database)
         return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read)
@@ -167,9 +167,8 @@ class BulkJobs(OverDatabases):
         """
         for database in self.databases.values():
             with database.reading() as connection:
-                rows = query(connection, database.schema, sql.ONE, id=bulk_job_id)
-            if rows:
-                return _to_job(database.name, rows[0])
+                for found in read_jobs(connection, database, sql.ONE, id=bulk_job_id):
+                    return found
         raise BulkJobNotFound(f"no registered database ({', '.join(self.databases)}) has bulk job {bulk_job_id}")
 
     def bulk_items(
@@ -236,17 +235,13 @@ class BulkJobs(OverDatabases):
         return None
 
 
-def jobs_of(connection: Connection, database: Database, message_id: UUID) -> list[model.BulkJob]:
-    """Return the bulk jobs of a database that a message was in."""
-    rows = query(connection, database.schema, sql.OF_MESSAGE, id=message_id)
-    return [_to_job(database.name, row) for row in rows]
-
-
-def _to_job(database: str, row: Row) -> model.BulkJob:
-    fields = dict(zip(sql.BULK_JOB, row, strict=True))
-    counts = json.loads(fields.pop("counts") or "{}")
-    fields |= {"options": json.loads(fields["options"]), "described": fields["described"] or fields["action"]}
-    return model.BulkJob(database, **fields, **{str(state): counts.get(state, 0) for state in model.BulkItemState})
+def read_jobs(connection: Connection, database: Database, template: str, **values: Any) -> list[model.BulkJob]:
+    """Return the bulk jobs of a database that a statement finds, whose columns are `sql.BULK_JOB`."""
+    found = Query(template, sql.BULK_JOB).read(connection, database.schema, **values)
+    for each in found:
+        counts = each.pop("counts") or {}
+        each |= {str(state): counts.get(state, 0) for state in model.BulkItemState}
+    return [model.BulkJob(database.name, **each) for each in found]
 
 
 def _check_order(rate: float | None, key: str | None) -> None:

@@ -256,13 +256,15 @@ RETURNING number
 
 # --- how it is shown -------------------------------------------------------------------------------------
 
-#: The names of the columns of a bulk job.
-BULK_JOB = ("id", "action", "requested_by", "reason", "options", "described", "rate", "total", "counts", "created_at",
-             "started_at", "finished_at", "cancelled_at", "cancelled_by", "state")  # fmt: skip
+#: The columns of a bulk job.
+BULK_JOB = (
+    "id action requested_by reason options:json described rate total counts:json created_at started_at finished_at "
+    "cancelled_at cancelled_by state"
+)
 
 # A finished bulk job has its counts in its row. A compensation is begun by its first attempt.
 _ROWS = f"""
-SELECT id, action, requested_by, reason, options::text, selector ->> 'described', rate, total,
+SELECT id, action, requested_by, reason, options::text, coalesce(selector ->> 'described', action), rate, total,
        coalesce(selector -> 'counts', {BULK_COUNTS})::text AS counts, created_at, began, finished_at, cancelled_at,
        cancelled_by, state
   FROM (SELECT p.*, b.began,

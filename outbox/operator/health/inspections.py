@@ -22,9 +22,9 @@ from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, a
 from outbox.text import duration
 
 if TYPE_CHECKING:
+    from outbox.operator.databases import Query
     from outbox.operator.health.examine import Examination
     from outbox.operator.health.rules import Diagnosis, Subject
-    from outbox.operator.health.sql import Query
 
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.
 OLDEST = 13

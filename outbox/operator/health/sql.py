@@ -6,26 +6,11 @@ costs no more than the work that they describe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from outbox.check.sql import KNOWN_TOPICS
-from outbox.database.execute import Row, Statement, Template
+from outbox.database.execute import Statement, Template
 from outbox.database.sql import ALIVE, GROUP_QUEUES
 from outbox.dispatch.sql import Cursor
-
-
-class Query(Template):
-    """A template whose rows rules and statistics know by the names of its columns."""
-
-    def __init__(self, sql: str, columns: str) -> None:
-        super().__init__(sql)
-        self.columns = columns.split()
-
-    def named(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
-        """Return rows by the names of the columns."""
-        return [dict(zip(self.columns, row, strict=True)) for row in rows]
-
+from outbox.operator.databases import Query
 
 # --- halves and messages at the producer -------------------------------------------------------------------------
 

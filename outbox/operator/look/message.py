@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,17 +14,18 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.check.sql import UNANSWERED
-from outbox.database.execute import execute, query, statement
+from outbox.database.execute import execute, query
 from outbox.database.sql import ALIVE, audit
 from outbox.operator.acts import ACTS, Act
-from outbox.operator.bulk.jobs import jobs_of
+from outbox.operator.bulk import sql
+from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import audit_row, audit_targets
-from outbox.operator.look.message_sql import PRODUCER_SIDE, named
+from outbox.operator.look.message_sql import PRODUCER_SIDE
 from outbox.operator.look.redact import Redactor
-from outbox.operator.model import Actor, AuditFilter, AuditRow, BulkJob, Event, InboxRow, MessageView
+from outbox.operator.model import Actor, AuditFilter, Event, InboxRow, MessageRecord, MessageView
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -37,31 +38,19 @@ _MOST_ACTS = 500
 _UNSEEN = (OperationalError, InterfaceError, PoolTimeout)
 
 
-@dataclass(slots=True)
-class MessageFacts:
+@dataclass(slots=True, kw_only=True)
+class MessageFacts(MessageRecord):
     """What the databases know of one message; ``home`` is the producer's database that has it.
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
     living workers have for its topic: kind, group and options. ``unseen`` are databases that couldn't be read, and why.
     """
 
-    id: UUID
     home: Database | None = None
     state: str | None = None
-    half: dict[str, Any] | None = None
     raw: bytes = b""
-    check: dict[str, Any] | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    op: dict[str, Any] | None = None
-    sends: list[dict[str, Any]] = field(default_factory=list)
-    scheduled: dict[str, Any] | None = None
-    compensation: dict[str, Any] | None = None
     workers: int = 0
     handlers: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
-    inbox: list[InboxRow] = field(default_factory=list)
-    audit: list[AuditRow] = field(default_factory=list)
-    bulk_jobs: list[BulkJob] = field(default_factory=list)
-    findings: list[dict[str, Any]] = field(default_factory=list)
     unseen: dict[str, Exception] = field(default_factory=dict)
 
     @property
@@ -92,7 +81,7 @@ class MessageFacts:
 
 def gather(databases: Databases, message_id: UUID) -> MessageFacts:
     """Read all databases, first the producers': they know the topic, and so which groups a message is meant for."""
-    found = MessageFacts(message_id)
+    found = MessageFacts(id=message_id)
     for database in databases.having("producer"):
         if found.home is None:
             _read(database, found, _add_producer_side)
@@ -118,10 +107,9 @@ def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Da
 def _add_producer_side(connection: Connection, database: Database, found: MessageFacts) -> None:
     schema = database.schema
     values = {"id": found.id, "timeout": database.settings.check_timeout, "unanswered": UNANSWERED}
-    statements = [statement(schema, sql, values) for _, sql in PRODUCER_SIDE.values()]
+    statements = [each(schema, **values) for each in PRODUCER_SIDE.values()]
     states, *answers = execute(connection, message_states(schema, [found.id]), *statements)
-    parts = zip(PRODUCER_SIDE.items(), answers, strict=True)
-    known = {part: named(names, rows) for (part, (names, _)), rows in parts}
+    known = {part: PRODUCER_SIDE[part].named(rows) for part, rows in zip(PRODUCER_SIDE, answers, strict=True)}
     if not any(known[part] for part in ("half", "op", "check", "history", "compensation")):
         return
     found.home, found.state, found.history, found.sends = database, states[0][1], known["history"], known["sends"]
@@ -142,13 +130,13 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
         (inbox,) = execute(connection, everywhere)
         rows = [InboxRow(database.name, *row[2:]) for row in inbox]
         found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
-        findings = named(message_sql.FINDING, query(connection, schema, message_sql.FINDINGS, id=message_id))
+        findings = message_sql.FINDINGS.read(connection, schema, id=message_id)
         found.findings += [{"database": database.name, **finding} for finding in findings]
     if found.topic is not None:
         handlers = query(connection, schema, message_sql.HANDLERS, topic=found.topic, alive=ALIVE)
         found.handlers += [(kind, group, json.loads(options or "{}")) for kind, group, options in handlers]
     found.audit += [audit_row(database.name, row[1:]) for row in audit if row[1] is not None]
-    found.bulk_jobs += jobs_of(connection, database, message_id)
+    found.bulk_jobs += read_jobs(connection, database, sql.OF_MESSAGE, id=message_id)
 
 
 def _groups_without_row(
@@ -398,10 +386,6 @@ class MessageViews(OverDatabases):
         raise self.not_found(message_id)
 
 
-#: What a view has as it was found.
-_SHOWN = ("id", "check", "history", "op", "sends", "scheduled", "inbox", "audit", "bulk_jobs", "findings")
-
-
 def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, revealed: bool) -> MessageView:
     actions, refused = actions_of(found)
     half, body, compensation = found.half, None, found.compensation
@@ -412,17 +396,16 @@ def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, reve
         half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}
+    shown = {each.name: getattr(found, each.name) for each in fields(MessageRecord)}
     return MessageView(
+        **(shown | {"half": half, "compensation": compensation}),
         database=found.home.name if found.home else None,
         status=half["status"] if half else None,
         next="; ".join(coming) or "nothing more is known: its half message is in no database that could be read",
         version=found.version,
-        half=half,
-        compensation=compensation,
         timeline=timeline(found),
         body=body,
         actions=actions,
         refused=refused,
         unseen=list(found.unseen),
-        **{name: getattr(found, name) for name in _SHOWN},
     )

@@ -1,16 +1,9 @@
-"""Statements that follow one message through all tables, by index; each has its columns' names."""
+"""Statements that follow one message through all tables, by index."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any
-
-from outbox.database.execute import Row
 from outbox.database.sql import GROUP_QUEUES, message_status
-
-FINDING = "run_id topic group kind detail action acted_at result started_at finished_at"
-_JSON = frozenset({"headers", "result", "detail"})
+from outbox.operator.databases import Query
 
 #: The status of an undecided half by its check ``c``: a `outbox.operator.model.HalfStatus`.
 HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
@@ -26,24 +19,32 @@ IS_BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_c
 LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_answer END,
        CASE WHEN NOT {IS_BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
 
-_HALF = f"""
+#: What the producer's tables have of a message. A check without an answer counts as being asked until ``timeout``
+#: seconds have passed, or its claim has run out: a decision deletes the claim, and the worker that was asking at that
+#: moment may still answer.
+PRODUCER_SIDE = {
+    "half": Query(
+        f"""
 SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body), h.body,
        h.deliver_at, h.born_at, {message_status()}
   FROM {{s}}.half_message h
   LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
   LEFT JOIN {{s}}.scheduled_message d ON d.half_id = h.id
  WHERE h.id = %(id)s
-"""
-
-_CHECK = f"""
+""",
+        "id producer_group topic key tag headers:json content_type body_bytes raw deliver_at born_at status",
+    ),
+    "check": Query(
+        f"""
 SELECT {HALF_STATUS}, c.fenced, c.check_times, {LAST_CHECK.replace("{error}", "c.last_error")},
        extract(epoch FROM c.next_check_at - statement_timestamp())::float8, c.parked_at, c.reason
   FROM {{s}}.half_check c WHERE c.half_id = %(id)s
-"""
-
-# Without an answer: asked just now, or the claim of the latest question stands. A decision deletes the claim, and the
-# worker that was asking at that moment may still do so.
-_HISTORY = """
+""",
+        "status fenced check_times being_asked last_answer last_error checked_at next_check_at next_check_in parked_at "
+        "reason",
+    ),
+    "history": Query(
+        """
 SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
        CASE WHEN a.answer IS NOT NULL THEN 'answered'
             WHEN a.asked_at > statement_timestamp() - make_interval(secs => %(timeout)s)
@@ -53,34 +54,26 @@ SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
          WHERE half_id = %(id)s ORDER BY id DESC LIMIT 1000) a
   LEFT JOIN {s}.half_check c ON c.half_id = a.half_id
  ORDER BY a.id
-"""
-
-_OP = "SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s"
-
-_SENDS = """
-SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number
-"""
-
-_SCHEDULED = "SELECT deliver_at, recalled_at, recalled_by FROM {s}.scheduled_message WHERE half_id = %(id)s"
-
-_COMPENSATION = """
-SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation WHERE half_id = %(id)s
-"""
-
-#: What the producer's tables have of a message: the names of the columns and the statement of each. A check without an
-#: answer counts as being asked until ``timeout`` seconds have passed, or its claim has run out.
-PRODUCER_SIDE = {
-    "half": ("id producer_group topic key tag headers content_type body_bytes raw deliver_at born_at status", _HALF),
-    "check": (
-        "status fenced check_times being_asked last_answer last_error checked_at next_check_at next_check_in parked_at "
-        "reason",
-        _CHECK,
+""",
+        "asked_at asked worker answer seconds error state",
     ),
-    "history": ("asked_at asked worker answer seconds error state", _HISTORY),
-    "op": ("resolution decided_by decided_at sequence xid", _OP),
-    "sends": ("send_number queue position visible_at", _SENDS),
-    "scheduled": ("deliver_at recalled_at recalled_by", _SCHEDULED),
-    "compensation": ("function requested_by reason result compensated_at", _COMPENSATION),
+    "op": Query(
+        "SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s",
+        "resolution decided_by decided_at sequence xid",
+    ),
+    "sends": Query(
+        "SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number",
+        "send_number queue position visible_at",
+    ),
+    "scheduled": Query(
+        "SELECT deliver_at, recalled_at, recalled_by FROM {s}.scheduled_message WHERE half_id = %(id)s",
+        "deliver_at recalled_at recalled_by",
+    ),
+    "compensation": Query(
+        "SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation"
+        " WHERE half_id = %(id)s",
+        "function requested_by reason result:json compensated_at",
+    ),
 }
 
 #: A message's body. Rows: ``(content_type, bytes)`` or none.
@@ -99,14 +92,17 @@ SELECT consumer_group,
 """
 )
 
-#: What reconciliations found about a message, the newest first, 100 at most. Rows: as `FINDING`.
-FINDINGS = """
+#: What reconciliations found about a message, the newest first, 100 at most.
+FINDINGS = Query(
+    """
 SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.acted_at,
        to_jsonb(f.result)::text, r.started_at, r.finished_at
   FROM (SELECT * FROM {s}.reconciliation_finding WHERE message_id = %(id)s LIMIT 1000) f
   LEFT JOIN LATERAL (SELECT * FROM {s}.reconciliation_run WHERE id = f.run_id LIMIT 1) r ON true
  ORDER BY f.id DESC LIMIT 100
-"""
+""",
+    "run_id topic group kind detail:json action acted_at result:json started_at finished_at",
+)
 
 #: The workers seen within ``alive`` seconds. Rows: ``(workers,)``.
 WORKERS = "SELECT count(*) FROM {s}.worker WHERE seen_at > clock_timestamp() - make_interval(secs => %(alive)s)"
@@ -119,14 +115,3 @@ SELECT DISTINCT h ->> 'kind', h ->> 'group', h ->> 'options'
  WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(alive)s) AND h ->> 'topic' = %(topic)s
  LIMIT 1000
 """
-
-
-def named(names: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows with the names of their columns; what is JSON is decoded."""
-    return [
-        {
-            name: json.loads(value) if name in _JSON and value is not None else value
-            for name, value in zip(names.split(), row, strict=True)
-        }
-        for row in rows
-    ]
