@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from outbox.errors import InvalidRequest
@@ -25,27 +24,25 @@ Noun = Literal["message", "half", "inbox"]
 #: Each state of a message, as the clause that a refusal gives. Those beside the statuses: an undecided half with a
 #: fence, a compensated or recalled message, one that took effect (which isn't undone without a word), none of this
 #: id; in an inbox: parked and discarded, and no row.
-STATES: Mapping[str, str] = MappingProxyType(
-    {
-        "undecided": "it is not decided yet",
-        "fenced": "it is not decided yet",
-        "rolled_back": "it was rolled back and never sent",
-        "committed": "it is committed and waits for dispatch",
-        "scheduled": "it is scheduled for later",
-        "dispatched": "it is dispatched",
-        "recalled": "it was recalled",
-        "compensated": "its local transaction was compensated",
-        "compensating": "its local transaction is being compensated",
-        "delivered": "it took effect: a group has consumed it",
-        "unknown": "no half message has this id",
-        "consumed": "it is consumed: it took effect in this group",
-        "failed": "it failed and will be retried by itself",
-        "parked": "it is parked",
-        "quarantined": "it is quarantined in this group, since its local transaction was or will be compensated",
-        "discarded": "it is discarded",
-        "unconsumed": "this group's inbox has no row of it",
-    }
-)
+STATES: Mapping[str, str] = {
+    "undecided": "it is not decided yet",
+    "fenced": "it is not decided yet",
+    "rolled_back": "it was rolled back and never sent",
+    "committed": "it is committed and waits for dispatch",
+    "scheduled": "it is scheduled for later",
+    "dispatched": "it is dispatched",
+    "recalled": "it was recalled",
+    "compensated": "its local transaction was compensated",
+    "compensating": "its local transaction is being compensated",
+    "delivered": "it took effect: a group has consumed it",
+    "unknown": "no half message has this id",
+    "consumed": "it is consumed: it took effect in this group",
+    "failed": "it failed and will be retried by itself",
+    "parked": "it is parked",
+    "quarantined": "it is quarantined in this group, since its local transaction was or will be compensated",
+    "discarded": "it is discarded",
+    "unconsumed": "this group's inbox has no row of it",
+}
 
 _UNKNOWN_MEND = "was it prepared in another database, or deleted by prune?"
 
@@ -398,7 +395,7 @@ _TABLE = (
 )
 
 #: Every act by its name.
-ACTS: Mapping[str, Act] = MappingProxyType({act.name: act for act in _TABLE})
+ACTS: Mapping[str, Act] = {act.name: act for act in _TABLE}
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
 #: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, write the

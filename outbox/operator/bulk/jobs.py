@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, Statement, execute, query, statement
-from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
+from outbox.database.execute import Row, execute, query, statement
+from outbox.database.sql import NOW, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
     ActRefused,
     BulkJobNotFound,
@@ -27,7 +27,7 @@ from outbox.operator import model
 from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.changes import MESSAGE_JOINS, ActRequest, check_audited, inbox_columns, requested
+from outbox.operator.changes import ActRequest, check_audited, inbox_columns, requested
 from outbox.operator.databases import OverDatabases, Query
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import check_messages, query_in
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 #: How long (seconds) a preview may look for what a filter matches.
 SECONDS = 30.0
-# The halves of these statuses are found by a small table, however many others there are.
-_SMALL = {"undecided": "half_check", "scheduled": "scheduled_message", "recalled": "scheduled_message"}
-_HALVES = f"{{s}}.half_message h{MESSAGE_JOINS}"
 _SELECTABLE = {
     "message": {"targets", "messages", "inbox"},
     "half": {"targets", "messages", "halves"},
@@ -86,18 +83,17 @@ class BulkJobs(OverDatabases):
         act.check_options(selection.options)
         selection.check()
         chosen, found = choose_database(self.databases, selection, database)
-        able = found.able(selection.states)
-        sample = sorted((each for count in able for each in count.sample), key=lambda t: t.message_id, reverse=True)
-        edge, digest = found.edge and (found.edge,), found.digest(selection.states)
+        sample = [target for each in found.able for target in each.sample]
+        shown = {"database": chosen.name, "edge": found.edge and (found.edge,), "digest": found.digest}
         return model.Preview(
             act.name,
             chosen.name,
             model.Total(found.matched),
-            sum(each.count for each in able),
-            {act.refusal(each.state): each.count for each in found.counts if each not in able},
-            sample[: sql.SAMPLE],
-            described(act, able),
-            paging.write_token({"database": chosen.name, "edge": edge, "digest": digest}, selection.context),
+            found.number,
+            {act.refusal(each.state): each.count for each in found.counts if each not in found.able},
+            sorted(sample, key=lambda target: target.message_id, reverse=True)[: sql.SAMPLE],
+            described(act, found.able),
+            paging.write_token(shown, selection.context),
         )
 
     def start(
@@ -271,22 +267,20 @@ def _insert(
         if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
             raise _KeyTaken
         found = selection.summary_of([row[:-2] for row in rows], resolved.edge)
-        able = found.able(states)
-        number = sum(each.count for each in able)
-        if shown is not None and found.digest(states) != shown["digest"]:
-            raise SelectorChanged(f"what can be acted on has changed since the preview: now {number}; {_AGAIN}")
-        if not able:
+        if shown is not None and found.digest != shown["digest"]:
+            raise SelectorChanged(f"what can be acted on has changed since the preview: now {found.number}; {_AGAIN}")
+        if not found.able:
             raise _nothing(selection, found)
         if to_be > written and found.matched == 1 and selection.selector.targets:
             target = selection.selector.targets[0]
             raise CompensationRefused(act.refused(target, act.refusal("compensating")))
         if to_be > written:
             raise SelectorChanged(f"some of these are being compensated by a bulk job ordered just now; {_AGAIN}")
-        result = {"did": "start", "action": act.name, "items": found.matched if selection.by_name else number}
+        result = {"did": "start", "action": act.name, "items": found.matched if selection.by_name else found.number}
         request = new.request
         execute(
             connection,
-            statement(schema, sql.DESCRIBE, {"id": new.id, "described": described(act, able)}),
+            statement(schema, sql.DESCRIBE, {"id": new.id, "described": described(act, found.able)}),
             audit(schema, request.by, "bulk", str(new.id), request.why, result, request.origin),
         )
 
@@ -326,43 +320,23 @@ def _selector_json(selector: model.Selector) -> dict[str, Any]:
 # --- what is selected ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Selection:
     """An act and what it is to be done to: the part of an order that doesn't depend on what is found."""
 
-    act: Act
-    selector: model.Selector
-    options: Mapping[str, Any]
-
-    @property
-    def by_name(self) -> bool:
-        """Are the messages named one by one?"""
-        return self.selector.targets is not None
-
-    @property
-    def is_across(self) -> bool:
-        """Does a filter of inboxes select messages for an act in their producer's database?"""
-        return self.selector.inbox is not None and self.act.part == "producer"
-
-    @property
-    def by_ids(self) -> bool:
-        """Must the filter be turned into ids first, since one query can't see all the databases that it needs?"""
-        return self.is_across or (self.checks_delivery and self.selector.messages is not None)
-
-    @property
-    def checks_delivery(self) -> bool:
-        """Does the act depend on whether a message took effect in any database?"""
-        return any("delivered" in option.adds for option in self.act.options)
-
-    @property
-    def states(self) -> frozenset[str]:
-        """The states in which the act can be done."""
-        return self.act.states(self.options)
-
-    @property
-    def context(self) -> object:
-        """What a token is bound to."""
-        return ("bulk_job", self.act.name, self.selector, sorted(self.options.items()))
+    def __init__(self, act: Act, selector: model.Selector, options: Mapping[str, Any]) -> None:
+        self.act, self.selector, self.options = act, selector, options
+        #: The states in which the act can be done.
+        self.states = act.states(options)
+        #: What a token is bound to.
+        self.context = ("bulk_job", act.name, selector, sorted(options.items()))
+        #: Whether the messages are named one by one.
+        self.by_name = selector.targets is not None
+        #: Whether a filter of inboxes selects messages for an act in their producer's database.
+        self.is_across = selector.inbox is not None and act.part == "producer"
+        #: Whether the act depends on whether a message took effect in any database.
+        self.checks_delivery = any("delivered" in option.adds for option in act.options)
+        #: Whether the filter must be turned into ids first, since one query can't see all the databases that it needs.
+        self.by_ids = self.is_across or (self.checks_delivery and selector.messages is not None)
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
         """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere."""
@@ -371,12 +345,11 @@ class Selection:
             StateCount(state, count, hashed, group, topic, kind, list(map(model.Target, ids, groups)))
             for state, count, hashed, group, topic, kind, ids, groups, *_ in rows
         ]
-        summary = Summary(counts, own if edge is None else edge)
-        if summary.matched > model.MAX_ITEMS:
+        if sum(each.count for each in counts) > model.MAX_ITEMS:
             raise BulkJobTooLarge(
                 f"more than {model.MAX_ITEMS} messages are matched; narrow the filter, such as by time"
             )
-        return summary
+        return Summary(counts, self.states, own if edge is None else edge)
 
     def check(self) -> None:
         """Raise InvalidRequest or BulkJobTooLarge if the selector doesn't fit the act, or isn't exactly one."""
@@ -412,30 +385,20 @@ class StateCount:
     sample: list[model.Target]
 
 
-@dataclass(frozen=True, slots=True)
 class Summary:
     """What a query has matched; ``edge`` bounds the same query to what there was then."""
 
-    counts: list[StateCount]
-    edge: UUID | dt.datetime | None
-
-    @property
-    def matched(self) -> int:
-        """How many there are."""
-        return sum(each.count for each in self.counts)
-
-    @property
-    def known(self) -> bool:
-        """Is there anything, beside names of what isn't there?"""
-        return any(each.state not in {"unknown", "unconsumed"} for each in self.counts)
-
-    def able(self, states: frozenset[str]) -> list[StateCount]:
-        """Return those that can be acted on."""
-        return [each for each in self.counts if each.state in states]
-
-    def digest(self, states: frozenset[str]) -> list[list[Any]]:
-        """Return a value that differs when what can be acted on differs."""
-        return sorted([each.state, each.count, each.hash] for each in self.able(states))
+    def __init__(self, counts: list[StateCount], states: frozenset[str], edge: UUID | dt.datetime | None) -> None:
+        self.counts, self.edge = counts, edge
+        #: How many there are.
+        self.matched = sum(each.count for each in counts)
+        #: Whether there is anything, beside names of what isn't there.
+        self.known = any(each.state not in {"unknown", "unconsumed"} for each in counts)
+        #: Those that can be acted on, and how many these are.
+        self.able = [each for each in counts if each.state in states]
+        self.number = sum(each.count for each in self.able)
+        #: A value that differs when what can be acted on differs.
+        self.digest = sorted([each.state, each.count, each.hash] for each in self.able)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +421,8 @@ def resolve(databases: Databases, database: Database, selection: Selection, edge
         ids, edge = _ids_in_inboxes(databases, selector.inbox, edge)
     elif selection.by_ids and selector.messages is not None:
         with database.reading(SECONDS) as connection:
-            matched = _match_messages(selector.messages, edge)
-            rows = query(connection, database.schema, f"SELECT id FROM ({matched.sql}) m", **matched.values)
+            matched, values = _match_messages(selector.messages, edge)
+            rows = query(connection, database.schema, f"SELECT id FROM ({matched}) m", **values)
         ids = sorted(each for (each,) in rows)
         edge = edge or max(ids, default=None)
     return ResolvedIds(ids, _delivered(databases, selection, ids), edge if selection.by_ids else None)
@@ -471,33 +434,28 @@ def match(
     """Return the query that matches what is selected."""
     selector = selection.selector
     if selection.act.part == "consumer" and selector.targets is not None:
-        return Matched(sql.NAMED_INBOX, inbox_columns(dict.fromkeys(selector.targets)))
+        return sql.NAMED_INBOX, inbox_columns(dict.fromkeys(selector.targets))
     if selector.targets is not None or selection.by_ids:
-        return Matched(sql.NAMED_HALVES, {"ids": resolved.ids, "delivered": resolved.delivered})
+        return sql.NAMED_HALVES, {"ids": resolved.ids, "delivered": resolved.delivered}
     if selector.inbox is not None:
         where, values = _inbox_where(connection, database, selector.inbox)
-        return _bounded(sql.INBOX.replace("{where}", where), values, edge)
+        return sql.INBOX.replace("{where}", where), values | _bounds(edge)
     if selector.halves is not None:
         where, values = paging.fitting(checked(selector.halves), lists_sql.HALF_FITS)
-        undecided = _HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_check")
-        return _match_halves(undecided, f"o.half_id IS NULL AND {where}", values, edge)
+        return sql.UNDECIDED_HALVES.replace("{where}", where), values | _bounds(edge)
     return _match_messages(selector.messages or model.MessageFilter(), edge)
 
 
 def _match_messages(criteria: model.MessageFilter, edge: Any) -> Matched:
     where, values = lists_sql.where(check_messages(criteria))
-    small = {_SMALL.get(status) for status in criteria.status}
-    if len(small) == 1 and (table := small.pop()):
-        where = f"h.id IN (SELECT half_id FROM {{s}}.{table}) AND {where}"
-    return _match_halves(_HALVES, where, values, edge)
+    table, fits = lists_sql.driver(criteria)
+    if table != "half_message":
+        where = f"h.id IN (SELECT half_id FROM {{s}}.{table} WHERE {fits}) AND {where}"
+    return sql.HALVES.replace("{where}", where), values | _bounds(edge)
 
 
-def _match_halves(source: str, where: str, values: dict[str, Any], edge: Any) -> Matched:
-    return _bounded(sql.HALVES.replace("{from}", source).replace("{where}", where), values, edge)
-
-
-def _bounded(query: str, values: dict[str, Any], edge: Any) -> Matched:
-    return Matched(query, {**values, "edge": edge, "most": model.MAX_ITEMS + 1})
+def _bounds(edge: Any) -> dict[str, Any]:
+    return {"edge": edge, "most": model.MAX_ITEMS + 1}
 
 
 def _inbox_where(connection: Connection, database: Database, criteria: model.InboxFilter) -> tuple[str, dict[str, Any]]:
@@ -514,9 +472,8 @@ def _ids_in_inboxes(databases: Databases, criteria: model.InboxFilter, edge: Any
     database = consumers[0]
     with database.reading(SECONDS) as connection:
         where, values = _inbox_where(connection, database, criteria)
-        values |= {"edge": edge, "most": model.MAX_ITEMS + 1}
-        ids = statement(database.schema, sql.INBOX_IDS, values, where=where)
-        ((now,),), rows = execute(connection, Statement(sql.NOW), ids)
+        ids = statement(database.schema, sql.INBOX_IDS, values | _bounds(edge), where=where)
+        ((now,),), rows = execute(connection, NOW, ids)
     return sorted(each for (each,) in rows), edge or now
 
 

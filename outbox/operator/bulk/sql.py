@@ -20,15 +20,9 @@ from outbox.operator.look.inbox_sql import GROUPS
 # --- what a bulk job acts on -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """A query of what is matched, and its values: ``place, id, consumer_group, topic, kind, state``.
-
-    ``edge`` bounds it to what there was at a moment: a greatest id, for an inbox a time.
-    """
-
-    sql: str
-    values: Mapping[str, Any]
+#: A query of what is matched, and its values: ``place, id, consumer_group, topic, kind, state``. The value ``edge``
+#: bounds it to what there was at a moment: a greatest id, for an inbox a time.
+Matched = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +41,15 @@ SAMPLE = 5
 
 _HALF_ROW = f"NULL::text AS consumer_group, h.topic, NULL::text AS kind, {MESSAGE_STATE} AS state"
 
-#: The halves of ``{from}``, which has ``h``, ``o``, ``d`` and ``c`` (`MESSAGE_JOINS`), by a condition.
+#: Halves by a condition over ``h``, ``o``, ``d`` and ``c`` (`MESSAGE_JOINS`); and those that are undecided.
 HALVES = f"""
     SELECT NULL::bigint AS place, h.id, {_HALF_ROW}
-      FROM {{from}}
+      FROM {{s}}.half_message h{MESSAGE_JOINS}
      WHERE ({{where}}) AND (%(edge)s::uuid IS NULL OR h.id <= %(edge)s::uuid)
      LIMIT %(most)s"""
+UNDECIDED_HALVES = HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_check").replace(
+    "{where}", "o.half_id IS NULL AND {where}"
+)
 
 #: These halves. What took effect somewhere isn't compensated; only the process that orders it knows other databases.
 NAMED_HALVES = f"""
@@ -125,9 +122,6 @@ SELECT DISTINCT m.message_id
  LIMIT %(most)s
 """
 
-#: The database's clock. Rows: ``(time,)``.
-NOW = "SELECT statement_timestamp()"
-
 #: Which of these messages took effect here. Rows: ``(id,)``.
 CONSUMED = f"""
 WITH RECURSIVE {GROUPS}
@@ -144,8 +138,8 @@ def summary(schema: str, matched: Matched) -> Statement:
     Rows, one for each state: ``(state, count, hash, common group, topic and kind of error, ids and groups of a sample,
     greatest id, time)``.
     """
-    sql = f"WITH matched AS MATERIALIZED ({{matched}}){_SUMMARY}"
-    return statement(schema, sql, matched.values, more="", matched=matched.sql)
+    query, values = matched
+    return statement(schema, f"WITH matched AS MATERIALIZED ({{matched}}){_SUMMARY}", values, more="", matched=query)
 
 
 def start(
@@ -156,9 +150,9 @@ def start(
     Rows as of `summary`, each with ``(items to be, items that were written)``; these differ where the key is there, or
     a message has a compensation already.
     """
-    request = new.request
+    request, (query, bound) = new.request, matched
     values = {
-        **matched.values,
+        **bound,
         "able": sorted(able),
         "whys": json.dumps(dict(whys)),
         "id": new.id,
@@ -172,7 +166,7 @@ def start(
         "origin": json.dumps(dict(request.origin)) if request.origin else None,
     }
     chosen = "true" if all_of_them else "state = ANY (%(able)s::text[])"
-    return statement(schema, _START, values, chosen=chosen, matched=matched.sql)
+    return statement(schema, _START, values, chosen=chosen, matched=query)
 
 
 # --- how it is carried out -------------------------------------------------------------------------------

@@ -466,12 +466,8 @@ class HandlerRow:
 def reports(database: str, rows: Iterable[Row]) -> list[WorkerReport]:
     """Return the rows of `sql.WORKERS`, which a database has."""
     return [
-        WorkerReport(
-            WorkerRow(database, id_, name, version, json.loads(roles), started_at, seen_at, alive_, json.loads(duties)),
-            json.loads(registered),
-            seconds,
-        )
-        for id_, name, version, roles, started_at, seen_at, alive_, duties, registered, seconds in rows
+        WorkerReport(handlers=row.pop("handlers"), seconds=row.pop("seconds"), row=WorkerRow(database, **row))
+        for row in WORKERS.named(rows)
     ]
 
 

@@ -243,14 +243,16 @@ SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::
 
 # --- workers, bulk jobs, samples, tables -------------------------------------------------------------------------
 
-#: The workers; alive is one that was seen within `ALIVE` seconds. Rows: ``(id, name, version, roles, started at,
-#: seen at, is alive, duties, handlers, seconds since it was seen)``.
-WORKERS = Template(f"""
+#: The workers; alive is one that was seen within `ALIVE` seconds.
+WORKERS = Query(
+    f"""
 SELECT id, name, version, roles::text, started_at, seen_at,
        seen_at > clock_timestamp() - make_interval(secs => {ALIVE}), duties::text, handlers::text,
        extract(epoch FROM clock_timestamp() - seen_at)::float8
   FROM {{s}}.worker ORDER BY name, id LIMIT 1000
-""")
+""",
+    "id name version roles:json started_at seen_at alive duties:json handlers:json seconds",
+)
 
 #: Counts of bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one.
 OPEN_BULK_JOBS = Template("""

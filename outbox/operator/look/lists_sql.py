@@ -146,7 +146,7 @@ def list_messages(
     decided_by, decided_at)``,
     with an id of None where nothing is found. The end is None where all there are were seen, or ``limit`` were found.
     """
-    table, fits = ("half_message", "") if by_key else _driver(criteria)
+    table, fits = ("half_message", "") if by_key else driver(criteria)
     of_half, with_body = table == "half_message", criteria.body is not None
     condition, values = where(criteria)
     return statement(
@@ -169,11 +169,12 @@ def list_messages(
 
 def window_of(criteria: MessageFilter) -> int:
     """Return how many messages one search for these looks at."""
-    found_by_status = _driver(criteria)[0] != "half_message" and replace(criteria, **_NOT_OF_HALF) == MessageFilter()
+    found_by_status = driver(criteria)[0] != "half_message" and replace(criteria, **_NOT_OF_HALF) == MessageFilter()
     return WINDOW if found_by_status or not criteria.status else STATUS_WINDOW
 
 
-def _driver(criteria: MessageFilter) -> tuple[str, str]:
+def driver(criteria: MessageFilter) -> tuple[str, str]:
+    """Return the table that leads to the halves of these statuses, and the condition on its rows."""
     statuses = set(criteria.status)
     return next(((table, fits) for of, table, fits in _DRIVERS if statuses == of), ("half_message", "true"))
 
@@ -198,7 +199,7 @@ def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
     """Count what a filter fits; None where that is not cheap. Rows: ``(messages,)``."""
     if replace(criteria, database=None, status=()) != MessageFilter() or set(criteria.status) not in _COUNTED:
         return None
-    return count_of(schema, *_driver(criteria))
+    return count_of(schema, *driver(criteria))
 
 
 # --- windows of other tables -----------------------------------------------------------------------------

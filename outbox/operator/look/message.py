@@ -112,10 +112,9 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
     known = {part: PRODUCER_SIDE[part].named(rows) for part, rows in zip(PRODUCER_SIDE, answers, strict=True)}
     if not any(known[part] for part in ("half", "op", "check", "history", "compensation")):
         return
-    found.home, found.state, found.history, found.sends = database, states[0][1], known["history"], known["sends"]
-    found.half, found.check, found.op, found.scheduled, found.compensation = (
-        next(iter(known[part]), None) for part in ("half", "check", "op", "scheduled", "compensation")
-    )
+    found.home, found.state = database, states[0][1]
+    for part, rows in known.items():
+        setattr(found, part, rows if part in {"history", "sends"} else next(iter(rows), None))
     if found.half is not None:
         found.raw = found.half.pop("raw")
         ((found.workers,),) = query(connection, schema, message_sql.WORKERS, alive=ALIVE)
@@ -193,7 +192,7 @@ def _next_check(found: MessageFacts) -> str:
 
 def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
     """Yield what is to come in the inboxes, the most urgent first."""
-    rows = {state: [row for row in found.inbox if _state(row) == state] for state in _IN_ORDER}
+    rows = {state: [row for row in found.inbox if _state(row) == state] for state in ("unconsumed", *_IN_INBOX)}
     if parked := rows["parked"]:
         yield f"waits for an operator: parked by {_groups(parked)}"
     for row in rows["failed"]:
@@ -202,20 +201,21 @@ def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
         yield f"retry {row.attempts} of {retries} by {row.group}{due}"
     if unconsumed := rows["unconsumed"]:
         yield f"comes next to {_groups(unconsumed)}"
-    for state, what in _ENDED.items():
+    for state in ("quarantined", "discarded", "consumed", "left_out"):
         if rows[state]:
-            yield f"{what} {_groups(rows[state])}"
+            yield f"{_IN_INBOX[state]} {_groups(rows[state])}"
     if found.state == "dispatched" and not found.inbox:
         yield "dispatched; no group of its topic is known here"
 
 
-_ENDED = {
+_IN_INBOX = {
+    "parked": "parked by",
+    "failed": "failed in",
     "quarantined": "quarantined in",
     "discarded": "discarded in",
     "consumed": "consumed by",
     "left_out": "left out by",
 }
-_IN_ORDER = ("parked", "failed", "unconsumed", *_ENDED)
 
 
 def _state(row: InboxRow) -> str:
@@ -270,12 +270,6 @@ def _refusal_in_groups(act: Act, states: dict[InboxRow, str]) -> str:
 
 
 _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": "unknown"}
-_IN_INBOX = {
-    "consumed": "Consumed by",
-    "failed": "Failed in",
-    "parked": "Parked by",
-    "quarantined": "Quarantined in",
-}
 
 
 def timeline(found: MessageFacts) -> list[Event]:
@@ -327,7 +321,7 @@ def _in_inboxes(found: MessageFacts) -> Iterator[Event]:
             yield Event(row.received_at, "received", f"First handled by group {row.group}", row.database)
         first_line = (row.last_error or "").partition("\n")[0] or None
         times = f" ({row.attempts} attempts)" if (row.attempts or 0) > 1 else ""
-        title = f"{_IN_INBOX.get(row.status, row.status)} group {row.group}{times}"
+        title = f"{_IN_INBOX.get(row.status, row.status).capitalize()} group {row.group}{times}"
         # What was discarded was changed by that; when it had been parked is in the audit, or nowhere.
         if row.discarded_at is None:
             yield Event(row.changed_at, row.status, title, row.database, first_line)
