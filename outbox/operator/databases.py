@@ -103,11 +103,15 @@ def open_database(name: str, engine: Engine, settings: Settings) -> Database:
 
 
 class Query(Template):
-    """A template whose rows are known by the names of its columns; what is JSON (``name:json``) is read as a text."""
+    """A template whose rows are known by the names of their columns, which its first line is: a comment.
 
-    def __init__(self, sql: str, columns: str) -> None:
-        super().__init__(sql)
-        self.columns = [column.partition(":") for column in columns.split()]
+    What is JSON (``name:json``) is selected as a text, and decoded.
+    """
+
+    def __init__(self, sql: str) -> None:
+        columns, _, select = sql.lstrip().partition("\n")
+        super().__init__(select)
+        self.columns = [column.partition(":") for column in columns.removeprefix("-- ").split()]
 
     def named(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
         """Return rows by the names of the columns."""

@@ -64,7 +64,7 @@ STATEMENTS: list[Statement | None] = [
     count_of("outbox", "audit"),
     statement("outbox", lists_sql.KNOWN_GROUPS, {}),
     message_sql.FINDINGS("outbox", id=ID),
-    statement("outbox", bulk_sql.OF_MESSAGE, {"id": ID}),
+    bulk_sql.OF_MESSAGE("outbox", id=ID),
 ]
 
 

@@ -28,7 +28,7 @@ from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import ActRequest, check_audited, inbox_columns, requested
-from outbox.operator.databases import OverDatabases, Query
+from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import check_messages, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -38,7 +38,7 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database, Databases
+    from outbox.operator.databases import Database, Databases, Query
 
 #: How long (seconds) a preview may look for what a filter matches.
 SECONDS = 30.0
@@ -231,9 +231,9 @@ class BulkJobs(OverDatabases):
         return None
 
 
-def read_jobs(connection: Connection, database: Database, template: str, **values: Any) -> list[model.BulkJob]:
-    """Return the bulk jobs of a database that a statement finds, whose columns are `sql.BULK_JOB`."""
-    found = Query(template, sql.BULK_JOB).read(connection, database.schema, **values)
+def read_jobs(connection: Connection, database: Database, query: Query, **values: Any) -> list[model.BulkJob]:
+    """Return the bulk jobs of a database that a query finds."""
+    found = query.read(connection, database.schema, **values)
     for each in found:
         counts = each.pop("counts") or {}
         each |= {str(state): counts.get(state, 0) for state in model.BulkItemState}

@@ -15,6 +15,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, statement
 from outbox.database.sql import BULK_COUNTS
 from outbox.operator.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest
+from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import GROUPS
 
 # --- what a bulk job acts on -----------------------------------------------------------------------------
@@ -250,14 +251,10 @@ RETURNING number
 
 # --- how it is shown -------------------------------------------------------------------------------------
 
-#: The columns of a bulk job.
-BULK_JOB = (
-    "id action requested_by reason options:json described rate total counts:json created_at started_at finished_at "
-    "cancelled_at cancelled_by state"
-)
-
 # A finished bulk job has its counts in its row. A compensation is begun by its first attempt.
 _ROWS = f"""
+-- id action requested_by reason options:json described rate total counts:json created_at started_at finished_at \
+cancelled_at cancelled_by state
 SELECT id, action, requested_by, reason, options::text, coalesce(selector ->> 'described', action), rate, total,
        coalesce(selector -> 'counts', {BULK_COUNTS})::text AS counts, created_at, began, finished_at, cancelled_at,
        cancelled_by, state
@@ -273,19 +270,19 @@ SELECT id, action, requested_by, reason, options::text, coalesce(selector ->> 'd
                                   WHERE i.bulk_job_id = p.id AND i.attempts > 0 LIMIT 1)
                            ELSE p.started_at END AS began) b) p"""
 
-#: Bulk jobs, the newest first, below an id. Rows: as `BULK_JOB`.
-LIST = f"""{_ROWS}
+#: Bulk jobs, the newest first, below an id.
+LIST = Query(f"""{_ROWS}
  WHERE (%(after)s::uuid IS NULL OR id < %(after)s::uuid) AND (%(state)s::text IS NULL OR state = %(state)s)
  ORDER BY id DESC LIMIT %(limit)s
-"""
+""")
 
-#: A bulk job. Rows: as `BULK_JOB`, or none.
-ONE = f"{_ROWS} WHERE id = %(id)s"
+#: A bulk job, or none.
+ONE = Query(f"{_ROWS} WHERE id = %(id)s")
 
-#: The bulk jobs that a message was in, 100 at most. Rows: as `BULK_JOB`.
-OF_MESSAGE = f"""{_ROWS}
+#: The bulk jobs that a message was in, 100 at most.
+OF_MESSAGE = Query(f"""{_ROWS}
  WHERE id IN (SELECT bulk_job_id FROM {{s}}.bulk_item WHERE message_id = %(id)s LIMIT 100) ORDER BY created_at
-"""
+""")
 
 #: The bulk job with an idempotency key.
 BY_KEY = """

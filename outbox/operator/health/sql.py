@@ -15,8 +15,8 @@ from outbox.operator.databases import Query
 # --- halves and messages at the producer -------------------------------------------------------------------------
 
 #: Counts of the oldest undecided halves, ``limit`` at most: part of `TopicStats`. Oldest first: ids begin with a time.
-UNDECIDED = Query(
-    """
+UNDECIDED = Query("""
+-- topic undecided parked orphans unasked oldest_undecided oldest_parked parked_id
 SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
        count(*) FILTER (WHERE due AND c.checked_at IS NULL),
        extract(epoch FROM clock_timestamp() - min(h.born_at))::float8,
@@ -26,9 +26,7 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
           FROM {s}.half_check ORDER BY half_id LIMIT %(limit)s) c
   LEFT JOIN LATERAL (SELECT born_at FROM {s}.half_message WHERE id = c.half_id LIMIT 1) h ON true
  GROUP BY c.topic ORDER BY c.topic
-""",
-    "topic undecided parked orphans unasked oldest_undecided oldest_parked parked_id",
-)
+""")
 
 #: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones. Late is a
 #: check that was due ``check`` intervals ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
@@ -72,8 +70,8 @@ SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
 """)
 
 #: Counts of scheduled messages, ``limit`` at most: a part of `TopicStats`.
-SCHEDULED = Query(
-    """
+SCHEDULED = Query("""
+-- topic scheduled next_due overdue oldest_overdue
 SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
        extract(epoch FROM clock_timestamp() - min(d.deliver_at) FILTER (WHERE late))::float8
   FROM (SELECT half_id, deliver_at, deliver_at < clock_timestamp() - make_interval(secs => %(undispatched)s) AS late
@@ -81,9 +79,7 @@ SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
          WHERE recalled_at IS NULL ORDER BY deliver_at, half_id LIMIT %(limit)s) d
   JOIN {s}.half_message h ON h.id = d.half_id
  GROUP BY h.topic ORDER BY h.topic
-""",
-    "topic scheduled next_due overdue oldest_overdue",
-)
+""")
 
 #: The end of each queue. Rows: ``(topic, queue, last position)``.
 HEADS = Template("""
@@ -109,6 +105,7 @@ _REST_OF_REBASE = (
 _NEWEST = ("true ORDER BY sequence DESC",)
 
 _UNDISPATCHED = """
+-- topic undispatched oldest_undispatched
 SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_at))::float8
   FROM (SELECT DISTINCT half_id, decided_at FROM ({candidates}) c
          WHERE resolution = 'commit'
@@ -134,13 +131,13 @@ def undispatched(cursor: Cursor | None) -> Query:
         sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
     ops = "(SELECT half_id, resolution, decided_at FROM {s}.op_message WHERE "
     candidates = " UNION ALL ".join(f"{ops}{source} LIMIT %(limit)s)" for source in sources)
-    return Query(_UNDISPATCHED.replace("{candidates}", candidates), "topic undispatched oldest_undispatched")
+    return Query(_UNDISPATCHED.replace("{candidates}", candidates))
 
 
 #: How many of the oldest ``limit`` decided halves prune could have deleted long ago, and the age of the first in s.
 #: Prune comes round every prune_interval; what is left after ten rounds, and an hour in any case, is left for good.
-UNPRUNED = Query(
-    """
+UNPRUNED = Query("""
+-- halves oldest retention
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8, %(retention)s::float8
   FROM (SELECT h.id, o.resolution, o.decided_at,
                clock_timestamp() - make_interval(secs => %(retention)s + greatest(10 * %(prune_interval)s, 3600)) AS due
@@ -151,9 +148,7 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
          WHERE m.half_id = old.id AND m.visible_at < due
            AND EXISTS (SELECT FROM {s}.message n
                         WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
-""",
-    "halves oldest retention",
-)
+""")
 
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
@@ -170,61 +165,57 @@ SELECT p.consumer_group, p.topic, p.queue,
 """)
 
 #: Counts of failed messages, and parked ones that aren't discarded; ``limit`` of each at most: a part of `GroupStats`.
-FAILURES = Query(
-    GROUP_QUEUES
-    + """
+FAILURES = Query(f"""
+-- group topic failed oldest_due overdue parked oldest_parked parked_id
+{GROUP_QUEUES}
 SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
  CROSS JOIN LATERAL (
        SELECT count(*),
               extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,
               count(*) FILTER (WHERE due < statement_timestamp() - make_interval(secs => %(retry)s))
-         FROM (SELECT next_attempt_at FROM {s}.consumer_message m
+         FROM (SELECT next_attempt_at FROM {{s}}.consumer_message m
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
                 ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f
  CROSS JOIN LATERAL (
-       SELECT count(*) FROM (SELECT FROM {s}.consumer_message m
+       SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL
          LIMIT %(limit)s) f) n (parked)
   LEFT JOIN LATERAL (
        SELECT message_id, extract(epoch FROM clock_timestamp() - changed_at)::float8 AS age
-         FROM {s}.consumer_message m
+         FROM {{s}}.consumer_message m
         WHERE n.parked > 0 AND m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked'
           AND discarded_at IS NULL
         ORDER BY message_id LIMIT 1) p ON true
  ORDER BY 1, 2
-""",
-    "group topic failed oldest_due overdue parked oldest_parked parked_id",
-)
+""")
 
 #: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues
 #: messages were pruned before they were read, the age of the oldest in s, which share of the retention that is where
 #: nothing was pruned, and SQL that forgets the group.
 #: Positions are dense: where the next message isn't the next position, those in between were pruned. A queue that was
 #: added after the group began has no offset, and is read from its first message.
-UNREAD = Query(
-    GROUP_QUEUES
-    + """
+UNREAD = Query(f"""
+-- group topic queues behind retention share forget
+{GROUP_QUEUES}
 SELECT *, %(retention)s::float8, CASE WHEN queues = 0 THEN behind / %(retention)s END::float8,
-       format('DELETE FROM {s}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', consumer_group, topic)
+       format('DELETE FROM {{s}}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', consumer_group, topic)
   FROM (
 SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position + 1) AS queues,
        max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8 AS behind
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
-  JOIN {s}.topic t ON t.name = g.topic
+  JOIN {{s}}.topic t ON t.name = g.topic
  CROSS JOIN LATERAL generate_series(0, t.queues - 1) q (queue)
  CROSS JOIN LATERAL (
-       SELECT coalesce(max(position), 0) FROM {s}.consumer_offset o
+       SELECT coalesce(max(position), 0) FROM {{s}}.consumer_offset o
         WHERE o.consumer_group = g.consumer_group AND o.topic = g.topic AND o.queue = q.queue) o (position)
  CROSS JOIN LATERAL (
-       SELECT position, visible_at FROM {s}.message m
+       SELECT position, visible_at FROM {{s}}.message m
         WHERE m.topic = g.topic AND m.queue = q.queue AND m.position > o.position
         ORDER BY position LIMIT 1) n
  GROUP BY 1, 2) of_group
  ORDER BY 1, 2
-""",
-    "group topic queues behind retention share forget",
-)
+""")
 
 #: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,
 #: applied, age in s, age of the newest that came to a result in s)``.
@@ -244,15 +235,13 @@ SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::
 # --- workers, bulk jobs, samples, tables -------------------------------------------------------------------------
 
 #: The workers; alive is one that was seen within `ALIVE` seconds.
-WORKERS = Query(
-    f"""
+WORKERS = Query(f"""
+-- id name version roles:json started_at seen_at alive duties:json handlers:json seconds
 SELECT id, name, version, roles::text, started_at, seen_at,
        seen_at > clock_timestamp() - make_interval(secs => {ALIVE}), duties::text, handlers::text,
        extract(epoch FROM clock_timestamp() - seen_at)::float8
   FROM {{s}}.worker ORDER BY name, id LIMIT 1000
-""",
-    "id name version roles:json started_at seen_at alive duties:json handlers:json seconds",
-)
+""")
 
 #: Counts of bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one.
 OPEN_BULK_JOBS = Template("""

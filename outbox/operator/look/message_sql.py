@@ -23,28 +23,23 @@ LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_an
 #: seconds have passed, or its claim has run out: a decision deletes the claim, and the worker that was asking at that
 #: moment may still answer.
 PRODUCER_SIDE = {
-    "half": Query(
-        f"""
+    "half": Query(f"""
+-- id producer_group topic key tag headers:json content_type body_bytes raw deliver_at born_at status
 SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body), h.body,
        h.deliver_at, h.born_at, {message_status()}
   FROM {{s}}.half_message h
   LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
   LEFT JOIN {{s}}.scheduled_message d ON d.half_id = h.id
  WHERE h.id = %(id)s
-""",
-        "id producer_group topic key tag headers:json content_type body_bytes raw deliver_at born_at status",
-    ),
-    "check": Query(
-        f"""
+"""),
+    "check": Query(f"""
+-- status fenced check_times being_asked last_answer last_error checked_at next_check_at next_check_in parked_at reason
 SELECT {HALF_STATUS}, c.fenced, c.check_times, {LAST_CHECK.replace("{error}", "c.last_error")},
        extract(epoch FROM c.next_check_at - statement_timestamp())::float8, c.parked_at, c.reason
   FROM {{s}}.half_check c WHERE c.half_id = %(id)s
-""",
-        "status fenced check_times being_asked last_answer last_error checked_at next_check_at next_check_in parked_at "
-        "reason",
-    ),
-    "history": Query(
-        """
+"""),
+    "history": Query("""
+-- asked_at asked worker answer seconds error state
 SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
        CASE WHEN a.answer IS NOT NULL THEN 'answered'
             WHEN a.asked_at > statement_timestamp() - make_interval(secs => %(timeout)s)
@@ -54,26 +49,23 @@ SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
          WHERE half_id = %(id)s ORDER BY id DESC LIMIT 1000) a
   LEFT JOIN {s}.half_check c ON c.half_id = a.half_id
  ORDER BY a.id
-""",
-        "asked_at asked worker answer seconds error state",
-    ),
-    "op": Query(
-        "SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s",
-        "resolution decided_by decided_at sequence xid",
-    ),
-    "sends": Query(
-        "SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number",
-        "send_number queue position visible_at",
-    ),
-    "scheduled": Query(
-        "SELECT deliver_at, recalled_at, recalled_by FROM {s}.scheduled_message WHERE half_id = %(id)s",
-        "deliver_at recalled_at recalled_by",
-    ),
-    "compensation": Query(
-        "SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation"
-        " WHERE half_id = %(id)s",
-        "function requested_by reason result:json compensated_at",
-    ),
+"""),
+    "op": Query("""
+-- resolution decided_by decided_at sequence xid
+SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s
+"""),
+    "sends": Query("""
+-- send_number queue position visible_at
+SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number
+"""),
+    "scheduled": Query("""
+-- deliver_at recalled_at recalled_by
+SELECT deliver_at, recalled_at, recalled_by FROM {s}.scheduled_message WHERE half_id = %(id)s
+"""),
+    "compensation": Query("""
+-- function requested_by reason result:json compensated_at
+SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.compensation WHERE half_id = %(id)s
+"""),
 }
 
 #: A message's body. Rows: ``(content_type, bytes)`` or none.
@@ -93,16 +85,14 @@ SELECT consumer_group,
 )
 
 #: What reconciliations found about a message, the newest first, 100 at most.
-FINDINGS = Query(
-    """
+FINDINGS = Query("""
+-- run_id topic group kind detail:json action acted_at result:json started_at finished_at
 SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.acted_at,
        to_jsonb(f.result)::text, r.started_at, r.finished_at
   FROM (SELECT * FROM {s}.reconciliation_finding WHERE message_id = %(id)s LIMIT 1000) f
   LEFT JOIN LATERAL (SELECT * FROM {s}.reconciliation_run WHERE id = f.run_id LIMIT 1) r ON true
  ORDER BY f.id DESC LIMIT 100
-""",
-    "run_id topic group kind detail:json action acted_at result:json started_at finished_at",
-)
+""")
 
 #: The workers seen within ``alive`` seconds. Rows: ``(workers,)``.
 WORKERS = "SELECT count(*) FROM {s}.worker WHERE seen_at > clock_timestamp() - make_interval(secs => %(alive)s)"
