@@ -22,6 +22,10 @@ from tests.kit import Tables, dispatch_all, python, wait_until
 SHORT = 2
 
 
+class Declined(Exception):
+    """What a local transaction or a checker may end with."""
+
+
 @dataclass
 class Bench(Tables):
     """An `Outbox`, a scheduler that makes passes when it is told to, and one who looks on.

@@ -162,7 +162,6 @@ def test_lock_that_is_not_to_be_had(bench: Bench, is_async: bool) -> None:
     (check,) = bench.history(half_id)
     assert "psycopg.errors.LockNotAvailable" in check.error
     assert "canceling statement due to lock timeout" in check.error
-    assert check.seconds < 60
     assert bench.age_and_check() == Counts(taken=1, done=1)
 
 

@@ -90,7 +90,7 @@ def test_answers(bench: Bench, is_async: bool, takes_session: bool, name: str) -
         return give(given)
 
     async def plain_async(orphan: Orphan) -> Any:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # as one that waits for its provider: it comes back to its event loop
         return give(given)
 
     async def with_session_async(orphan: Orphan, session: AsyncSession) -> Any:

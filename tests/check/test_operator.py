@@ -469,7 +469,7 @@ def test_async_checker_by_hand(bench: Bench) -> None:
 
     @bench.outbox.checker("paid")
     async def checker(orphan: Orphan, session: Any) -> Resolution:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # there is a loop that runs
         await session.execute(text("SELECT 1"))
         return COMMIT
 

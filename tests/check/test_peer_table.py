@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.check import test_peer_rules
+from tests.check import test_peer_rules, test_peer_rules_asking, test_peer_rules_crashes
 
 ROOT = Path(__file__).parents[2]
 HEAD = "| RocketMQ's rule | Its class | Our test | Same or better, and how |"
@@ -41,20 +41,25 @@ def table() -> list[Row]:
 def docstring(test: str) -> str:
     """Return what a test says of itself; fails if there is no such test."""
     path, _, name = test.rpartition("::")
-    module = importlib.import_module(path.removesuffix(".py").replace("/", ".")) if path else test_peer_rules
-    function = vars(module)[name]
+    function = vars(importlib.import_module(path.removesuffix(".py").replace("/", ".")))[name] if path else TESTS[name]
     assert callable(function)
     return " ".join((function.__doc__ or "").split())
 
 
+#: The tests of the peer's rules by their names.
+TESTS = {
+    name: function
+    for module in (test_peer_rules, test_peer_rules_asking, test_peer_rules_crashes)
+    for name, function in vars(module).items()
+    if name.startswith("test_")
+}
 TABLE = table()
 OURS = [row for row in TABLE if "::" not in row.test]
 
 
 def test_every_rule_is_in_the_table_once() -> None:
     """Each test of the peer's rules has its row, and no other has."""
-    tests = [name for name in vars(test_peer_rules) if name.startswith("test_")]
-    assert sorted(row.test for row in OURS) == sorted(tests)
+    assert sorted(row.test for row in OURS) == sorted(TESTS)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.test.rpartition("::")[2])

@@ -311,7 +311,7 @@ def test_async_handlers(bench: Bench) -> None:
     """Async handlers run inside an AsyncConnection's `run_sync`, with an AsyncSession, by the same rules."""
 
     async def handler(message: Message, session: AsyncSession) -> Any:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # as one that waits for another service: it comes back to its event loop
         await session.run_sync(lambda sync: record(message, sync))
         bench.sink.send(session, "next", message.body)
         if message.body == 2:

@@ -307,8 +307,10 @@ def test_async_commit_cancelled(url: str, engine: Engine) -> None:
                 {"id": half_id},
             )
             task = asyncio.create_task(work())
-            while not (pids and waits_for_a_lock(engine, pids[0])):
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(
+                wait_until, lambda: task.done() or (pids and waits_for_a_lock(engine, pids[0])), "the COMMIT waits"
+            )
+            assert not task.done()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -480,9 +480,10 @@ def test_async_commit_race(url: str, engine: Engine, outbox: Outbox) -> None:
             rival.begin()
             decide(rival, "outbox", half_id, Resolution.ROLLBACK, "operator")
             task = asyncio.create_task(late())
-            while not (pids and waits_for_a_lock(engine, pids[0])):
-                assert not task.done()
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(
+                wait_until, lambda: task.done() or (pids and waits_for_a_lock(engine, pids[0])), "the loser waits"
+            )
+            assert not task.done()
             rival.commit()
             with pytest.raises(AlreadyRolledBack, match="operator"):
                 await task

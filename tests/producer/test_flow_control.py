@@ -572,7 +572,7 @@ def test_producers_go_on_after_decisions(kind: Kind, url: str, engine: Engine) -
                     break
                 except OutboxBusy:
                     await settle(carrier.rollback())
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # the outbox believes a count for a while
 
     drive(url, act)
     assert [half.body["number"] for half in halves(engine)] == [0, 1, 4]
