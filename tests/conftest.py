@@ -27,8 +27,9 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 #: Files and folders that are exhaustive, or take more than about ten seconds: the fast tier, ``-m "not slow"``, leaves
 #: them out. Single tests of other files are marked where they stand.
 SLOW = (
-    *(f"check/test_{name}" for name in ("asking", "checkers", "kill", "operator", "peer_rules", "stateful")),
-    *(f"cli/test_{name}" for name in ("console", "half", "run")),
+    *(f"check/test_{name}" for name in ("asking", "checker", "kill", "operator", "peer_rules", "stateful")),
+    "cli/half/",
+    *(f"cli/test_{name}" for name in ("console", "run")),
     *(f"compensate/test_{name}" for name in ("kill", "races")),
     *(f"console/{name}" for name in ("browser/", "test_pages_hostile", "test_schema", "test_standalone")),
     "consumer/test_kill",

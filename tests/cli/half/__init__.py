@@ -1,0 +1,1 @@
+"""``outbox half``: undecided halves are found, shown with their history, checked, reset and decided."""
