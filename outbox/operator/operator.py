@@ -26,7 +26,7 @@ from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
 from outbox.operator.databases import PATIENCE, Database, Databases
-from outbox.operator.health import overview
+from outbox.operator.health.overview import HealthViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.lists import Lists
 from outbox.operator.look.message import MessageViews, gather
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from outbox.check.checker import Checker
     from outbox.database.engines import NewRunner, Runner
-    from outbox.operator.health.overview import Overview, System
-    from outbox.operator.health.rules import HandlerRow, WorkerRow
     from outbox.settings import Settings
 
 #: One message, or several.
@@ -49,7 +47,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, MessageViews, BulkJobs):
+class Operator(Lists, MessageViews, BulkJobs, HealthViews):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`
@@ -72,26 +70,6 @@ class Operator(Lists, MessageViews, BulkJobs):
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
         """
         return cls(Databases.open(engines, settings), redactor)
-
-    # --- health ----------------------------------------------------------------------------------------------
-
-    def overview(self, window: str = "1h") -> Overview:
-        """Return the state of all databases, with series over ``window``: 1h, 6h, 24h or 7d."""
-        return overview.overview(self.databases, window)
-
-    def workers(self) -> list[WorkerRow]:
-        """Return the workers that run or were not ended in order."""
-        return overview.workers(self.databases)
-
-    def handlers(self) -> list[HandlerRow]:
-        """Return what is registered on the living workers."""
-        return overview.handlers(self.databases)
-
-    def system(self) -> System:
-        """Return versions, revisions, tables and settings."""
-        return overview.system(self.databases)
-
-    # --- acts ------------------------------------------------------------------------------------------------
 
     def act(
         self,

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from outbox import Message, Outbox, Park, Retry, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.operator.databases import Databases
-from outbox.operator.health.overview import Overview, overview
+from outbox.operator.health.overview import HealthViews, Overview
 from outbox.operator.health.rules import Diagnosis
 from outbox.worker.report import Facts, report_once
 from tests.kit import dispatch_all
@@ -28,7 +28,7 @@ def open_databases(**engines: Engine) -> Databases:
 
 def overview_of(window: str = "1h", **engines: Engine) -> Overview:
     """Return the overview of these databases."""
-    return overview(open_databases(**engines), window)
+    return HealthViews(open_databases(**engines)).overview(window)
 
 
 def findings(found: Overview, word: str) -> list[Diagnosis]:

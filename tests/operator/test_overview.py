@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine
 from outbox import Outbox, Park, Retry, Settings
 from outbox.errors import InvalidRequest
 from outbox.operator.databases import Database, Databases
-from outbox.operator.health.overview import overview
+from outbox.operator.health.overview import HealthViews
 from tests.operator.health import consume, dispatch, findings, handler, overview_of, report, sample, send, sql
 
 NewEngine = Callable[..., Engine]
@@ -177,11 +177,11 @@ def test_a_database_that_is_away(engine: Engine) -> None:
     gone = create_engine(engine.url.set(database="gone", password="hunter2"))  # noqa: S106
     parts = frozenset({"producer", "consumer"})
     both = Databases([Database("bank", engine, Settings(), parts), Database("gone", gone, Settings(), parts)])
-    found = overview(both, "1h")
+    found = HealthViews(both).overview()
     assert (found.unreachable, found.tiles["pending"]) == (["gone"], 3)
     (problem,) = findings(found, "can't be reached")
     assert (problem.severity, problem.page, problem.query) == ("problem", "system", {"database": "gone"})
     assert "gone" in problem.sentence
     assert "hunter2" not in repr(found)
-    nothing = overview(Databases([Database("gone", gone, Settings(), parts)]), "1h")
+    nothing = HealthViews(Databases([Database("gone", gone, Settings(), parts)])).overview()
     assert (nothing.series, nothing.topics, set(nothing.tiles.values())) == ([], [], {None})

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings, __version__
 from outbox.operator.databases import Database, Databases
-from outbox.operator.health.overview import handlers, system, workers
+from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.rules import Subject, address
 from tests.operator.health import handler, open_databases, report, send, sql
 
@@ -24,10 +24,12 @@ def test_workers_and_what_they_have(engine: Engine) -> None:
     report(engine, number=4, handlers=[handler("checker", "order")])
     sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '1 minute' WHERE id = :id", id=UUID(int=4))
     databases = open_databases(bank=engine)
-    assert [(row.name, row.alive, row.database) for row in workers(databases)] == [
+    assert [(row.name, row.alive, row.database) for row in HealthViews(databases).workers()] == [
         ("host:1", True, "bank"), ("host:2", True, "bank"), ("host:3", True, "bank"), ("host:4", False, "bank"),
     ]  # fmt: skip
-    assert [(row.kind, row.topic, row.group, row.options, row.workers) for row in handlers(databases)] == [
+    assert [
+        (row.kind, row.topic, row.group, row.options, row.workers) for row in HealthViews(databases).handlers()
+    ] == [
         ("compensation", "paid", None, {}, ["host:1"]),
         ("consumer", "paid", "mail", {"batch": 1}, ["host:1", "host:2"]),
         ("consumer", "paid", "mail", {"batch": 100}, ["host:3"]),
@@ -43,11 +45,11 @@ def test_a_real_worker(engine: Engine) -> None:
     app.consumer("paid", group="mail")(lambda message, session: None)
     databases = open_databases(bank=engine)
     with Worker(app):
-        (row,) = wait_until(lambda: workers(databases), "the worker has reported")
+        (row,) = wait_until(lambda: HealthViews(databases).workers(), "the worker has reported")
         assert (row.version, row.alive, "consume paid of mail" in row.duties) == (__version__, True, True)
-        (found,) = handlers(databases)
+        (found,) = HealthViews(databases).handlers()
         assert (found.kind, found.topic, found.group, found.workers) == ("consumer", "paid", "mail", [row.name])
-    assert workers(databases) == []
+    assert HealthViews(databases).workers() == []
 
 
 def test_what_it_runs_on(engine: Engine) -> None:
@@ -57,7 +59,7 @@ def test_what_it_runs_on(engine: Engine) -> None:
         connection.execute(text("VACUUM ANALYZE outbox.half_message"))
     with engine.connect() as other:
         other.execute(text("SELECT 1"))
-        found = system(open_databases(bank=engine))
+        found = HealthViews(open_databases(bank=engine)).system()
     (view,) = found.databases
     assert (found.version, view.name, view.parts, view.error) == (__version__, "bank", ["consumer", "producer"], None)
     assert view.revisions == view.code_revisions
@@ -74,11 +76,11 @@ def test_a_database_that_is_away(engine: Engine) -> None:
     gone = create_engine(engine.url.set(database="gone", password="hunter2"))  # noqa: S106
     parts = frozenset({"producer"})
     both = Databases([Database("gone", gone, Settings(), parts), Database("bank", engine, Settings(), parts)])
-    away, here = system(both).databases
+    away, here = HealthViews(both).system().databases
     assert (away.server_version, bool(away.error)) == (None, True)
     assert (here.error, "hunter2" in repr(away)) == (None, False)
     with pytest.raises(DBAPIError):
-        workers(both)
+        HealthViews(both).workers()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.errors import SchemaError
+from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats
 from outbox.operator.health.rules import Diagnosis, HandlerRow, Severity, Subject, WorkerReport, WorkerRow
 from outbox.text import database_address
@@ -25,7 +26,7 @@ from outbox.text import database_address
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database, Databases
+    from outbox.operator.databases import Database
 
 #: The errors that mean that a database, or its tables, can't be reached.
 UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
@@ -56,8 +57,12 @@ class TopicLag(stats.TopicStats):
 class Overview:
     """The health of all registered databases.
 
-    ``tiles`` are by name; a count that stopped at its limit is in ``capped``. ``findings`` need an operator, problems
-    come first. ``unreachable`` are databases that didn't answer.
+    ``tiles``: ``pending`` (committed, and not a message yet), ``oldest_pending`` (age in s), ``undecided``, ``orphans``
+    (due for a check), ``parked_halves``, ``dead`` (parked messages that aren't discarded), ``failed`` (will be
+    retried), ``scheduled``, ``throughput`` (messages a minute at the moment), ``lag`` (the worst of a group). None is
+    what isn't known; a count that stopped at its limit is in ``capped``. The names of ``series`` are those of
+    `outbox.operator.health.stats.series`. ``findings`` need an operator, problems come first. ``unreachable`` are
+    databases that didn't answer.
     """
 
     at: dt.datetime
@@ -99,48 +104,6 @@ class DatabaseHealth(Subject):
         yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
         if "consumer" in self.parts:
             yield from inspections.reconciliations(self)
-
-
-def overview(databases: Databases, window: str) -> Overview:
-    """Return the health of all databases, with series over ``window``: 1h, 6h, 24h or 7d.
-
-    ``tiles``: ``pending`` (committed, and not a message yet), ``oldest_pending`` (age in s), ``undecided``, ``orphans``
-    (due for a check), ``parked_halves``, ``dead`` (parked messages that aren't discarded), ``failed`` (will be
-    retried), ``scheduled``, ``throughput`` (messages a minute at the moment), ``lag`` (the worst of a group). None is
-    what isn't known. The names of ``series`` are those of `outbox.operator.health.stats.series`.
-
-    Raises:
-        InvalidRequest: there is no such window.
-    """
-    reached: dict[str, DatabaseHealth] = {}
-    findings: list[Diagnosis] = []
-    # The clock of the first database that answers is that of the charts.
-    times: list[dt.datetime] = []
-    stats.moments(window, dt.datetime.now(dt.UTC))
-    for name, database in databases.items():
-        try:
-            reached[name] = _read(database, window, times)
-        except UNREACHABLE as error:
-            subject = Subject(name=name, url=database.engine.url, settings=database.settings)
-            findings.append(subject.finding("database.unreachable", {"error": why_unreachable(error)}))
-    source_of = _sources(reached)
-    topics = _topics(reached, source_of)
-    tiles, capped = _tiles(list(reached.values()), topics)
-    for each in reached.values():
-        findings += each.findings
-    for topic in topics:
-        findings += _judge_lags(topic, reached, source_of)
-    samples = {name: each.samples for name, each in reached.items()}
-    return Overview(
-        at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
-        tiles=tiles,
-        capped=capped,
-        findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
-        topics=topics,
-        series=stats.series(times, samples, source_of) if times else [],
-        workers=[worker.row for each in reached.values() for worker in each.workers],
-        unreachable=[name for name in databases if name not in reached],
-    )
 
 
 def _read(database: Database, window: str, times: list[dt.datetime]) -> DatabaseHealth:
@@ -317,28 +280,9 @@ class System:
     settings: dict[str, Any]
 
 
-def workers(databases: Databases) -> list[WorkerRow]:
-    """Return the workers that run or were not ended in order, those that are alive first."""
-    rows = [each.row for database in databases.values() for each in _reports_in(database)]
-    return sorted(rows, key=lambda row: not row.alive)
-
-
-def handlers(databases: Databases) -> list[HandlerRow]:
-    """Return what is registered on the living workers, by kind and topic."""
-    return [row for database in databases.values() for row in rules.merged(_reports_in(database))]
-
-
 def _reports_in(database: Database) -> list[WorkerReport]:
     with database.reading() as connection:
         return rules.reports(database.name, execute(connection, sql.WORKERS(database.schema))[0])
-
-
-def system(databases: Databases) -> System:
-    """Return what all of this runs on; a database that is away hides no other."""
-    # Not by an import, which would be one of all that is above this layer.
-    version: str = import_module("outbox").__version__
-    settings: dict[str, Any] = dataclasses.asdict(next(iter(databases.values())).settings)
-    return System(version, [_view(database) for database in databases.values()], settings)
 
 
 def why_unreachable(error: BaseException) -> str:
@@ -369,3 +313,59 @@ def _view(database: Database) -> DatabaseView:
         oldest_transaction=oldest[0][1] if oldest else None,
         tables=[TableSize(*row) for row in tables],
     )
+
+
+class HealthViews(OverDatabases):
+    """What an operator sees of the health of databases, and of what runs on them."""
+
+    def overview(self, window: str = "1h") -> Overview:
+        """Return the health of all databases, with series over ``window``: 1h, 6h, 24h or 7d.
+
+        Raises:
+            InvalidRequest: there is no such window.
+        """
+        reached: dict[str, DatabaseHealth] = {}
+        findings: list[Diagnosis] = []
+        # The clock of the first database that answers is that of the charts.
+        times: list[dt.datetime] = []
+        stats.moments(window, dt.datetime.now(dt.UTC))
+        for name, database in self.databases.items():
+            try:
+                reached[name] = _read(database, window, times)
+            except UNREACHABLE as error:
+                subject = Subject(name=name, url=database.engine.url, settings=database.settings)
+                findings.append(subject.finding("database.unreachable", {"error": why_unreachable(error)}))
+        source_of = _sources(reached)
+        topics = _topics(reached, source_of)
+        tiles, capped = _tiles(list(reached.values()), topics)
+        for each in reached.values():
+            findings += each.findings
+        for topic in topics:
+            findings += _judge_lags(topic, reached, source_of)
+        samples = {name: each.samples for name, each in reached.items()}
+        return Overview(
+            at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
+            tiles=tiles,
+            capped=capped,
+            findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
+            topics=topics,
+            series=stats.series(times, samples, source_of) if times else [],
+            workers=[worker.row for each in reached.values() for worker in each.workers],
+            unreachable=[name for name in self.databases if name not in reached],
+        )
+
+    def workers(self) -> list[WorkerRow]:
+        """Return the workers that run or were not ended in order, those that are alive first."""
+        rows = [each.row for database in self.databases.values() for each in _reports_in(database)]
+        return sorted(rows, key=lambda row: not row.alive)
+
+    def handlers(self) -> list[HandlerRow]:
+        """Return what is registered on the living workers, by kind and topic."""
+        return [row for database in self.databases.values() for row in rules.merged(_reports_in(database))]
+
+    def system(self) -> System:
+        """Return what all of this runs on; a database that is away hides no other."""
+        # Not by an import, which would be one of all that is above this layer.
+        version: str = import_module("outbox").__version__
+        settings: dict[str, Any] = dataclasses.asdict(next(iter(self.databases.values())).settings)
+        return System(version, [_view(database) for database in self.databases.values()], settings)
