@@ -79,9 +79,8 @@ class BulkJobs(OverDatabases):
             BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
         """
         act = act_named(name)
+        act.check_options(options or {})
         selection = Selection(act, selector, options or {})
-        act.check_options(selection.options)
-        selection.check()
         chosen, found = choose_database(self.databases, selection, database)
         sample = [target for each in found.able for target in each.sample]
         shown = {"database": chosen.name, "edge": found.edge and (found.edge,), "digest": found.digest}
@@ -122,9 +121,8 @@ class BulkJobs(OverDatabases):
             BulkJobTooLarge: too many messages.
             InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
         """
-        selection = Selection(act_named(name), selector, options or {})
-        request = requested(selection.act, model.as_actor(by), why, selection.options)
-        selection.check()
+        request = requested(act_named(name), model.as_actor(by), why, options or {})
+        selection = Selection(request.act, selector, request.options)
         _check_order(rate, idempotency_key)
         if idempotency_key is not None and (earlier := self._ordered_before(idempotency_key, request, selector, rate)):
             return earlier
@@ -137,7 +135,7 @@ class BulkJobs(OverDatabases):
             chosen, _ = choose_database(self.databases, selection, database)
         new = sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
         try:
-            _insert(self.databases, chosen, new, selection, shown)
+            self._insert(chosen, new, selection, shown)
         except _KeyTaken:
             earlier = self._ordered_before(idempotency_key or "", request, selector, rate)
             if earlier is None:
@@ -211,6 +209,41 @@ class BulkJobs(OverDatabases):
             execute(connection, finish_bulk_jobs(schema, bulk_job_id), audited)
         return self.bulk_job(bulk_job_id)
 
+    def _insert(
+        self, chosen: Database, new: sql.NewBulkJob, selection: Selection, shown: dict[str, Any] | None
+    ) -> None:
+        """Write the bulk job, its items and its audit row in one transaction, if it is what was shown."""
+        act, states, schema = selection.act, selection.states, chosen.schema
+        edge = shown["edge"] if shown else None
+        resolved = resolve(self.databases, chosen, selection, edge)
+        whys = {state: act.refusal(state) for state in STATES.keys() - states}
+        with chosen.acting() as connection:
+            matched = match(connection, chosen, selection, resolved, edge)
+            order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
+            _, rows = execute(connection, plan_by_index(), order)
+            to_be, written = rows[0][-2:] if rows else (0, 0)
+            if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
+                raise _KeyTaken
+            found = selection.summary_of([row[:-2] for row in rows], resolved.edge)
+            if shown is not None and found.digest != shown["digest"]:
+                raise SelectorChanged(
+                    f"what can be acted on has changed since the preview: now {found.number}; {_AGAIN}"
+                )
+            if not found.able:
+                raise _nothing(selection, found)
+            if to_be > written and found.matched == 1 and selection.selector.targets:
+                target = selection.selector.targets[0]
+                raise CompensationRefused(act.refused(target, act.refusal("compensating")))
+            if to_be > written:
+                raise SelectorChanged(f"some of these are being compensated by a bulk job ordered just now; {_AGAIN}")
+            result = {"did": "start", "action": act.name, "items": found.matched if selection.by_name else found.number}
+            request = new.request
+            execute(
+                connection,
+                statement(schema, sql.DESCRIBE, {"id": new.id, "described": described(act, found.able)}),
+                audit(schema, request.by, "bulk", str(new.id), request.why, result, request.origin),
+            )
+
     def _ordered_before(
         self, key: str, request: ActRequest, selector: model.Selector, rate: float | None
     ) -> model.BulkJob | None:
@@ -245,44 +278,6 @@ def _check_order(rate: float | None, key: str | None) -> None:
         raise InvalidRequest(f"rate = {rate} must be a number of items a second above 0", field="rate")
     if key is not None and (not 0 < len(key) <= _LONGEST_KEY or storable(key) != key):
         raise InvalidRequest(f"an idempotency key has 1 to {_LONGEST_KEY} characters", field="idempotency_key")
-
-
-def _insert(
-    databases: Databases,
-    chosen: Database,
-    new: sql.NewBulkJob,
-    selection: Selection,
-    shown: dict[str, Any] | None,
-) -> None:
-    """Write the bulk job, its items and its audit row in one transaction, if it is what was shown."""
-    act, states, schema = selection.act, selection.states, chosen.schema
-    edge = shown["edge"] if shown else None
-    resolved = resolve(databases, chosen, selection, edge)
-    whys = {state: act.refusal(state) for state in STATES.keys() - states}
-    with chosen.acting() as connection:
-        matched = match(connection, chosen, selection, resolved, edge)
-        order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
-        _, rows = execute(connection, plan_by_index(), order)
-        to_be, written = rows[0][-2:] if rows else (0, 0)
-        if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
-            raise _KeyTaken
-        found = selection.summary_of([row[:-2] for row in rows], resolved.edge)
-        if shown is not None and found.digest != shown["digest"]:
-            raise SelectorChanged(f"what can be acted on has changed since the preview: now {found.number}; {_AGAIN}")
-        if not found.able:
-            raise _nothing(selection, found)
-        if to_be > written and found.matched == 1 and selection.selector.targets:
-            target = selection.selector.targets[0]
-            raise CompensationRefused(act.refused(target, act.refusal("compensating")))
-        if to_be > written:
-            raise SelectorChanged(f"some of these are being compensated by a bulk job ordered just now; {_AGAIN}")
-        result = {"did": "start", "action": act.name, "items": found.matched if selection.by_name else found.number}
-        request = new.request
-        execute(
-            connection,
-            statement(schema, sql.DESCRIBE, {"id": new.id, "described": described(act, found.able)}),
-            audit(schema, request.by, "bulk", str(new.id), request.why, result, request.origin),
-        )
 
 
 def _nothing(selection: Selection, found: Summary) -> ActRefused | CompensationRefused:
@@ -321,7 +316,11 @@ def _selector_json(selector: model.Selector) -> dict[str, Any]:
 
 
 class Selection:
-    """An act and what it is to be done to: the part of an order that doesn't depend on what is found."""
+    """An act and what it is to be done to: the part of an order that doesn't depend on what is found.
+
+    Raises:
+        InvalidRequest, BulkJobTooLarge: the selector doesn't fit the act, or isn't exactly one.
+    """
 
     def __init__(self, act: Act, selector: model.Selector, options: Mapping[str, Any]) -> None:
         self.act, self.selector, self.options = act, selector, options
@@ -337,6 +336,7 @@ class Selection:
         self.checks_delivery = any("delivered" in option.adds for option in act.options)
         #: Whether the filter must be turned into ids first, since one query can't see all the databases that it needs.
         self.by_ids = self.is_across or (self.checks_delivery and selector.messages is not None)
+        self._check()
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
         """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere."""
@@ -351,8 +351,7 @@ class Selection:
             )
         return Summary(counts, self.states, own if edge is None else edge)
 
-    def check(self) -> None:
-        """Raise InvalidRequest or BulkJobTooLarge if the selector doesn't fit the act, or isn't exactly one."""
+    def _check(self) -> None:
         selector, fits = self.selector, _SELECTABLE[self.act.noun]
         kinds = [kind for kind in ("targets", "messages", "inbox", "halves") if getattr(selector, kind) is not None]
         if len(kinds) != 1:

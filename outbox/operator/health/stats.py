@@ -285,7 +285,7 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
     for kind in _KINDS:
         by_database = [_values(kind, known, name, source_of) for name in known]
         if kind.total:
-            total = _sum(_in_all(parts) for parts in by_database if parts)
+            total = _sum(_sum(parts.values(), where_known=True) for parts in by_database if parts)
             found[kind.name] = (kind.unit, total or [None] * len(times))
         if kind.parts:
             names = sorted({part for each in by_database for part in each})
@@ -342,17 +342,10 @@ def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) 
     return values
 
 
-def _sum(found: Iterable[Values]) -> Values:
-    """Add up the values of several databases; unknown where one of them is."""
-    return [
-        None if None in row else sum(value for value in row if value is not None) for row in zip(*found, strict=True)
-    ]
-
-
-def _in_all(parts: Mapping[str, Values]) -> Values:
-    """Add up the topics or groups of a database that are known; unknown where none is."""
-    rows = [[value for value in row if value is not None] for row in zip(*parts.values(), strict=True)]
-    return [sum(row) if row else None for row in rows]
+def _sum(found: Iterable[Values], *, where_known: bool = False) -> Values:
+    """Add up values; unknown where one of them is (``where_known``: where all of them are)."""
+    rows = [(row, [value for value in row if value is not None]) for row in zip(*found, strict=True)]
+    return [sum(known) if known and (where_known or None not in row) else None for row, known in rows]
 
 
 def _highest(parts: Mapping[str, Values]) -> list[str]:

@@ -274,7 +274,7 @@ _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": 
 
 def timeline(found: MessageFacts) -> list[Event]:
     """Return what happened to a message; at the same moment, what is written first comes first."""
-    events = [*_at_producer(found), *_checks(found), *_in_inboxes(found), *_by_operators(found)]
+    events = [*_at_producer(found), *_in_inboxes(found), *_by_operators(found)]
     # One statement writes half and op, and may stamp the op first.
     born = found.half["born_at"] if found.half else None
     return sorted(events, key=lambda event: event.at if born is None else max(event.at, born))
@@ -299,12 +299,6 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
     if (undoing := found.compensation) is not None:
         title, at = f"Local transaction compensated by {undoing['function']}", undoing["compensated_at"]
         yield Event(at, "compensated", title, name, undoing["reason"], undoing["requested_by"])
-
-
-def _checks(found: MessageFacts) -> Iterator[Event]:
-    if found.home is None:
-        return
-    name = found.home.name
     for check in found.history:
         answer = _ANSWERED.get(check["answer"], "no answer" if check["state"] == "no_answer" else "being asked")
         asker = "its fence" if check["asked"] == "fence" else "the checker"
