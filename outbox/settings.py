@@ -159,3 +159,27 @@ class Settings:
         """
         known = {name: value for name, value in overrides.items() if value is not None}
         return cls(**environment(cls, "OUTBOX_", environ, _OTHERS) | known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleServer:
+    """How a console of its own is reached: options of `outbox console`, and variables ``OUTBOX_CONSOLE_*``."""
+
+    host: str = option("127.0.0.1", "Where to listen; without a login only on this machine.", metavar="ADDRESS")
+    port: int = option(8900, "The port to listen on; 0 takes a free one.", least=0, most=65535, metavar="N")
+    read_only: bool = option(False, "Only show; nothing can be changed.")
+    env: str | None = option(
+        None, "Shown as a badge, such as staging; prod is red.", metavar="NAME", aliases=("environment",)
+    )
+    allowed_hosts: tuple[str, ...] | None = option(
+        None, "A name under which it is reached, beside localhost.", metavar="HOST", aliases=("allow_host",)
+    )
+    trusted_proxies: tuple[str, ...] = option(
+        (), "A proxy or network whose X-Forwarded-* is believed.", metavar="ADDRESS", aliases=("trusted_proxy",)
+    )
+    root_path: str = option(
+        "",
+        "The prefix that a proxy takes off, such as /outbox.",
+        metavar="PATH",
+        parse=lambda text: text.rstrip("/"),
+    )

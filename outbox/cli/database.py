@@ -90,13 +90,10 @@ class AllDatabasesOptions(DatabaseOptions):
 
     @property
     def urls(self) -> dict[str, URL]:
-        """The databases of the options, else of the environment, by name.
+        """The databases of the options, else of the environment, by name; two of them must not be one.
 
         The one of ``--url`` has the name of the database. It may be left out where others are named, and is the same as
         one of them where host, port, name and options are the same.
-
-        Raises:
-            Failure: there is none, one can't be used, or two of them are one.
         """
         source = "--database" if self.database else DATABASES_VARIABLE
         databases: dict[str, URL] = {}
@@ -126,12 +123,7 @@ class AllDatabasesOptions(DatabaseOptions):
 
     @contextmanager
     def opened(self, **more: URL | None) -> Iterator[Operator]:
-        """Give the operator layer over all of them, and over ``more`` by name; their connections are closed in the end.
-
-        Raises:
-            Failure: there is none, one that can't be used, or is unavailable.
-            SchemaMissing, SchemaOutdated: one isn't migrated.
-        """
+        """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end."""
         from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
 
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
@@ -163,11 +155,7 @@ def _without_password(url: str) -> str:
 
 
 def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
-    """Return the URL of the option, else that of the environment: of the first of these variables that is set.
-
-    Raises:
-        Failure: there is none, one that can't be read, another database than PostgreSQL, another driver than psycopg 3.
-    """
+    """Return the URL of the option, else of the first of these variables that is set; PostgreSQL by psycopg only."""
     names = variables or (URL_VARIABLE,)
     text = text or next(filter(None, map(os.environ.get, names)), None)
     if not text:
@@ -188,12 +176,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
 
 @contextmanager
 def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, frozenset[str]]]:
-    """Open a connection to a migrated database; yield it with the parts (``producer``, ``consumer``) found there.
-
-    Raises:
-        sqlalchemy.exc.DBAPIError: the database is unavailable.
-        SchemaMissing, SchemaOutdated: it isn't migrated.
-    """
+    """Open a connection to a migrated database; yield it with the parts (``producer``, ``consumer``) found there."""
     from outbox.operator.databases import open_database  # noqa: PLC0415
 
     database = open_database(str(url.database), engine_of(url), settings)

@@ -37,7 +37,7 @@ class Code(enum.IntEnum):
 
 
 class Failure(Exception):
-    """An error to tell the user in one line: wrong usage, unless ``code`` says otherwise."""
+    """An error to tell the user in one line, which any command may raise: wrong usage, unless ``code`` differs."""
 
     def __init__(self, message: str, code: Code = Code.USAGE) -> None:
         super().__init__(message)

@@ -89,11 +89,7 @@ class CommandGroup(Generic[Row]):
         return partial(getattr(operator, self.method), criteria)
 
     def targets(self, words: Sequence[str], group: str | None) -> tuple[Target, ...]:
-        """Return the messages that words of the command line name, each once; those of stdin in place of ``-``.
-
-        Raises:
-            Failure: a word is no id, or has no group where one is needed.
-        """
+        """Return the messages that words of the command line name, each once; those of stdin in place of ``-``."""
         found: dict[Target, None] = {}
         for word in words:
             for text in filter(None, map(str.strip, sys.stdin)) if word == "-" else [word]:
@@ -337,12 +333,7 @@ def _preview_table(preview: Preview) -> Any:
 def see_through(
     operator: Operator, databases: DatabasesOptions, job: BulkJob, form: Output, *, wait: bool = True, here: bool
 ) -> None:
-    """Wait for a bulk job, carrying it out ``here`` too, and say what came of it.
-
-    Raises:
-        Failure: not all of it was done.
-        typer.Exit: interrupted; the bulk job goes on in workers.
-    """
+    """Wait for a bulk job, carrying it out ``here`` too, and say what came of it; fail unless all of it was done."""
     watch = databases.again(f"bulk watch {job.id}")
     if not wait:
         say(f"bulk job {job.id} is ordered; to watch it: {watch}")

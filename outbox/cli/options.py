@@ -162,11 +162,7 @@ def _option(shape: FieldShape) -> str:
 
 
 def read_options(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields that its options give; what isn't a text is a value already.
-
-    Raises:
-        Failure: an option can't be read; names it, its value and the mend.
-    """
+    """Return the values of a dataclass's fields that its options give; what isn't a text is a value already."""
     shapes = {shape.name: shape for shape in shape_of(kind)}
     # The option of a field that is true by default says that it is false: --no-record.
     values = {name: not text if shapes[name].default is True else text for name, text in texts.items()}
@@ -176,11 +172,7 @@ def read_options(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
 def read_filter(
     kind: type, texts: Mapping[str, Any], now: Callable[[], dt.datetime]
 ) -> tuple[dict[str, Any], dt.datetime | None]:
-    """Return the values of a filter's options, and the now from which durations among them count back, if any do.
-
-    Raises:
-        Failure: an option can't be read; names it, its value and the mend.
-    """
+    """Return the values of a filter's options, and the now from which durations among them count back, if any do."""
     times = {
         shape.name: _as_time(texts[shape.name], _option(shape))
         for shape in shape_of(kind)
@@ -221,21 +213,13 @@ def as_id(text: str, name: str = "ID") -> UUID:
 
 
 def need_terminal(refusal: str, *, yes: bool) -> None:
-    """Refuse to go on where there is no terminal to ask at, unless ``yes`` was given.
-
-    Raises:
-        Failure: stdin is no terminal; begins with ``refusal``, which says what isn't done.
-    """
+    """Refuse to go on without a terminal to ask at, unless ``yes`` was given; ``refusal`` says what isn't done."""
     if not yes and not sys.stdin.isatty():
         raise Failure(f"{refusal}: there is no terminal to ask at; give --yes if you are sure")
 
 
 def confirm(question: str, refusal: str, *, yes: bool) -> None:
-    """Ask the operator at the terminal, unless ``yes`` was given.
-
-    Raises:
-        Failure: the answer is no, or there is no terminal; begins with ``refusal``, which says what isn't done.
-    """
+    """Ask the operator at the terminal, unless ``yes`` was given; ``refusal`` says what isn't done after a no."""
     need_terminal(refusal, yes=yes)
     if not yes and not ask(question):
         raise Failure(refusal)

@@ -16,7 +16,7 @@ from decimal import Decimal, InvalidOperation
 from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from sqlalchemy.exc import DBAPIError
@@ -24,11 +24,12 @@ from sqlalchemy.exc import DBAPIError
 import outbox
 from outbox.cli.database import AllDatabasesOptions, described, engine_of
 from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
-from outbox.cli.options import gathered
+from outbox.cli.options import gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, say
 from outbox.errors import SchemaError
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
+from outbox.settings import ConsoleServer, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.app import Outbox
-    from outbox.settings import Settings
 
 
 LogLevel = enum.StrEnum("LogLevel", ["DEBUG", "INFO", "WARNING", "ERROR"])
@@ -83,11 +83,7 @@ def run(
 
 
 def load(path: str) -> Outbox:
-    """Import ``module:object``, from the current directory too; return the Outbox.
-
-    Raises:
-        Failure: it isn't there, fails to import, or is something else.
-    """
+    """Import ``module:object``, from the current directory too; return the Outbox."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise Failure(f"--app {path!r} must be MODULE:OBJECT, such as shop.messages:outbox", Code.CONFIG)
@@ -205,33 +201,7 @@ RoleOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Fields of `ConsoleConfig`; what isn't given is read from the environment."""
-
-    host: str | None = option(None, "Where to listen. Default: 127.0.0.1, for this machine only.", metavar="ADDRESS")
-    port: int | None = option(None, "Default: 8900; 0 takes a free one.", least=0, most=65535)
-    read_only: bool | None = option(None, "Only show; nothing can be changed.")
-    env: str | None = option(
-        None, "Shown as a badge, such as staging; prod is red.", metavar="NAME", aliases=("environment",)
-    )
-    allowed_hosts: tuple[str, ...] | None = option(
-        None, "A name under which it is reached, beside localhost.", metavar="HOST", aliases=("allow_host",)
-    )
-    trusted_proxies: tuple[str, ...] | None = option(
-        None, "A proxy whose X-Forwarded-* is believed.", metavar="ADDRESS", aliases=("trusted_proxy",)
-    )
-    root_path: str | None = option(
-        None,
-        "The prefix that a proxy takes off, such as /outbox.",
-        metavar="PATH",
-        parse=lambda text: text.rstrip("/"),
-    )
-
-
-@app.callback()
-@gathered
-def serve(context: typer.Context, databases: AllDatabasesOptions, server: ServerOptions) -> None:
+def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any) -> None:
     """Serve the admin console: pages and HTTP endpoints to see every message, and to heal what is stuck.
 
     It runs until Ctrl-C or SIGTERM. It needs no code of yours, but compensations and checks are done by workers.
@@ -264,7 +234,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     settings, urls = databases.settings, databases.urls
     config = standalone.ConsoleConfig.from_env(
         databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
-        **asdict(server),
+        **read_options(ConsoleServer, server),
     )
     standalone.authorizer_of(config)
     for line in _databases(urls, settings):
@@ -274,6 +244,9 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Server
     with contextlib.suppress(KeyboardInterrupt):
         standalone.serve(config, settings=settings, announce=say)
     say("the console has stopped")
+
+
+app.callback()(gathered(serve, server=options_of(ConsoleServer)))
 
 
 @app.command("hash-password")

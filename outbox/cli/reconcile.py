@@ -25,17 +25,7 @@ from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
-from outbox.cli.output import (
-    ListForm,
-    ListFormOption,
-    Output,
-    OutputOption,
-    RowShape,
-    print_as,
-    print_rows,
-    rows_table,
-    say,
-)
+from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
 from outbox.reader import option
@@ -81,17 +71,10 @@ class SourceOptions:
     )
 
     def values(self) -> Values:
-        """Return what file, options and environment say of the databases, and the file of the rest.
-
-        Raises:
-            Failure: a URL can't be used.
-            InvalidSettings: the file can't be read, or something in it can't be right.
-        """
+        """Return what file, options and environment say of the databases, and the file of the rest."""
         values = dict(read_file(self.config)) if self.config else {}
-        for side, url, variable in (
-            ("producer", self.producer, PRODUCER_VARIABLE),
-            ("consumer", self.consumer, CONSUMER_VARIABLE),
-        ):
+        sides = (("producer", self.producer, PRODUCER_VARIABLE), ("consumer", self.consumer, CONSUMER_VARIABLE))
+        for side, url, variable in sides:
             if url or os.environ.get(variable):
                 values[side] = self.access(_find_url(url, f"--{side}", variable))
         return values
@@ -119,11 +102,7 @@ class PairOptions:
     pair: tuple[str, ...] = option((), "A topic and a group.", metavar="TOPIC:GROUP")
 
     def pairs(self, known: list[Pair], filters: Values) -> tuple[Pair, ...] | None:
-        """Return the pairs that are named; a topic or a group alone chooses among those that are known.
-
-        Raises:
-            Failure: a pair that is none, or a filter without a pair.
-        """
+        """Return the pairs that are named; a topic or a group alone chooses among those that are known."""
         names: list[tuple[str, str]] = []
         for text in self.pair:
             topic, _, group = text.partition(":")
@@ -213,11 +192,7 @@ class ReportOptions:
         return [(name, path) for name in ("html", "prometheus") if (path := getattr(self, name))]
 
     def check(self) -> None:
-        """Check that the files can be written, before anything else takes its time.
-
-        Raises:
-            Failure: names the file and what is in its way.
-        """
+        """Check that the files can be written, before anything else takes its time."""
         for name, path in self.files():
             if path.is_dir():
                 raise Failure(f"--{name} {path} is a folder; name a file")
@@ -303,8 +278,7 @@ def reconcile(
         report.report(result)
     from outbox.reconcile.report import verdict  # noqa: PLC0415
 
-    # What was repaired is no difference any more.
-    reached = verdict(result)
+    reached = verdict(result)  # what was repaired is no difference any more
     raise typer.Exit(Code.FAILED if reached.left or reached.measures else Code.DONE)
 
 
@@ -355,8 +329,6 @@ def _no_result(secrets: Sequence[str]) -> Iterator[None]:
 
 # --- earlier runs ----------------------------------------------------------------------------------------------------
 
-_RECORDED = (CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
-
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
@@ -373,7 +345,7 @@ class RecordOptions:
     @contextmanager
     def opened(self) -> Iterator[tuple[Connection, str]]:
         """Open the database in which runs are recorded; yield it with the schema."""
-        url = _find_url(self.consumer, "--consumer", *_RECORDED)
+        url = _find_url(self.consumer, "--consumer", CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
         settings = Settings.from_env(schema=self.schema or None)
         with opened(url, settings) as (connection, parts):
             if "consumer" not in parts:
@@ -400,7 +372,7 @@ def show_runs(
     """
     with where.opened() as (connection, schema):
         rows = record.runs(connection, schema, topic, group, limit)
-    print_rows(rows, _RUNS, form)
+    output.print_rows(rows, _RUNS, form)
 
 
 @command(app, "show")
@@ -427,12 +399,8 @@ def show_run(
     facts = {"result": _result(found)} | {name: value for name, value in found.items() if name not in read}
     facts |= (found["counts"] or {}) | {"plan": "; ".join((found["plan"] or {}).get("why", ()))}
     columns = "number>=id message=message_id kind action result acted_at detail"
-    print_as(
-        form,
-        {"run": found, "findings": findings, "next": following},
-        output.facts_table("run", facts),
-        rows_table(columns, findings, "Findings", detail=_detail),
-    )
+    tables = (output.facts_table("run", facts), output.rows_table(columns, findings, "Findings", detail=_detail))
+    output.print_as(form, {"run": found, "findings": findings, "next": following}, *tables)
     if following is not None and form is Output.TABLE:
         say(f"there may be more: --after {following}")
 
@@ -504,8 +472,5 @@ def archive(
         }
         for manifest in taken
     ]
-    print_as(
-        form,
-        {"archives": rows},
-        rows_table("folder side topic group parts> rows> unsettled> taken_at", rows),
-    )
+    columns = "folder side topic group parts> rows> unsettled> taken_at"
+    output.print_as(form, {"archives": rows}, output.rows_table(columns, rows))

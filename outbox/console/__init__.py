@@ -11,8 +11,7 @@ except ImportError as error:
 
 from outbox.console.app import ConsoleOptions, create_console_app, create_console_router
 from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader, hash_password, hash_token
-from outbox.console.context import Authorizer
-from outbox.console.permissions import PERMISSIONS, Principal, Role
+from outbox.console.context import PERMISSIONS, Authorizer, Principal, Role
 
 __all__ = [
     "PERMISSIONS",

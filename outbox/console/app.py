@@ -36,14 +36,13 @@ from outbox.console import api, pages
 from outbox.console.api import probes
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
-from outbox.console.context import Authorizer, Console, Guard, Trust, context_of
-from outbox.console.permissions import Principal, Role
+from outbox.console.context import Authorizer, Console, Guard, Principal, Role, Trust, context_of
 from outbox.console.problems import Problem, as_problem, log, log_failure
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.operator.look.redact import Redactor
 from outbox.reader import Reader, environment, option
-from outbox.settings import Settings
+from outbox.settings import ConsoleServer, Settings
 
 if TYPE_CHECKING:
     from outbox.console.connections import Source
@@ -265,7 +264,7 @@ def named_databases(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleConfig:
+class ConsoleConfig(ConsoleServer):
     """All options of a console of its own; see `create_console_router` for those of the same name.
 
     ``databases`` are URLs by name. ``users`` maps names to ``(hash, role)``, ``tokens`` hashes to principals.
@@ -277,13 +276,7 @@ class ConsoleConfig:
     databases: Mapping[str, str] = option(
         help="NAME=URL, separated by blanks or lines; else OUTBOX_DATABASE_URL.", parse=named_databases, secret=True
     )
-    host: str = option("127.0.0.1", "The address to listen on.")
-    port: int = option(8900, "The port to listen on; 0 takes a free one.", least=0, most=65535)
-    read_only: bool = option(False, "Refuse every act and reveal.")
-    allowed_hosts: tuple[str, ...] | None = option(None, "Names under which it is reached, beside localhost.")
     trusted_origins: tuple[str, ...] = option((), "Other sites that may send.")
-    trusted_proxies: tuple[str, ...] = option((), "Addresses or networks whose X-Forwarded-* is believed.")
-    env: str | None = option(None, "The name of the environment, shown as a badge.")
     users: Mapping[str, Any] = option(
         help="NAME:ROLE:HASH, by `outbox console hash-password`.",
         factory=dict,
@@ -302,7 +295,6 @@ class ConsoleConfig:
     session_key: str | None = option(None, "Makes sessions outlive a restart.", secret=True)
     payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
     metrics: Metrics = option("off", "Who may read /metrics.")
-    root_path: str = option("", "The prefix that a proxy takes off the path.", parse=lambda text: text.rstrip("/"))
 
     def __post_init__(self) -> None:
         Reader().check(self)

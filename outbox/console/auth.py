@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 
 from fastapi import Depends, Request
 
-from outbox.console.context import SAFE_METHODS, Authorizer, Context, context_of
-from outbox.console.permissions import VIEW, Principal, Role
+from outbox.console.context import SAFE_METHODS, VIEW, Authorizer, Context, Principal, Role, context_of
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 
@@ -108,7 +107,9 @@ class Basic:
             name: (PasswordHash.read(hashed), Principal.of(name, role)) for name, (hashed, role) in users.items()
         }
         self._throttle = throttle or Throttle()
-        self._decoy = next((hashed for hashed, _ in self._users.values()), PasswordHash()).decoy()
+        # Of a user who isn't there: no password has it, and it takes as long to compare with.
+        costs = next((hashed for hashed, _ in self._users.values()), PasswordHash())
+        self._decoy = replace(costs, salt=secrets.token_bytes(16), derived=secrets.token_bytes(32))
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
@@ -177,7 +178,7 @@ class Bearer:
                 f"the session key has {len(session_key)} characters; it must have at least 32, and be random"
             )
         self._tokens, self._throttle, self.seconds = dict(tokens), throttle or Throttle(), seconds
-        self._key = session_key.encode() if session_key is not None else secrets.token_bytes(32)
+        self._key = secrets.token_bytes(32) if session_key is None else session_key.encode()
         self.sessions = self
 
     def __call__(self, request: Request) -> Principal | None:
@@ -312,10 +313,6 @@ class PasswordHash:
                 "outbox console hash-password makes it"
             )
         return found
-
-    def decoy(self) -> PasswordHash:
-        """Return a hash that no password has, and which takes as long to compare with as this one."""
-        return replace(self, salt=secrets.token_bytes(16), derived=secrets.token_bytes(32))
 
     def derive(self, password: str) -> bytes:
         """Return what scrypt makes of a password with this salt and these costs."""

@@ -1,4 +1,6 @@
-"""What is known of a request before anything is done, and the guard that refuses the ones nobody should answer.
+"""What is known of a request and its sender before anything is done, and the guard that refuses some at once.
+
+An act has a permission of its own; three roles bundle them, and the principal has those of its role.
 
 The guard is the ASGI middleware of a console: what a request must show, and what every answer has. It holds for every
 path of a console: known paths, unknown ones, and those that FastAPI itself refuses.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import ipaddress
 import logging
 import re
@@ -24,7 +27,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.console.connections import OperatorSource
-from outbox.console.permissions import VIEW, Principal
 from outbox.console.problems import Problem, log
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS
@@ -65,14 +67,79 @@ FIXED_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+#: See everything, bodies masked; cancel bulk jobs; see bodies as they are. Each act has a permission of its own.
+VIEW, CANCEL, REVEAL = "view", "bulk_job:cancel", "payload:read"
+
+
+class Role(enum.StrEnum):
+    """A bundle of permissions; each role has those of the one before it.
+
+    ``viewer`` sees, with bodies masked. ``operator`` acts where nothing is lost. ``admin`` decides halves, compensates
+    local transactions and sees bodies unmasked.
+    """
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    @property
+    def permissions(self) -> frozenset[str]:
+        """What the role may do."""
+        return ROLES[self]
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role:
+        raise InvalidSettings(f"role {value!r} must be one of: {', '.join(cls)}")
+
+
+_VIEWER = frozenset({VIEW})
+_OPERATOR = _VIEWER | {CANCEL, *(act.permission for act in ACTS.values() if act.role == "operator")}
+
+#: Every permission that there is.
+PERMISSIONS = _OPERATOR | {REVEAL, *(act.permission for act in ACTS.values())}
+#: The permissions of each role.
+ROLES = {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: PERMISSIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The sender of a request: ``id`` is what the audit records, ``name`` what the pages show.
+
+    Raises:
+        InvalidSettings: a permission that isn't one of `PERMISSIONS`.
+    """
+
+    id: str
+    name: str
+    permissions: frozenset[str] = _VIEWER
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.permissions - PERMISSIONS):
+            raise InvalidSettings(f"permission {unknown[0]!r} must be one of: {', '.join(sorted(PERMISSIONS))}")
+
+    @classmethod
+    def of(cls, id: str, role: Role | str = Role.VIEWER, *, name: str | None = None) -> Principal:  # noqa: A002
+        """Return a principal of a role: ``viewer``, ``operator`` or ``admin``.
+
+        Raises:
+            InvalidSettings: there is no such role.
+        """
+        return cls(id, name or id, Role(role).permissions)
+
+    @property
+    def role(self) -> str:
+        """The biggest role whose permissions the principal has; ``custom`` where it has none of them."""
+        return next((str(role) for role in reversed(Role) if self.permissions >= role.permissions), "custom")
+
+    def may(self, permission: str) -> bool:
+        """Return whether the principal has a permission."""
+        return permission in self.permissions
+
 
 class Trust:
-    """What is trusted.
+    """What is trusted, as `ConsoleOptions` says it: the names of the console, other sites, and proxies.
 
-    ``hosts`` are the names under which the console is reached: ``console.example.com``, ``*.example.com``, or ``*`` for
-    any; those of this machine are always good, since no other site can have them. ``origins`` are those of other sites
-    that may send (``https://ops.example.com``). ``proxies`` are addresses or networks whose ``X-Forwarded-*`` is
-    believed.
+    Names of this machine are always good, since no other site can have them.
 
     Raises:
         InvalidSettings: an origin that isn't ``scheme://host``, or a proxy that is no address or network.

@@ -11,8 +11,7 @@ from fastapi import Depends, Header, HTTPException
 
 from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
 from outbox.console.auth import PasswordHash, Throttle
-from outbox.console.context import Authorizer
-from outbox.console.permissions import CANCEL, PERMISSIONS, ROLES, VIEW
+from outbox.console.context import CANCEL, PERMISSIONS, ROLES, VIEW, Authorizer
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, authorizer, bearer, console_of, token_of

@@ -16,7 +16,7 @@ from outbox.dispatch.once import dispatch_once
 from tests.console.web import Http, Shop, console_of
 from tests.house.walk import modules_of
 
-MESSAGE, ACT, CONSOLE = 15, 12, 30
+MESSAGE, ACT, CONSOLE = 15, 12, 27
 
 
 def test_a_message_passes_few_modules(engine: Engine) -> None:

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from outbox.console.permissions import Role
+from outbox.console.context import Role
 from outbox.errors import InvalidRequest
 from outbox.operator.acts import ACTS, AUDITED, STATES, Act, act_named, acts_for
 from outbox.operator.model import Target

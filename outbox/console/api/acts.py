@@ -11,8 +11,7 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from outbox.console.api import requests
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import Context, RequestContext, requires
-from outbox.console.permissions import CANCEL
+from outbox.console.context import CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
 from outbox.operator.acts import ACTS, Act

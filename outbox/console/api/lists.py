@@ -10,40 +10,31 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 import outbox
-from outbox.console.api.requests import (
-    PREFIX,
-    IfNoneMatch,
-    Listed,
-    PageQuery,
-    etag,
-    from_body,
-    from_query,
-    is_known,
-    problems,
-)
+from outbox.console.api import requests
+from outbox.console.api.requests import IfNoneMatch, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.auth import only_reads
-from outbox.console.context import Context, RequestContext, check_origin
-from outbox.console.permissions import REVEAL
+from outbox.console.context import REVEAL, Context, RequestContext, check_origin
 from outbox.errors import MessageNotFound
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import Overview, System, TopicLag
 from outbox.operator.health.rules import HandlerRow, WorkerRow
+from outbox.operator.health.stats import WINDOWS
 from outbox.operator.look.paging import every
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
 
-Window = Literal["1h", "6h", "24h", "7d"]
+Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_extra={"enum": list(WINDOWS)})]
 
-router = APIRouter(prefix=PREFIX, responses=problems())
+router = APIRouter(prefix=requests.PREFIX, responses=problems())
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +211,8 @@ def message(
 ) -> model.MessageView | Response:
     """Return all that is known of a message; its entity tag is what an act's If-Match takes."""
     view = context.operator.message(message_id)
-    response.headers["ETag"] = etag(view.version)
-    if is_known(if_none_match, view.version):
+    response.headers["ETag"] = requests.etag(view.version)
+    if requests.is_known(if_none_match, view.version):
         return Response(status_code=304, headers=response.headers)
     return view
 

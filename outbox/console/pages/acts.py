@@ -14,10 +14,9 @@ from fastapi import APIRouter, Response
 
 from outbox.console.api.lists import ItemFilter, types_of
 from outbox.console.auth import only_reads
-from outbox.console.context import requires
+from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
-from outbox.console.permissions import CANCEL, REVEAL
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
 from outbox.operator.acts import ACTS, Act, act_named

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -54,14 +55,8 @@ router = APIRouter(include_in_schema=False)
 def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
     found = view.operator.overview(window)
-    return view.page(
-        "overview.html",
-        overview=found,
-        charts=charts(found.series),
-        window=window,
-        windows=list(WINDOWS),
-        tiles=TILES,
-    )
+    shown: dict[str, Any] = {"charts": charts(found.series), "window": window, "windows": list(WINDOWS), "tiles": TILES}
+    return view.page("overview.html", overview=found, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +129,11 @@ def draw(
     if not series or not series[0].times:
         return None
     times = series[0].times
-    values = [[_finite(value) for value in one.values] for one in series]
+    # What isn't finite isn't known.
+    values = [
+        [None if value is None or not math.isfinite(value) else max(0.0, value) for value in one.values]
+        for one in series
+    ]
     rows = tuple(zip(times, zip(*values, strict=True), strict=True))
     peak = nice(max((value for known in values for value in known if value is not None), default=0))
     return Chart(
@@ -158,10 +157,6 @@ def nice(value: float) -> float:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))
     return next((step * power for step in _ROUND if value <= step * power * (1 + 1e-9)), 10 * power)
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else max(0.0, float(value))
 
 
 def _last(values: Sequence[float | None]) -> float | None:
