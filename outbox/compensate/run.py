@@ -186,6 +186,8 @@ class CompensationRun:
             result = joined.call(self.compensation.function, message)
             if joined.rolled_back:
                 raise CompensationFailed("the compensation rolled its session back; let it raise instead")
+            if joined.ended:
+                raise CompensationFailed("the compensation ended its transaction; let it return or raise instead")
             _refuse(result)
             joined.finish()
         finally:

@@ -31,6 +31,7 @@ from outbox.consumer.subscription import (
     Entry,
     HandlerFailure,
     Subscription,
+    TransactionEnded,
     counts_of,
     crashed,
     failure_from,
@@ -42,7 +43,7 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
 from outbox.database.session import commit
-from outbox.database.sql import GroupQueue, take_lock, try_lock
+from outbox.database.sql import GroupQueue, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
@@ -75,7 +76,6 @@ class QueueConsumer:
         self._subscription = subscription
         self._settings = settings
         self._queue = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
-        self._lock = self._queue.lock
         self._ahead: deque[Entry] = deque()
         self._position = -1
         self._fresh = True
@@ -133,6 +133,12 @@ class QueueConsumer:
         try:
             with connection.begin():
                 return self._step(connection, source)
+        except TransactionEnded as ended:
+            counts = Counts(more=True)
+            for entry in ended.entries:
+                state, count = self._record(connection, AttemptFailed(entry, ended.attempts, ended.failure))
+                counts += count
+            return state, counts
         except AttemptFailed as failed:
             if failed.together > 1:
                 # Who of the batch it was is found out one by one.
@@ -152,7 +158,7 @@ class QueueConsumer:
         size = 1 if self._one_by_one else self._subscription.batch
         candidates = list(islice(self._ahead, size))
         offset = sql.offset(self._settings.schema, *self._queue.values)
-        locked, offsets, rows = execute(connection, try_lock(self._lock), offset, self._known(candidates))
+        locked, offsets, rows = execute(connection, sql.take_queue(self._queue), offset, self._known(candidates))
         if not locked[0][0]:
             self._drop_ahead()
             return State.LOCKED, Counts()
@@ -278,7 +284,7 @@ class QueueConsumer:
         if known_failed:
             entry = entries[0]
             row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-            at_commit(connection, sql.settle(self._queue, row))
+            at_commit(connection, sql.MARKED, sql.settle(self._queue, row))
         elif entries:
             ids, positions = [entry.id for entry in entries], [entry.position for entry in entries]
             digests = [entry.digest() for entry in entries]
@@ -300,6 +306,8 @@ class QueueConsumer:
         diagnosis = getattr(getattr(error, "orig", None), "diag", None)
         if getattr(diagnosis, "constraint_name", None) == "pk_consumer_message":
             raise _Known from error
+        if sql.ENDED in str(error):
+            raise TransactionEnded(entries, attempt) from error
         raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
@@ -308,7 +316,7 @@ class QueueConsumer:
         schema, (group, topic, queue) = self._settings.schema, self._queue.values
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with connection.begin():
-            locked, offsets = execute(connection, try_lock(self._lock), sql.offset(schema, group, topic, queue))
+            locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
             position = offsets[0][0] if offsets else 0
             if not locked[0][0] or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
@@ -351,7 +359,7 @@ def _retry_next(connection: Connection, source: Connection, subscription: Subscr
         if claims > settings.max_claims:
             raise AttemptFailed(entry, attempts, crashed(claims))
         with connection.begin():
-            (locked,) = execute(connection, sql.lock_failed(schema, group, message_id))
+            _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
             if not locked:
                 return Counts(more=True)
             # The row lock is held: nobody else runs this message until this transaction ends. One that was never
@@ -377,12 +385,14 @@ def _try_again(
 ) -> Counts:
     run_handler(connection, subscription, [entry], attempt)
     row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-    at_commit(connection, sql.settle(queue_of_group, row))
+    at_commit(connection, sql.MARKED, sql.settle(queue_of_group, row))
     try:
         commit(connection)
     except Exception as error:
         if is_lost(connection):
             raise
+        if sql.ENDED in str(error):
+            raise TransactionEnded([entry], attempt) from error
         raise AttemptFailed(entry, attempt, failure_from(error)) from error
     return Counts(taken=1, done=1, more=True)
 

@@ -48,6 +48,24 @@ SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.heade
 
 # --- in the consumer's database --------------------------------------------------------------------------
 
+# A setting that is local to a transaction ends with it, whoever ends it. The cast of any other text is an error.
+_MARK = "set_config('outbox.handling', 'on', true)"
+#: What the error of a statement with `_MARKED` says.
+ENDED = "the handler ended the transaction"
+_MARKED = f"coalesce(nullif(current_setting('outbox.handling', true), ''), '{ENDED}')::boolean"
+
+#: Mark the transaction in which a handler is to run.
+MARK = Statement(f"SELECT {_MARK}")
+
+#: Fail unless this is still the transaction that was marked.
+MARKED = Statement(f"SELECT {_MARKED}")
+
+
+def take_queue(queue: GroupQueue) -> Statement:
+    """Try the lock of a queue without waiting, and mark the transaction. Rows: ``(taken, …)``."""
+    return Statement(f"SELECT pg_try_advisory_xact_lock(%s), {_MARK}", (queue.lock,))
+
+
 #: Read the newest offset. Rows: ``(position, claims)`` or none.
 offset = Template("""
 SELECT position, claims FROM {s}.consumer_offset
@@ -103,11 +121,12 @@ SELECT c.* FROM unnest(%b::uuid[]) AS m (id) CROSS JOIN LATERAL (
 """)
 
 # No ON CONFLICT: a row that came in between (a quarantine, a resend in another queue) must undo the whole batch.
-#: Insert the inbox rows of messages that were consumed at the first attempt.
-consumed = Template("""
-INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest)
+#: Insert the inbox rows of messages that were consumed at the first attempt, in the transaction that was marked.
+consumed = Template(f"""
+INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest)
 SELECT %s, id, %s, %s, position, 'consumed', 1, digest
   FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)
+ WHERE {_MARKED}
 """)
 
 _SETTLE = Template("""

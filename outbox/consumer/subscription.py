@@ -6,11 +6,13 @@ decided purely here, written by the consumer.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import hashlib
 import json
 import math
 import random
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -164,12 +166,28 @@ _ROLLED_BACK = HandlerFailure(
     "the handler rolled the session back; let it raise, or return Retry, Park or Skip instead"
 )
 
+# Parked at once: a COMMIT has kept its effect, and each retry would repeat it.
+_ENDED = HandlerFailure(
+    "a handler ended the transaction by itself (COMMIT or ROLLBACK, in SQL or through the driver), so that nobody "
+    "knows whether the effect of this message was kept; let it raise, or return Retry, Park or Skip instead",
+    Status.PARKED,
+    kind="the handler ended the transaction",
+)
+
 
 class AttemptFailed(Exception):
     """Undo the transaction: the attempt at ``entry`` failed, which ran in it ``together`` with others."""
 
     def __init__(self, entry: Entry, attempts: int, failure: HandlerFailure, together: int = 1) -> None:
         self.entry, self.attempts, self.failure, self.together = entry, attempts, failure, together
+
+
+class TransactionEnded(AttemptFailed):
+    """A handler ended the transaction in which those of ``entries`` ran: whether they took effect is unknown."""
+
+    def __init__(self, entries: Sequence[Entry], attempts: int) -> None:
+        super().__init__(entries[0], attempts, _ENDED)
+        self.entries = entries
 
 
 def crashed(claims: int) -> HandlerFailure:
@@ -199,7 +217,7 @@ def _retry(after: Any, reason: Any) -> HandlerFailure:
     return HandlerFailure(storable(reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY))
 
 
-def failure_from(error: Exception) -> HandlerFailure:
+def failure_from(error: BaseException) -> HandlerFailure:
     """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
     status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
     return HandlerFailure(error_text(error), status, kind=kind_of_error(error))
@@ -247,7 +265,8 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
 
     Raises:
         AttemptFailed: of one entry; of the first, if they failed together.
-        Exception: the connection was lost, which is nobody's failure and costs no attempt.
+        TransactionEnded: a handler ended the transaction, which the entries up to its own ran in.
+        BaseException: the connection was lost, or the process or the task ends: nobody's failure, costs no attempt.
     """
     messages = [entry.message for entry in entries if entry.message is not None]
     if not messages:
@@ -259,6 +278,8 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
     try:
         for entry, argument in zip(entries, arguments, strict=False):
             answer = joined.call(subscription.handler, argument)
+            if joined.ended and not is_lost(connection):
+                raise TransactionEnded(_until(entries, entry, subscription), attempt)
             joined.flush()
             if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
                 raise AttemptFailed(entry, attempt, failure, len(entries))
@@ -266,9 +287,34 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
         joined.finish()
     except AttemptFailed:
         raise
-    except Exception as error:
-        if is_lost(connection):
+    except BaseException as error:
+        if is_lost(connection) or _ends_the_pass(error):
             raise
+        if joined.ended:
+            raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
         raise AttemptFailed(entry, attempt, failure_from(error), len(entries)) from error
     finally:
         joined.close()
+
+
+def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:
+    """Return the entries whose handler has run when that of ``last`` ended."""
+    return entries if subscription.takes_batch else entries[: entries.index(last) + 1]
+
+
+def _ends_the_pass(error: BaseException) -> bool:
+    """Tell whether an exception came to the handler from outside, rather than from its own code.
+
+    Python raises KeyboardInterrupt in the main thread, whatever runs there; a cancelled task gets CancelledError where
+    it waits, and a coroutine that is closed GeneratorExit.
+    """
+    match error:
+        case KeyboardInterrupt():
+            return threading.current_thread() is threading.main_thread()
+        case asyncio.CancelledError():
+            try:
+                task = asyncio.current_task()
+            except RuntimeError:  # no event loop runs in this thread
+                return False
+            return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit)

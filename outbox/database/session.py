@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.execute import is_idle
 from outbox.errors import InvalidHandler, TransactionRequired
 
 if TYPE_CHECKING:
@@ -71,8 +72,13 @@ class JoinedSession:
 
     @property
     def rolled_back(self) -> bool:
-        """Did the application's code end the transaction?"""
+        """Did the application's code roll the session back?"""
         return self._transaction is None or not self._transaction.is_active
+
+    @property
+    def ended(self) -> bool:
+        """Did the application's code end the transaction in SQL or through the driver, which SQLAlchemy can't see?"""
+        return not self.rolled_back and is_idle(self._connection)
 
     def flush(self) -> None:
         """Write what the session has yet to write."""

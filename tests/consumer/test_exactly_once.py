@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -214,3 +214,48 @@ def test_a_quarantine_that_is_not_committed_yet(any_bench: Bench) -> None:
         running.result()
     assert any_bench.ledger() == ["1"]
     assert any_bench.statuses() == [("consumed", 1)]
+
+
+def test_a_read_ahead_that_another_worker_has_overtaken(any_bench: Bench) -> None:
+    """A worker that slept over its read-ahead goes by the offset: the inbox may have forgotten what others consumed."""
+    slow, fast = any_bench.declare(batch=1), any_bench.declare(batch=1)
+    any_bench.send(1, 2, 3)
+
+    def overtaken() -> bool:
+        if any_bench.ledger() == ["1"]:
+            with any_bench.consumer.connect() as connection, any_bench.producer.connect() as source:
+                any_bench.consume_on(fast, connection, source)
+            any_bench.run("DELETE FROM outbox.consumer_message")  # as prune does, much later
+        return False
+
+    slow._stopping = overtaken
+    any_bench.consume(slow)
+    assert any_bench.ledger() == ["1", "2", "3"]
+
+
+def test_a_failure_that_another_worker_has_overtaken(any_bench: Bench) -> None:
+    """Between the rollback of an attempt and its record other workers go on to the third attempt: it still counts."""
+    failed: list[UUID] = []
+
+    def fail(message: Message, session: Session) -> None:
+        failed.append(message.id)
+        raise RuntimeError("not today")
+
+    slow, fast = any_bench.declare(fail), any_bench.declare(fail)
+    any_bench.send(1)
+    engine = create_engine(any_bench.consumer.url)
+
+    @event.listens_for(engine, "begin")
+    def overtake(_: Connection) -> None:
+        if len(failed) == 1:
+            with any_bench.consumer.connect() as connection, any_bench.producer.connect() as source:
+                any_bench.consume_on(fast, connection, source)
+                for _retry in range(2):
+                    any_bench.age_retries()
+                    fast.retry_once(connection, source)
+
+    with engine.connect() as connection:
+        slow.consume_once(connection, any_bench.source if any_bench.source is not any_bench.connection else connection)
+    engine.dispose()
+    assert len(failed) == 4
+    assert any_bench.statuses() == [("failed", 3)]

@@ -288,25 +288,6 @@ def test_takes_batch(bench: Bench) -> None:
     assert lists[-1] == [3]
 
 
-@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_what_is_no_exception_ends_the_pass(bench: Bench, raised: type[BaseException]) -> None:
-    """An exit or a cancellation inside a handler passes through, and its message is neither consumed nor failed."""
-    left = [raised]
-
-    def act(message: Message, session: Session) -> None:
-        if left:
-            raise left.pop()
-
-    consumer = bench.declare(but(2, act))
-    bench.send(1, 2, 3)
-    with pytest.raises(raised):
-        bench.consume(consumer)
-    assert bench.statuses() == [("consumed", 1)]
-    bench.consume(consumer)
-    assert bench.ledger() == ["1", "2", "3"]
-    assert bench.statuses() == [("consumed", 1)] * 3
-
-
 def test_async_handlers(bench: Bench) -> None:
     """Async handlers run inside an AsyncConnection's `run_sync`, with an AsyncSession, by the same rules."""
 

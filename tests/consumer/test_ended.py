@@ -1,0 +1,189 @@
+"""Handlers that end more than themselves: the process, their task, or the transaction that they run in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from outbox import Message
+from outbox.message.model import Counts
+from tests.consumer.support import Bench, record
+
+
+class Abort(BaseException):
+    """What a library raises past every ``except Exception``."""
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError, Abort])
+def test_an_exit_is_a_failure_of_its_message(bench: Bench, raised: type[BaseException], batch: int) -> None:
+    """An exit or a cancellation that a handler raises by itself fails its message; the others are consumed."""
+
+    def handler(message: Message, session: Session) -> None:
+        record(message, session)
+        if message.body == 2:
+            raise raised
+
+    consumer = bench.declare(handler, batch=batch)
+    ids = bench.send(1, 2, 3)
+    assert bench.consume(consumer).failed == 1
+    assert bench.ledger() == ["1", "3"]
+    row = bench.inbox()[ids[1]]
+    assert (row.status, row.attempts) == ("failed", 1)
+    assert raised.__name__ in str(row.error)
+    assert bench.retry(consumer).failed == 1
+
+
+def test_the_end_of_the_process_is_nobody_s_failure(bench: Bench) -> None:
+    """Ctrl-C reaches the main thread wherever it is: the pass ends, and its message costs no attempt."""
+    left = [KeyboardInterrupt]
+
+    def handler(message: Message, session: Session) -> None:
+        record(message, session)
+        if message.body == 2 and left:
+            raise left.pop()
+
+    consumer = bench.declare(handler)
+    bench.send(1, 2, 3)
+    with pytest.raises(KeyboardInterrupt):
+        bench.consume(consumer)
+    assert bench.statuses() == [("consumed", 1)]
+    bench.consume(consumer)
+    assert bench.ledger() == ["1", "2", "3"]
+    assert bench.statuses() == [("consumed", 1)] * 3
+
+
+def test_an_interrupt_in_another_thread_is_a_failure(bench: Bench) -> None:
+    """Nobody sends Ctrl-C to a thread: there it is the handler's own exception."""
+
+    def handler(message: Message, session: Session) -> None:
+        raise KeyboardInterrupt
+
+    consumer = bench.declare(handler)
+    bench.send(1)
+    counts: list[Counts] = []
+    thread = threading.Thread(target=lambda: counts.append(bench.consume(consumer)))
+    thread.start()
+    thread.join(60)
+    assert counts[0].failed == 1
+
+
+def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
+    """The cancellation of the task that consumes passes through the handler, whose message costs no attempt."""
+    inside = asyncio.Event()
+
+    async def handler(message: Message, session: AsyncSession) -> None:
+        await session.run_sync(lambda sync: record(message, sync))
+        inside.set()
+        await asyncio.Event().wait()
+
+    consumer = bench.declare(handler)
+    bench.send(1)
+
+    async def consume() -> None:
+        engine = create_async_engine(bench.consumer.url)
+        async with engine.connect() as connection:
+            task = asyncio.ensure_future(connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync)))
+            await asyncio.wait_for(inside.wait(), 60)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await engine.dispose()
+
+    asyncio.run(consume())
+    assert bench.statuses() == []
+    assert bench.ledger() == []
+
+
+def by_sql(*statements: str) -> Callable[[Session], None]:
+    """Return an act that executes statements which SQLAlchemy takes for any others."""
+
+    def act(session: Session) -> None:
+        for each in statements:
+            session.execute(text(each))
+
+    return act
+
+
+def by_driver(name: str) -> Callable[[Session], None]:
+    """Return an act that calls a method of the driver's connection."""
+    return lambda session: getattr(session.connection().connection.dbapi_connection, name)()
+
+
+#: How a handler ends the transaction, and which of its effects the database keeps: of message 2, whose handler does so
+#: after its effect, and of the one before it in the same batch.
+ENDS: dict[str, tuple[Callable[[Session], None], bool]] = {
+    "ROLLBACK": (by_sql("ROLLBACK"), False),
+    "COMMIT": (by_sql("COMMIT"), True),
+    "ROLLBACK and on": (by_sql("ROLLBACK", "BEGIN"), False),
+    "COMMIT and on": (by_sql("COMMIT", "BEGIN"), True),
+    "COMMIT AND CHAIN": (by_sql("COMMIT AND CHAIN"), True),
+    "rollback by the driver": (by_driver("rollback"), False),
+    "commit by the driver": (by_driver("commit"), True),
+}
+
+
+@pytest.mark.parametrize("mode", ["AUTOCOMMIT", "READ COMMITTED"])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_handler_that_ends_the_transaction(bench: Bench, end: str, batch: int, mode: Any) -> None:
+    """Its message is parked and not run again, since nobody knows what it left behind; so is what ran before it in the
+    same transaction. No effect comes twice, and no message is recorded as consumed whose effect is gone.
+    """
+    act, kept = ENDS[end]
+
+    def handler(message: Message, session: Session) -> None:
+        record(message, session)
+        if message.body == 2:
+            act(session)
+
+    consumer = bench.declare(handler, batch=batch)
+    ids = bench.send(1, 2, 3)
+    engine = create_engine(bench.consumer.url, isolation_level=mode)
+    with engine.connect() as connection:
+        bench.consume_on(consumer, connection, connection)
+        bench.age_retries()
+        consumer.retry_once(connection, connection)
+    engine.dispose()
+    inbox, ledger = bench.inbox(), bench.ledger()
+    assert (inbox[ids[1]].status, inbox[ids[1]].attempts) == ("parked", 1)
+    assert "ended the transaction" in str(inbox[ids[1]].error)
+    assert ledger.count("2") == int(kept)
+    for id_, body in zip(ids, ("1", "2", "3"), strict=True):
+        assert ledger.count(body) <= 1
+        if inbox[id_].status == "consumed":
+            assert ledger.count(body) == 1
+    if batch == 1:
+        assert [inbox[id_].status for id_ in ids] == ["consumed", "parked", "consumed"]
+
+
+@pytest.mark.parametrize("mode", ["AUTOCOMMIT", "READ COMMITTED"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_retry_that_ends_the_transaction(bench: Bench, end: str, mode: Any) -> None:
+    """The same where a message fails first, and its retry ends the transaction."""
+    act, kept = ENDS[end]
+
+    def handler(message: Message, session: Session) -> None:
+        if message.attempt == 1:
+            raise RuntimeError("not today")
+        record(message, session)
+        act(session)
+
+    consumer = bench.declare(handler)
+    (id_,) = bench.send(1)
+    bench.consume(consumer)
+    engine = create_engine(bench.consumer.url, isolation_level=mode)
+    with engine.connect() as connection:
+        for _ in range(3):
+            bench.age_retries()
+            consumer.retry_once(connection, connection)
+    engine.dispose()
+    assert (bench.inbox()[id_].status, bench.inbox()[id_].attempts) == ("parked", 2)
+    assert bench.ledger() == ["1"] * kept
