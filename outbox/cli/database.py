@@ -98,12 +98,12 @@ class AllDatabasesOptions(DatabaseOptions):
         source = "--database" if self.database else DATABASES_VARIABLE
         databases: dict[str, URL] = {}
         names: dict[str, str] = {}
-        for given, url in map(engines.named_url, self.database) if self.database else _Environment.read().databases:
+        for own_name, url in map(engines.named_url, self.database) if self.database else _Environment.read().databases:
             if "://" not in url:
-                shown = f"{given}=…" if given else url
+                shown = f"{own_name}=…" if own_name else url
                 raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={_EXAMPLE}")
             address = find_url(url)
-            name = given or address.database or ""
+            name = own_name or address.database or ""
             if not _NAME.fullmatch(name):
                 raise Failure(f"{source}: {name!r} can't be the name of a database here; write NAME=URL")
             if name in databases:

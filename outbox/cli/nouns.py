@@ -24,12 +24,11 @@ from outbox.cli.groups import CommandGroup, WordsArgument, all_rows, commands_of
 from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, command, gathered
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
 from outbox.errors import MessageNotFound
-from outbox.message.model import Resolution, Status
+from outbox.message.model import Answer, Resolution, Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS
 
 if TYPE_CHECKING:
-    from outbox.message.model import Answer
     from outbox.operator.operator import Operator
 
 

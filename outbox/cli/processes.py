@@ -10,7 +10,7 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from operator import attrgetter
@@ -19,6 +19,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 import outbox
@@ -32,10 +33,6 @@ from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sqlalchemy import URL
-
     from outbox.app import Outbox
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from sqlalchemy import URL, Connection
 
 from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_url, opened
@@ -35,8 +36,6 @@ from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, S
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
-
     from outbox.reconcile.archive.files import Manifest
     from outbox.reconcile.rows import JobResult
 
@@ -73,8 +72,8 @@ class SourceOptions:
     def values(self) -> Values:
         """Return what file, options and environment say of the databases, and the file of the rest."""
         values = dict(read_file(self.config)) if self.config else {}
-        sides = (("producer", self.producer, PRODUCER_VARIABLE), ("consumer", self.consumer, CONSUMER_VARIABLE))
-        for side, url, variable in sides:
+        choices = (("producer", self.producer, PRODUCER_VARIABLE), ("consumer", self.consumer, CONSUMER_VARIABLE))
+        for side, url, variable in choices:
             if url or os.environ.get(variable):
                 values[side] = self.access(_find_url(url, f"--{side}", variable))
         return values

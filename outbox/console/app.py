@@ -32,8 +32,8 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 import outbox
-from outbox.console import api, pages
-from outbox.console.api import probes
+from outbox.console import pages
+from outbox.console.api import acts, lists, probes
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, Role, Trust, context_of
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 #: Who may read the metrics: there are none, principals with the permission to view, or everybody.
 Metrics = Literal["off", "authenticated", "open"]
 
+#: Fixed paths come before those that have an id at the same level.
+_API = (lists.router, acts.router, probes.document)
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 #: What of a scope isn't the work of the application around the console.
 _OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",
@@ -130,17 +132,13 @@ def create_console_app(
     )
     app.root_path = root_path
     app.state.console, app.state.badges, app.state.readiness = console, pages.Badges(), probes.Readiness(console)
-    for_all = [probes.router, pages.static]
-    for_all += [pages.login] if console.sessions else []
-    metrics = options.get("metrics", "off")
-    for_all += [probes.metrics] if metrics == "open" else []
-    for router in for_all:
+    known, metrics = [Depends(authentication(authorizer))], options.get("metrics", "off")
+    for router in (probes.router, pages.static, *([pages.login] if console.sessions else [])):
         app.include_router(router)
+    if metrics != "off":
+        app.include_router(probes.metrics, dependencies=known if metrics == "authenticated" else [])
     # These answer to senders whom the authorizer knows; the last takes what no other has.
-    for_known = [*api.ROUTERS, *pages.ROUTERS, pages.unknown]
-    for_known[:0] = [probes.metrics] if metrics == "authenticated" else []
-    known = [Depends(authentication(authorizer))]
-    for router in for_known:
+    for router in (*_API, *pages.ROUTERS, pages.unknown):
         app.include_router(router, dependencies=known)
     return app
 
@@ -214,7 +212,7 @@ class _BelowPrefix(APIRoute):
         if match is Match.FULL:
             prefix, below = _cut(scope, child["path_params"]["path"])
             shortened = {"type": "http", "method": "GET", "path": below}
-            routers = [probes.router, probes.metrics, pages.static, pages.login, *api.ROUTERS, *pages.ROUTERS]
+            routers = [probes.router, probes.metrics, pages.static, pages.login, *_API, *pages.ROUTERS]
             routes = [route for router in routers for route in router.routes]
             if not prefix and not any(route.matches(shortened)[0] is not Match.NONE for route in routes):
                 return Match.NONE, {}
@@ -252,9 +250,9 @@ def named_databases(text: str) -> dict[str, str]:
         ValueError: two have the same name, or a URL can't be read; it isn't quoted, for it may have a password.
     """
     databases: dict[str, str] = {}
-    for given, url in named_urls(text):
+    for own_name, url in named_urls(text):
         try:
-            name = given or make_url(url).database or "outbox"
+            name = own_name or make_url(url).database or "outbox"
         except (ArgumentError, ValueError):  # the latter of a port
             raise ValueError("name=url, or a URL like postgresql+psycopg://host/name; one can't be read") from None
         if name in databases:
