@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT = 10
 #: What is between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
-_BETWEEN = re.compile(r",?\s+|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
+_BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
 def url_of(bind: Bind) -> URL:

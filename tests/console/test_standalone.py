@@ -176,7 +176,7 @@ def test_databases_have_names() -> None:
         "b": "postgresql:///x?host=/run",
     }
     several = "postgresql://one.test,two.test/x"
-    assert named_databases(f"a={several},b={several}\nc={several}, {several}") == dict.fromkeys("abcx", several)
+    assert named_databases(f"a={several},b={several}\nc={several}, {several},") == dict.fromkeys("abcx", several)
     with pytest.raises(ValueError, match="can't be read") as refused:
         named_databases("hunter2")
     assert "hunter2" not in str(refused.value)

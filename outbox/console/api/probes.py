@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from outbox.console.api.requests import PREFIX
-from outbox.console.context import Console, Context
+from outbox.console.context import PROBES, Console, Context
 from outbox.console.problems import Problem, log
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from error
 
 #: Errors at these paths are answered as JSON.
-PATHS = ("/healthz", "/readyz", "/metrics")
+PATHS = (*PROBES, "/metrics")
 #: That of the text format, version 0.0.4.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: How long (seconds) an answer about readiness is reused: anybody may ask.
