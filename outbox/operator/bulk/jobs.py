@@ -532,11 +532,8 @@ def described(act: Act, able: Sequence[StateCount]) -> str:
         what = f"{number} {next(iter(counts))} {noun}"
     else:
         what = f"{number} {noun} ({', '.join(f'{count} {word}' for word, count in counts.most_common())})"
-    return f"{verb} {what}{_where(able)}"
-
-
-def _where(able: Sequence[StateCount]) -> str:
-    groups, topics, kinds = ({getattr(each, name) for each in able} for name in ("group", "topic", "kind"))
-    group, topic, kind = (values.pop() if len(values) == 1 else None for values in (groups, topics, kinds))
-    names = [f"{word} {name}" for word, name in (("group", group), ("topic", topic)) if name]
-    return (f" of {', '.join(names)}" if names else "") + (f" ({kind})" if kind else "")
+    known = {name: {getattr(each, name) for each in able} for name in ("group", "topic", "kind")}
+    common = {name: value for name, (value, *others) in known.items() if value and not others}
+    kind = common.pop("kind", None)
+    names = ", ".join(f"{word} {name}" for word, name in common.items())
+    return f"{verb} {what}" + (f" of {names}" if names else "") + (f" ({kind})" if kind else "")

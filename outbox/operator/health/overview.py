@@ -256,18 +256,18 @@ class TableSize:
     vacuumed_at: dt.datetime | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DatabaseView:
     """One registered database; the URL has no password, ``oldest_transaction`` (of other sessions) is in seconds."""
 
     name: str
     url: str
     parts: list[str]
-    server_version: str | None
-    revisions: dict[str, str | None]
-    code_revisions: dict[str, str]
-    oldest_transaction: float | None
-    tables: list[TableSize]
+    server_version: str | None = None
+    revisions: dict[str, str | None] = field(default_factory=dict)
+    code_revisions: dict[str, str] = field(default_factory=dict)
+    oldest_transaction: float | None = None
+    tables: list[TableSize] = field(default_factory=list)
     error: str | None = None
 
 
@@ -297,22 +297,19 @@ def _view(database: Database) -> DatabaseView:
 
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
-    view = DatabaseView(database.name, rules.address(database.engine.url), parts, None, {}, heads, None, [])
+    view = DatabaseView(database.name, rules.address(database.engine.url), parts, code_revisions=heads)
     schema, now = database.schema, {"idle_transaction": 0.0, "running_transaction": 0.0}
     statements = (sql.SERVER(schema), sql.OPEN_TRANSACTIONS(schema, **now), sql.TABLE_SIZES(schema))
     try:
         with database.reading() as connection:
-            ((_, version, *_),), oldest, tables = execute(connection, *statements)
-            revisions = migration.current(connection, schema)
+            ((_, view.server_version, *_),), oldest, tables = execute(connection, *statements)
+            view.revisions = migration.current(connection, schema)
     except UNREACHABLE as error:
-        return dataclasses.replace(view, error=why_unreachable(error))
-    return dataclasses.replace(
-        view,
-        server_version=version,
-        revisions=revisions,
-        oldest_transaction=oldest[0][1] if oldest else None,
-        tables=[TableSize(*row) for row in tables],
-    )
+        view.error = why_unreachable(error)
+    else:
+        view.oldest_transaction = oldest[0][1] if oldest else None
+        view.tables = [TableSize(*row) for row in tables]
+    return view
 
 
 class HealthViews(OverDatabases):
