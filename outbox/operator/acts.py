@@ -64,9 +64,9 @@ class Act:
     done, ``mends`` what an operator can do instead in each other state.
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
-    ``label`` stands on the button, ``consequence`` beside the question, ``happened`` is shown afterwards.
-    ``participle`` completes "message … can't be …", ``verb`` begins "… 12 messages" where it isn't the name. ``grave``
-    is what can't be taken back, or loses something.
+    ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``participle`` completes "message …
+    can't be …"; ``verb`` begins "… 12 messages" and ``button`` stands on the button, where that isn't the name.
+    ``grave`` is what can't be taken back, or loses something.
 
     ``permission`` is what a user of the console needs, ``role`` the smallest role that has it. With ``as_job`` the act
     is a bulk job even for one message: ``change`` is None, and a duty of its own carries it out. ``handler`` is the
@@ -80,19 +80,24 @@ class Act:
     summary: str
     details: str
     why: str
-    label: str
     consequence: str
     happened: str
     participle: str
     permission: str
     role: Literal["operator", "admin"] = "operator"
     verb: str = ""
+    button: str = ""
     needs_reason: bool = True
     grave: bool = False
     as_job: bool = False
     handler: str = ""
     options: tuple[ActOption, ...] = ()
     mends: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What stands on the button."""
+        return self.button or (self.verb or self.name).capitalize()
 
     @property
     def part(self) -> Literal["producer", "consumer"]:
@@ -150,7 +155,6 @@ _TABLE = (
         details="A group that has consumed the message knows its id and does nothing. A group that has parked or "
         "failed it tries again. A group that has lost it gets it. Only what was dispatched can be sent again.",
         why="mail lost its inbox",
-        label="Resend",
         consequence="The same message goes out once more, with the same id: groups that have consumed it leave it out, "
         "groups that have parked or failed it try again, groups that lack it get it.",
         happened="Resent: the message goes out once more with its id.",
@@ -174,7 +178,6 @@ _TABLE = (
         summary="Take a scheduled message back before it is due",
         details="No group ever sees it.",
         why="the order was cancelled",
-        label="Recall",
         consequence="It is taken out of the schedule, and no group ever sees it.",
         happened="Recalled: the message isn't delivered.",
         participle="recalled",
@@ -201,7 +204,6 @@ _TABLE = (
         "a worker runs the function that the service registered for the topic (`@outbox.compensation`), once per "
         "message ever. If a group has consumed the message already, that is refused.",
         why="no such account at bank B",
-        label="Compensate",
         consequence="The message is quarantined in every inbox first, so that it can't take effect later. Then a "
         "worker runs the compensation that the service registered, once, which undoes the local transaction.",
         happened="Ordered: a worker compensates the local transaction.",
@@ -233,7 +235,7 @@ _TABLE = (
         details="A fence is tried at once. Else the next check pass asks the checker, about a parked half exactly once "
         "more.",
         why="the provider is back",
-        label="Check now",
+        button="Check now",
         consequence="Whether the local transaction committed is asked at once, instead of at the next check.",
         happened="A check was requested; its answer stands in the history below as soon as there is one.",
         participle="checked",
@@ -249,7 +251,7 @@ _TABLE = (
         summary="Give an undecided half message all of its checks again",
         details="The next check pass asks, and goes on as with a new orphan (RocketMQ: resume).",
         why="the checker is mended",
-        label="Reset checks",
+        button="Reset checks",
         consequence="Checks are counted from nothing again: a parked half will be checked again.",
         happened="Reset: the half is checked again from the beginning.",
         participle="reset",
@@ -265,7 +267,6 @@ _TABLE = (
         details="The message goes out, and nothing can undo that. The first decision wins: one that the producer or a "
         "check made before stays.",
         why="the provider has captured the payment",
-        label="Commit",
         consequence="You decide in place of the checker: the local transaction is taken to have committed, and the "
         "message goes out.",
         happened="Committed: the message goes out.",
@@ -295,7 +296,6 @@ _TABLE = (
         details="No consumer ever sees the message, and nothing can undo that. The first decision wins: one that the "
         "producer or a check made before stays. A function that still runs fails at its commit.",
         why="the order was cancelled by phone",
-        label="Roll back",
         consequence="You decide in place of the checker: the local transaction is taken to have failed, and no group "
         "ever sees the message.",
         happened="Rolled back: no group ever sees the message.",
@@ -314,7 +314,6 @@ _TABLE = (
         summary="Have a failed or parked message tried again now",
         details="A failed message keeps its attempts; a parked one gets all of them anew.",
         why="the mail server is back",
-        label="Retry",
         consequence="The group gets the message again as soon as a worker comes to it. A parked message has all of its "
         "attempts again.",
         happened="It will be tried again as soon as a worker comes to it.",
@@ -336,7 +335,6 @@ _TABLE = (
         summary="Park a failed message: it is not tried again until an operator retries it",
         details="It is a dead letter then.",
         why="crashes the renderer",
-        label="Park",
         consequence="It is set aside: no more attempts, until an operator retries it.",
         happened="Parked: it isn't tried any more, until an operator retries it.",
         participle="parked",
@@ -357,7 +355,6 @@ _TABLE = (
         summary="Discard a parked message that the group will never need",
         details="It no longer counts as a dead letter, and can be restored until it is pruned.",
         why="test orders",
-        label="Discard",
         consequence="It is accepted that this group never handles it. It no longer counts as a dead letter, and can be "
         "restored until it is pruned.",
         happened="Discarded. It can be restored until it is pruned.",
@@ -380,7 +377,6 @@ _TABLE = (
         summary="Make a discarded message a dead letter again",
         details="It can be retried then.",
         why="the orders were real after all",
-        label="Restore",
         consequence="It is a dead letter again, and can be retried.",
         happened="Restored: it is a dead letter again.",
         participle="restored",

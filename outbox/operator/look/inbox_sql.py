@@ -191,9 +191,8 @@ def list_inbox(
 ) -> Statement:
     """Find rows of the inboxes by one source, the newest id first, ties by the group, below ``after``.
 
-    Rows: ``(id and group at which the search stopped, group, id, topic, queue, position, status, attempts,
-    next_attempt_at, error_kind, first line of the error, received_at, changed_at, discarded_at, quarantined_by)``;
-    with a group of None where nothing is found. Rows below the place at which it stopped aren't all there are.
+    Rows: the id and the group at which the search stopped, and `SHORT_ROW`, with a group of None where nothing is
+    found. Rows below the place at which it stopped aren't all there are.
     """
     condition, values = where(criteria)
     of_kind = criteria.error_kind is not None and source == "parked"

@@ -142,9 +142,8 @@ def list_messages(
     ``by_key`` looks at all that have the key, by an index on keys. With a condition on the body, rows have two columns
     more: the body, and the sum of sizes before it; there are as many as may be read at once.
 
-    Rows: ``(end of the window or None, how many were found, id, topic, key, tag, status, born_at, deliver_at,
-    decided_by, decided_at)``,
-    with an id of None where nothing is found. The end is None where all there are were seen, or ``limit`` were found.
+    Rows: the end of the window or None, how many were found, and the fields of `MessageRow`, with an id of None where
+    nothing is found. The end is None where all there are were seen, or ``limit`` were found.
     """
     table, fits = ("half_message", "") if by_key else driver(criteria)
     of_half, with_body = table == "half_message", criteria.body is not None
