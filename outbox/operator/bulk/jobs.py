@@ -27,7 +27,7 @@ from outbox.operator import model
 from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.changes import ActRequest, check_audited, inbox_columns, requested
+from outbox.operator.changes import check_audited, inbox_columns, requested
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import check_messages, query_in
@@ -124,7 +124,8 @@ class BulkJobs(OverDatabases):
         request = requested(act_named(name), model.as_actor(by), why, options or {})
         selection = Selection(request.act, selector, request.options)
         _check_order(rate, idempotency_key)
-        if idempotency_key is not None and (earlier := self._ordered_before(idempotency_key, request, selector, rate)):
+        new = sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
+        if earlier := self._ordered_before(new):
             return earlier
         if token is None and not selection.by_name:
             raise InvalidRequest("give the token of a preview: a filter may match something else by now", field="token")
@@ -133,14 +134,12 @@ class BulkJobs(OverDatabases):
             chosen = self.databases[shown["database"]]
         else:
             chosen, _ = choose_database(self.databases, selection, database)
-        new = sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
         try:
             self._insert(chosen, new, selection, shown)
         except _KeyTaken:
-            earlier = self._ordered_before(idempotency_key or "", request, selector, rate)
-            if earlier is None:
-                raise SelectorChanged(f"the order with this idempotency key was withdrawn; {_AGAIN}") from None
-            return earlier
+            if earlier := self._ordered_before(new):
+                return earlier
+            raise SelectorChanged(f"the order with this idempotency key was withdrawn; {_AGAIN}") from None
         return self.bulk_job(new.id)
 
     def bulk_jobs(self, criteria: model.BulkJobFilter, page: model.PageRequest) -> model.Page[model.BulkJob]:
@@ -244,23 +243,19 @@ class BulkJobs(OverDatabases):
                 audit(schema, request.by, "bulk", str(new.id), request.why, result, request.origin),
             )
 
-    def _ordered_before(
-        self, key: str, request: ActRequest, selector: model.Selector, rate: float | None
-    ) -> model.BulkJob | None:
-        """Return the bulk job that was ordered with a key; raise SelectorChanged if it is another order."""
-        for database in self.databases.values():
+    def _ordered_before(self, new: sql.NewBulkJob) -> model.BulkJob | None:
+        """Return the bulk job that was ordered with the key, if it has one; raise SelectorChanged if it is another."""
+        order = new.request
+        for database in self.databases.values() if new.key is not None else ():
             with database.reading() as connection:
-                rows = query(connection, database.schema, sql.BY_KEY, key=key)
-            if not rows:
-                continue
-            ((bulk_job_id, action, actor, reason, options, selected, earlier_rate),) = rows
-            before = {name: value for name, value in json.loads(selected).items() if name not in _ADDED}
-            now = (request.act.name, request.by, request.why, request.options, _selector_json(selector), rate)
-            if (action, actor, reason, json.loads(options), before, earlier_rate) != now:
-                raise SelectorChanged(
-                    f"idempotency key {key!r} was used for something else (bulk job {bulk_job_id}); use another key"
-                )
-            return self.bulk_job(bulk_job_id)
+                rows = query(connection, database.schema, sql.BY_KEY, key=new.key)
+            for bulk_job_id, action, actor, reason, options, selected, rate in rows:
+                before = {name: value for name, value in json.loads(selected).items() if name not in _ADDED}
+                now = (order.act.name, order.by, order.why, order.options, new.selector, new.rate)
+                if (action, actor, reason, json.loads(options), before, rate) != now:
+                    other = f"idempotency key {new.key!r} was used for something else (bulk job {bulk_job_id})"
+                    raise SelectorChanged(f"{other}; use another key")
+                return self.bulk_job(bulk_job_id)
         return None
 
 
