@@ -8,7 +8,7 @@ the sum of all money with that before the first transfer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -77,10 +77,13 @@ def money(banks: Banks) -> Sums:
         return Sums(_money_of(a, bank_a.Account), _money_of(b, bank_b.Account))
 
 
-def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
+def audit(
+    banks: Banks, before: Sums, orders: int, resent: int = 0, tried: Callable[[int], bool] = lambda _: True
+) -> Audit:
     """Compare the two banks with each other, with ``before``, and with the number of orders not refused.
 
-    ``resent`` is how many messages were sent once more, to repair what was lost.
+    ``resent`` is how many messages were sent once more, to repair what was lost. ``tried`` tells which transfers were
+    reserved first, where some were.
     """
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))
@@ -95,7 +98,7 @@ def audit(banks: Banks, before: Sums, orders: int, resent: int = 0) -> Audit:
             *_unbalanced("A", a, bank_a),
             *_unbalanced("B", b, bank_b),
             *halves.faults(decisions, a, b, transfers, resent),
-            *reservations.faults(a, transfers),
+            *reservations.faults(a, {each: amount for each, amount in transfers.items() if tried(each)}),
         ]
         reserved = reservations.read(a)
 
