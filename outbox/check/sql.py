@@ -124,13 +124,14 @@ UPDATE {s}.check_history q SET answer = %(answer)s, seconds = %(seconds)s, error
    AND NOT EXISTS (SELECT FROM {s}.check_history later WHERE later.half_id = q.half_id AND later.id > q.id)
 RETURNING half_id"""
 #: Record the answer to one question. Rows: one unless the question was closed before.
-answered = Template(_ANSWER)
+answered = Template(_ANSWER, lossy=("error",))
 
 # Of the claim that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
 # What is parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he
 # leaves the half undecided after all, the claim ends by itself.
 #: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands.
-unknown = Template(f"""
+unknown = Template(
+    f"""
 WITH closed AS ({_ANSWER}
 ), mine AS MATERIALIZED (
     SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times <= %(claim)s
@@ -144,7 +145,9 @@ UPDATE {{s}}.half_check
                                                   coalesce(split_part(%(error)s, E'\\n', 1), 'unknown')) END)
  WHERE half_id IN (SELECT half_id FROM mine) AND half_id IN (SELECT half_id FROM closed)
 RETURNING parked_at IS NOT NULL
-""")
+""",
+    lossy=("error",),
+)
 
 #: Give a claim back: nobody was asked.
 unasked = Template("""

@@ -111,29 +111,38 @@ _ITEM = "bulk_job_id = %(bulk_job_id)s AND number = %(number)s AND state = 'pend
 
 # ``attempts`` tells that nobody else has claimed it since.
 #: Leave a claimed item for later.
-wait = Template(f"""
+wait = Template(
+    f"""
 UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN split_part(outcome, chr(10), 1) || chr(10) || %(outcome)s
                       ELSE %(outcome)s END,
        changed_at = clock_timestamp(),
        next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s)
  WHERE {_ITEM} AND attempts = %(attempts)s
-""")
+""",
+    lossy=("outcome",),
+)
 
 #: Decide that the item's message will not be compensated. Rows: ``(outcome,)``; none if it was, or all is done.
-refuse = Template(f"""
+refuse = Template(
+    f"""
 UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN outcome ELSE %(outcome)s END, changed_at = clock_timestamp()
  WHERE {_ITEM} AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = i.message_id)
 RETURNING outcome
-""")
+""",
+    lossy=("outcome",),
+)
 
 #: Give a pending item its last state; done it is only if it wasn't refused. Rows: one if that could be written.
-close = Template(f"""
+close = Template(
+    f"""
 UPDATE {{s}}.bulk_item i SET state = %(state)s, outcome = %(outcome)s, changed_at = clock_timestamp()
  WHERE {_ITEM} AND (%(state)s <> 'done' OR NOT {_IS_REFUSED})
 RETURNING number
-""")
+""",
+    lossy=("outcome",),
+)
 
 #: Tell whether the item is still to be done. Rows: one if so.
 stands = Template(f"SELECT number FROM {{s}}.bulk_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}")

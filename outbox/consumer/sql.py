@@ -129,7 +129,8 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest
  WHERE {_MARKED}
 """)
 
-_SETTLE = Template("""
+_SETTLE = Template(
+    """
 INSERT INTO {s}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
                                        next_attempt_at, body_digest, last_error, error_kind)
 VALUES (%(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(attempts)s,
@@ -139,7 +140,9 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
        body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error,
        error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()
  WHERE c.status = 'failed'
-""")
+""",
+    lossy=("error", "kind"),
+)
 
 #: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset.
 #: Rows: ``(id, queue, position, attempts, claims)`` or none.

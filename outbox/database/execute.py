@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -30,10 +30,15 @@ UNPREPARED = frozenset({BEGIN, COMMIT})
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One SQL statement with its bound values."""
+    """One SQL statement with its bound values.
+
+    ``lossy`` names values that are texts about a failure: what the database or its client can't hold of them is written
+    out, since recording a failure must never fail.
+    """
 
     sql: str
     values: Sequence[Any] | Mapping[str, Any] = ()
+    lossy: tuple[str, ...] = ()
 
 
 @cache
@@ -52,12 +57,13 @@ def statement(schema: str, template: str, values: Mapping[str, Any], **parts: st
 class Template:
     """SQL of one form, with ``{s}`` for the schema: called with that and the values that it binds, a `Statement`."""
 
-    def __init__(self, sql: str) -> None:
+    def __init__(self, sql: str, *, lossy: tuple[str, ...] = ()) -> None:
         self.sql = sql
+        self.lossy = lossy
 
     def __call__(self, schema: str, /, *values: Any, **named: Any) -> Statement:
         """Return the statement; its values are by name where the SQL names them."""
-        return Statement(in_schema(self.sql, schema), named or values)
+        return Statement(in_schema(self.sql, schema), named or values, self.lossy)
 
 
 def lock_key(*parts: object) -> int:
@@ -94,6 +100,29 @@ def is_lost(connection: Connection) -> bool:
     return connection.closed or connection.invalidated or bool(getattr(driver_of(connection), "closed", False))
 
 
+def encodings(connection: Connection) -> set[str]:
+    """Return the encodings other than UTF-8 that texts pass on their way into a table: the client's, the server's."""
+    libpq = driver_of(connection).pgconn
+    names = libpq.parameter_status(b"client_encoding"), libpq.parameter_status(b"server_encoding")
+    return {name.decode() for name in names if name not in {b"UTF8", None}}
+
+
+def _written_out(statement: Statement) -> Statement:
+    """Return the statement with its lossy texts in ASCII: all encodings have that, and each lacks other characters."""
+    values = dict(cast("Mapping[str, Any]", statement.values))
+    for name in statement.lossy:
+        match values[name]:
+            case str(text):
+                values[name] = _ascii(text)
+            case [*texts]:
+                values[name] = [_ascii(text) for text in texts]
+    return replace(statement, values=values)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
+
+
 def execute(
     connection: Connection,
     *statements: Statement,
@@ -122,6 +151,8 @@ def execute(
             f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
             "use a URL that begins with postgresql+psycopg://"
         )
+    if any(statement.lossy for statement in statements) and encodings(connection):
+        statements = tuple(_written_out(each) if each.lossy else each for each in statements)
     pairs = [(statement.sql, statement.values) for statement in statements]
     idle = not _in_transaction(driver)
     begins = idle and driver.autocommit and connection.in_transaction()

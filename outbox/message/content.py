@@ -110,6 +110,25 @@ def _utf8(what: str, value: str) -> bytes:
         raise InvalidMessage(f"{what} has a character that UTF-8 can't hold: {error}") from None
 
 
+def check_encoding(what: str, text: str, encoding: str) -> None:
+    """Make sure that an encoding of PostgreSQL's, by its name, has all characters of a text.
+
+    One that Python doesn't know by that name isn't judged: the server does.
+
+    Raises:
+        InvalidMessage: it lacks one.
+    """
+    try:
+        text.encode(re.sub("^WIN", "cp", encoding))
+    except LookupError:
+        return
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(
+            f"{what} {text[:40]!a} can't be stored: the database or its client is in {encoding}, which has no "
+            f"{text[error.start]!a}; use other characters, or a database and client in UTF8"
+        ) from None
+
+
 def check_delivery(
     deliver_at: dt.datetime | None, delay: dt.timedelta | float | int | None, delay_level: int | None
 ) -> tuple[dt.datetime | None, float | None]:

@@ -25,7 +25,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, encodings, execute
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
 from outbox.message import content
@@ -66,6 +66,19 @@ class Write:
         if self.flow is not None:
             self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
 
+    def refuse_unstorable(self, connection: Connection) -> None:
+        """Raise if the database or its client has no code for a character of the message; costs no I/O.
+
+        Raises:
+            InvalidMessage: names the text.
+        """
+        for encoding in encodings(connection):
+            half = self.half
+            texts = [("key", half.key), ("tag", half.tag)]
+            texts += [(f"header {name!a}", text) for name, value in half.headers.items() for text in (name, value)]
+            for what, text in texts:
+                content.check_encoding(what, text or "", encoding)
+
 
 @dataclass(frozen=True, slots=True)
 class Intent:
@@ -89,6 +102,8 @@ def _write(
     refuse_autocommit(connection)
     writes = [value for value in values if isinstance(value, Write)]
     intents = [value for value in values if isinstance(value, Intent)]
+    for write in writes:
+        write.refuse_unstorable(connection)
     for flow in {write.flow for write in writes}:
         if flow is not None:
             flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
@@ -173,6 +188,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     if isinstance(target, Connection):
         if isinstance(value, Write):
             value.refuse_now(target.engine)
+            value.refuse_unstorable(target)
         at_commit.add(target, new_item(value, _write))
         return
     if target is None and unwrapped is not None:

@@ -18,7 +18,7 @@ from uuid import UUID
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import Template, execute, is_lost
+from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.model import Counts, uuid7
 from outbox.operator.health.stats import as_sample, stats
@@ -92,14 +92,14 @@ def report_once(
     ``done`` samples. ``connection`` must not be in a transaction. So ``sample`` gets it; it returns what JSON holds.
     """
     schema, values = settings.schema, asdict(facts)
-    values |= {name: _json(values[name]) for name in ("roles", "handlers", "duties")}
+    values |= {name: _json(connection, values[name]) for name in ("roles", "handlers", "duties")}
     with connection.begin():
         _, claimed = execute(connection, _BEAT(schema, **values), _CLAIM_SAMPLE(schema))
     if not claimed:
         return Counts(taken=1)
     statistics = sample(connection)
     with connection.begin():
-        execute(connection, _WRITE_SAMPLE(schema, _json(statistics), claimed[0][0]))
+        execute(connection, _WRITE_SAMPLE(schema, _json(connection, statistics), claimed[0][0]))
     return Counts(taken=2, done=1)
 
 
@@ -109,8 +109,11 @@ def leave(connection: Connection, settings: Settings, worker_id: UUID) -> None:
         execute(connection, _LEAVE(settings.schema, worker_id))
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, default=str, separators=(",", ":"))
+def _json(connection: Connection, value: object) -> str:
+    """Return a value as JSON; what is beyond ASCII as references where not every character can be stored."""
+    narrow = bool(encodings(connection))
+    text = json.dumps(value, default=str, separators=(",", ":"), ensure_ascii=not narrow)
+    return text.encode("ascii", "xmlcharrefreplace").decode() if narrow else text
 
 
 class Reporter:

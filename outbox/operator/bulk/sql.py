@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -230,8 +230,9 @@ class Settled(NamedTuple):
 def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statement:
     """Write what became of items, which are locked, and count the attempt."""
     numbers, states, outcomes, delays = map(list, zip(*items, strict=True))
-    values = {"numbers": numbers, "states": states, "outcomes": outcomes, "delays": delays}
-    return statement(schema, _SETTLE, values | {"id": bulk_job_id, "first": min(numbers), "last": max(numbers)})
+    values: dict[str, Any] = {"numbers": numbers, "states": states, "outcomes": outcomes, "delays": delays}
+    values |= {"id": bulk_job_id, "first": min(numbers), "last": max(numbers)}
+    return replace(statement(schema, _SETTLE, values), lossy=("outcomes",))
 
 
 #: Lock a bulk job. Rows: ``(finished_at, cancelled_at)`` or none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -86,7 +86,8 @@ class Record:
     def fail(self, run_id: UUID, error: BaseException) -> None:
         """Write why a run ended before its time; what was counted until then stays."""
         stopped = isinstance(error, KeyboardInterrupt | Interrupted)
-        self._write(_FAIL, run_id, error="interrupted" if stopped else why_of(error, self._job))
+        values = {"id": run_id, "error": "interrupted" if stopped else why_of(error, self._job)}
+        self._execute(replace(statement(self._job.consumer.schema, _FAIL, values), lossy=("error",)))
 
     def findings(self, result: PairResult) -> None:
         """Write the differences of a pair, before anything is done about them."""
