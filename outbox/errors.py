@@ -15,7 +15,8 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── SchemaError
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
-    │   └── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
+    │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
+    │   └── HalvesHidden                    row security hides half messages from the role that dispatches
     ├── MessageNotFound                     no registered database knows this message
     ├── BulkJobNotFound                     no registered database has this bulk job
     ├── BulkJobTooLarge                     more messages than one bulk job may have
@@ -162,6 +163,17 @@ class SchemaBusy(SchemaError):
     """The outbox tables can't be changed now: another transaction holds a lock on them."""
 
     kind = ErrorKind.BUSY
+
+
+class HalvesHidden(SchemaError):
+    """Row security hides committed half messages from the role that dispatches: dispatch stops, and loses none."""
+
+    def __init__(self, schema: str, half_ids: Sequence[UUID]) -> None:
+        super().__init__(
+            f"row security hides {len(half_ids)} committed half messages, such as {half_ids[0]}, from this role: "
+            f"dispatch stops at them; let it see all rows of {schema}.half_message (a policy, or BYPASSRLS)"
+        )
+        self.half_ids = list(half_ids)
 
 
 class MessageNotFound(OutboxError):

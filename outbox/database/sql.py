@@ -144,6 +144,9 @@ def listen(schema: str) -> str:
     return f'LISTEN "{channel(schema)}"'
 
 
+#: The action under which the audit has a committed op that dispatch could make no message of.
+HALF_MISSING = "half missing"
+
 #: The payload that tells dispatchers, and nobody else, that ops are waiting. No topic has this name.
 OPS = "!"
 

@@ -15,6 +15,7 @@ Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Informa
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -22,8 +23,9 @@ from sqlalchemy.exc import OperationalError
 
 from outbox.database import sql as database_sql
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import plan_by_index, take_lock, try_lock
+from outbox.database.sql import HALF_MISSING, plan_by_index, take_lock, try_lock
 from outbox.dispatch import sql
+from outbox.errors import HalfNotFound, HalvesHidden
 from outbox.message.model import Counts
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
+
+logger = logging.getLogger("outbox.dispatch")
 
 NOTHING = Counts()
 
@@ -66,7 +70,9 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
         if not cursor.pending:
             return NOTHING
         placement = _placement(settings, limit)
-        (((ops, messages, scheduled, _),),) = execute(connection, sql.dispatch_batch(placement, cursor))
+        (((ops, messages, scheduled, _, unseen),),) = execute(connection, sql.dispatch_batch(placement, cursor))
+        if unseen:
+            _report_missing(connection, settings.schema, unseen)
     cut = cursor.until_sequence is not None or ops == placement.limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)
@@ -83,6 +89,26 @@ def _rebase(connection: Connection, schema: str) -> bool:
     return True
 
 
+def _report_missing(connection: Connection, schema: str, half_ids: Sequence[UUID]) -> None:
+    """Go on without committed ops whose halves are gone; each leaves a row in the audit, of which the doctor tells.
+
+    Raises:
+        HalvesHidden: the halves may only be hidden from this role; nothing was dispatched.
+    """
+    (((hidden,),),) = execute(connection, sql.hides_halves(schema))
+    if hidden:
+        raise HalvesHidden(schema, half_ids)
+    reason = "its half message is gone, so that it can't become a message"
+    audits = (database_sql.audit(schema, "dispatch", HALF_MISSING, str(half_id), reason) for half_id in half_ids)
+    execute(connection, *audits)
+    for half_id in half_ids:
+        logger.error(
+            "the committed half message %s is gone: somebody has deleted it, and it can't become a message",
+            half_id,
+            extra={"event": "dispatch.half_missing", "half_id": str(half_id)},
+        )
+
+
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
     """Turn due scheduled messages into messages, in one transaction on ``connection``."""
     placement = _placement(settings, limit)
@@ -90,9 +116,11 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
         ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
         if not taken[0]:
             return NOTHING
-        _, ((due, messages, _, _),) = execute(connection, plan_by_index(), placement.statement(sql.RELEASE_DUE))
+        _, ((due, messages, _, _, unseen),) = execute(connection, plan_by_index(), placement.statement(sql.RELEASE_DUE))
         if not due:
             return NOTHING
+        if unseen:
+            _report_missing(connection, settings.schema, unseen)
     return Counts(taken=due, done=messages, more=due == placement.limit)
 
 
@@ -115,7 +143,7 @@ def resend(
     if not sends:
         return
     placement = _placement(settings, len(sends))
-    execute(
+    _, ((*_, unseen),), *_ = execute(
         connection,
         plan_by_index(),
         placement.statement(sql.RESEND, half_ids=list(sends)),
@@ -126,6 +154,8 @@ def resend(
             for half_id, sent in sends.items()
         ),
     )
+    if unseen:
+        raise HalfNotFound(unseen[0])
 
 
 def newest_sends(connection: Connection, settings: Settings, half_ids: Sequence[UUID]) -> dict[UUID, int]:

@@ -84,20 +84,21 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
     SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN {s}.half_message h ON h.id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
      WHERE b.resolution = 'commit'
        AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
 )"""
 
-# From entries to messages; the same for a dispatch, a release and a resend. The end of a queue is looked up once, at
+# From entries to messages; the same for a dispatch, a release and a resend. An entry without a topic is one whose half
+# can't be seen: its id is returned, and it is left to the caller. The end of a queue is looked up once, at
 # its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
 # ``sequence`` orders a batch's entries,
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn.
 _APPEND = """, new_topic AS (
     INSERT INTO {s}.topic AS t (name, queues)
     SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
-     WHERE NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = e.topic)
+     WHERE topic IS NOT NULL AND NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = e.topic)
     -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
     ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
 ), scheduled AS (
@@ -108,7 +109,7 @@ _APPEND = """, new_topic AS (
     SELECT half_id, sequence, send_number, topic,
            CASE WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
-      FROM entry WHERE deliver_at IS NULL OR deliver_at <= statement_timestamp()
+      FROM entry WHERE topic IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= statement_timestamp())
 ), numbered AS (
     SELECT topic, queue, half_id, send_number, number,
            CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {s}.message m
@@ -122,7 +123,7 @@ _APPEND = """, new_topic AS (
     SELECT pg_notify(%(channel)s, topic) FROM (SELECT DISTINCT topic FROM dispatched) d WHERE %(notify)s
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
-       (SELECT count(*) FROM told)
+       (SELECT count(*) FROM told), (SELECT array_agg(half_id) FROM entry WHERE topic IS NULL)
 """
 
 #: Wait until no transaction is writing an op, and keep new ones out until this one ends.
@@ -156,8 +157,8 @@ WITH batch AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
            1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      JOIN {s}.half_message h ON h.id = b.half_id
-      JOIN {s}.op_message o ON o.half_id = b.half_id
+      LEFT JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN {s}.op_message o ON o.half_id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
     + _APPEND
@@ -187,7 +188,7 @@ WITH batch AS MATERIALIZED (
            NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN {s}.half_message h ON h.id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
     + _APPEND
@@ -239,6 +240,9 @@ SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resol
        (SELECT count(*) FROM recalled),
        EXISTS (SELECT FROM {s}.message m WHERE m.half_id = %(half_id)s)
 """)
+
+#: Tell whether row security hides halves from this role. Rows: ``(it may,)``.
+hides_halves = Template("SELECT row_security_active('{s}.half_message'::regclass)")
 
 #: Create a topic or give it more queues; never fewer, since messages may wait in them.
 declare_topic = Template("""
@@ -297,7 +301,7 @@ class Placement:
 def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     """Turn the next ops into messages and move the cursor, all in one snapshot.
 
-    Rows: ``(ops taken, messages, scheduled, topics notified)``.
+    Rows: ``(ops taken, messages, scheduled, topics notified, halves that can't be seen or None)``.
     """
     if cursor.until_sequence is None:
         source = _FRESH

@@ -210,6 +210,7 @@ INSPECTIONS = (
     Inspection("undecided halves", inspections.oldest_undecided, "producer"),
     Inspection("parked halves", inspections.parked_halves, "producer"),
     Inspection("dispatch", inspections.undispatched, "producer"),
+    Inspection("missing halves", judging(sql.MISSING_HALVES, "half.missing"), "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("parked messages", judging(sql.FAILURES, "message.parked"), "consumer"),

@@ -175,6 +175,14 @@ RULES: Mapping[str, Rule] = {
         details="topic messages=undispatched oldest=oldest_undispatched",
         page="messages?topic&status=committed",
     ),
+    "half.missing": Rule(
+        "{halves:committed half is|committed halves are} gone, the first ({half_id}) since {age:duration} or longer: "
+        "somebody has deleted {halves:=it|them}, so that dispatch could make no message.",
+        "find out who deletes from half_message\n"
+        "put the rows back from a backup, and let a reconciliation dispatch them: outbox reconcile --apply …",
+        value="halves",
+        details="halves half_id age",
+    ),
     "message.overdue": Rule(
         "{messages:scheduled message|scheduled messages} of topic {topic!r} should have been released, the first "
         "{overdue:duration} ago: no worker releases them, or it can't keep up.",

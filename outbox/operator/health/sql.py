@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outbox.check.sql import KNOWN_TOPICS
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import ALIVE, GROUP_QUEUES
+from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
 
@@ -148,6 +148,16 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8
          WHERE m.half_id = old.id AND m.visible_at < due
            AND EXISTS (SELECT FROM {s}.message n
                         WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
+""")
+
+#: Ops, of the newest ``limit`` acts, that dispatch has set aside since their halves were gone: they are no messages.
+MISSING_HALVES = Query(f"""
+-- halves half_id age
+SELECT count(*), (array_agg(o.half_id ORDER BY a.id))[1],
+       extract(epoch FROM clock_timestamp() - min(a.acted_at))::float8
+  FROM (SELECT * FROM {{s}}.audit ORDER BY id DESC LIMIT %(limit)s) a
+  JOIN {{s}}.op_message o ON o.half_id::text = a.target
+ WHERE a.action = '{HALF_MISSING}' AND NOT EXISTS (SELECT FROM {{s}}.message m WHERE m.half_id = o.half_id)
 """)
 
 #: The topics. Rows: ``(name, number of queues)``.
