@@ -52,6 +52,13 @@ class Settings:
     # Sending
     queues: int = option(8, "Queues of a topic that is used for the first time.", least=1, most=4096, page="sending")
     max_body_bytes: int = option(4 * 1024 * 1024, "The largest body of a message.", above=0, page="sending")
+    max_transaction_bytes: int = option(
+        256 * 1024 * 1024,
+        "The largest sum of the bodies that one transaction sends.",
+        above=0,
+        most=768 * 1024 * 1024,  # the server takes less than 1 GiB in one message
+        page="sending",
+    )
     max_undecided: int = option(
         0,
         "Undecided halves of a topic from which on its producers get OutboxBusy; 0 is no limit.",
@@ -133,6 +140,11 @@ class Settings:
         if not _SCHEMA.fullmatch(self.schema):
             raise InvalidSettings(
                 f"schema {self.schema!r} must match {_SCHEMA.pattern}: lower case, at most 50 characters"
+            )
+        if self.max_body_bytes > self.max_transaction_bytes:
+            raise InvalidSettings(
+                f"max_body_bytes = {self.max_body_bytes} is more than a transaction may send (max_transaction_bytes = "
+                f"{self.max_transaction_bytes}); set it to at most that"
             )
         if self.check_timeout > self.check_time_limit:
             raise InvalidSettings(

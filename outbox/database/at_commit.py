@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, RootTransaction, event
 
 from outbox.database.execute import Statement, execute, is_autocommit, is_lost
 from outbox.errors import TransactionRequired
@@ -59,6 +59,8 @@ class Pending:
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
+# Transactions whose items are written: in the round trip of their COMMIT, which may come before other listeners' turn.
+_written: WeakSet[RootTransaction] = WeakSet()
 _numbers = itertools.count()
 
 
@@ -71,13 +73,18 @@ def add(connection: Connection, *items: Item) -> None:
     """Remember items until this connection's transaction commits; begins one, as executing a statement would.
 
     Raises:
-        TransactionRequired: the connection is in AUTOCOMMIT mode, or its transaction is prepared already.
+        TransactionRequired: the connection is in AUTOCOMMIT mode, or its transaction is prepared or committed already.
     """
     if not connection.in_transaction():
         connection.begin()
     refuse_autocommit(connection)
     if getattr(connection.get_transaction(), "_is_prepared", False):
         raise TransactionRequired("the transaction is prepared (two-phase) and takes no more messages; send before")
+    if connection.get_transaction() in _written:
+        raise TransactionRequired(
+            "the transaction has written its messages and takes no more: a listener for 'commit' sends too late; send "
+            "before the commit, or in a listener that was added before the Outbox was made"
+        )
     inside = savepoints(connection)
     _pending_of(connection).items.extend((item, inside) for item in items)
 
@@ -86,6 +93,12 @@ def at_commit(connection: Connection, *statements: Statement) -> None:
     """Have statements written in the round trip of this connection's COMMIT, after what writers make."""
     inside = savepoints(connection)
     _pending_of(connection).items.extend((new_item(statement), inside) for statement in statements)
+
+
+def items_of(connection: Connection) -> list[Item]:
+    """Return what the transaction of a connection has yet to write, without that of its sources."""
+    pending = _by_connection.get(connection)
+    return [item for item, _ in pending.items] if pending else []
 
 
 def attach(connection: Connection, source: Source) -> None:
@@ -129,6 +142,7 @@ def hook(engine: Engine) -> None:
 
 
 def _on_commit(connection: Connection) -> None:
+    _close(connection)
     try:
         _write(connection, then_commit=True)
     except BaseException:
@@ -141,6 +155,7 @@ def _on_commit(connection: Connection) -> None:
 def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> None:
     try:
         if not is_prepared:
+            _close(connection)
             _write(connection, then_commit=False)
     except BaseException:
         if not is_lost(connection):
@@ -159,6 +174,12 @@ def _on_rollback(connection: Connection, *_: Any) -> None:
 def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is not None:
         pending.items = [entry for entry in pending.items if name not in entry[1]]
+
+
+def _close(connection: Connection) -> None:
+    """Take no more items for the running transaction: its own are being written."""
+    if (transaction := connection.get_transaction()) is not None:
+        _written.add(transaction)
 
 
 def refuse_autocommit(connection: Connection) -> None:

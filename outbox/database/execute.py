@@ -102,7 +102,9 @@ def is_lost(connection: Connection) -> bool:
 
 def encodings(connection: Connection) -> set[str]:
     """Return the encodings other than UTF-8 that texts pass on their way into a table: the client's, the server's."""
-    libpq = driver_of(connection).pgconn
+    libpq = getattr(driver_of(connection), "pgconn", None)
+    if libpq is None:  # another driver, which `execute` refuses
+        return set()
     names = libpq.parameter_status(b"client_encoding"), libpq.parameter_status(b"server_encoding")
     return {name.decode() for name in names if name not in {b"UTF8", None}}
 

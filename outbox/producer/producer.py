@@ -12,7 +12,7 @@ that transactions which a lock serialised are dispatched in that order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from outbox.producer.sql import write_halves
 if TYPE_CHECKING:
     import datetime as dt
 
+    from sqlalchemy import RootTransaction
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
@@ -48,11 +49,12 @@ if TYPE_CHECKING:
 class Write:
     """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
 
-    ``flow`` may refuse it: None where no limit is set.
+    ``flow`` may refuse it: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
     """
 
     schema: str
     half: HalfMessage
+    limit: int
     preparation: Preparation | None = None
     nudge: bool = False
     flow: FlowControl | None = None
@@ -93,6 +95,31 @@ class Intent:
 #: a pause is worth a nudge (seconds).
 _NUDGE_AFTER = 0.1
 _last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
+
+
+_bytes_sent: WeakKeyDictionary[RootTransaction | SessionTransaction, int] = WeakKeyDictionary()
+
+
+def _count_bytes(
+    write: Write, transaction: RootTransaction | SessionTransaction, earlier: Callable[[], Iterable[Item]]
+) -> None:
+    """Add a body to what its transaction sends, or refuse it.
+
+    ``earlier`` gives what the transaction still sends: what savepoints have undone is counted until it matters.
+
+    Raises:
+        InvalidMessage: the bodies are too much for one transaction.
+    """
+    size = len(write.half.body)
+    total = _bytes_sent.get(transaction, 0) + size
+    if total > write.limit:
+        total = size + sum(len(item.value.half.body) for item in earlier() if isinstance(item.value, Write))
+        if total > write.limit:
+            raise InvalidMessage(
+                f"the bodies that this transaction sends have {total} bytes; at most {write.limit} are allowed "
+                "(setting max_transaction_bytes): send in several transactions"
+            )
+    _bytes_sent[transaction] = total
 
 
 def _write(
@@ -189,6 +216,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         if isinstance(value, Write):
             value.refuse_now(target.engine)
             value.refuse_unstorable(target)
+            _count_bytes(value, target.get_transaction() or target.begin(), lambda: at_commit.items_of(target))
         at_commit.add(target, new_item(value, _write))
         return
     if target is None and unwrapped is not None:
@@ -218,7 +246,10 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
         if used is not None and used.engine.pool is engine.pool:
             value.refuse_now(engine)
-    level = session.get_nested_transaction() or session.get_transaction()
+    root = session.get_transaction()
+    if isinstance(value, Write) and root is not None:
+        _count_bytes(value, root, lambda: (entry.item for entry in sent.entries))
+    level = session.get_nested_transaction() or root
     sent.entries.append(_Entry(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
         at_commit.attach(connection, sent.take)
@@ -367,7 +398,8 @@ class Producer:
     def send(self, carrier: Carrier, topic: str, message: Outgoing) -> UUID:
         """See `Outbox.send`."""
         half = self._half(topic, message)
-        add(carrier, Write(self.schema, half, nudge=self._settings.listen, flow=self._flow), self._engine)
+        limit = self._settings.max_transaction_bytes
+        add(carrier, Write(self.schema, half, limit, nudge=self._settings.listen, flow=self._flow), self._engine)
         return half.id
 
     def prepare(
@@ -383,7 +415,8 @@ class Producer:
         half = self._half(topic, message)
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
         preparation = Preparation(fenced, float(own))
-        add(carrier, Write(self.schema, half, preparation, flow=self._flow), self._engine)
+        limit = self._settings.max_transaction_bytes
+        add(carrier, Write(self.schema, half, limit, preparation, flow=self._flow), self._engine)
         return half.id
 
     def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -229,3 +229,52 @@ def test_immunity_that_is_none(immunity: Any, engine: Engine, outbox: Outbox) ->
     """An immunity time must be a length of time that PostgreSQL can add."""
     with Session(engine) as session, pytest.raises(InvalidMessage, match="immunity"):
         outbox.prepare(session, "t", {}, immunity=immunity)
+
+
+def test_a_send_in_a_commit_listener(engine: Engine) -> None:
+    """A listener that sends when the COMMIT is out is refused; one whose turn comes before is heard. None is lost."""
+    own = create_engine(engine.url)
+    late: list[int] = []
+
+    @event.listens_for(own, "commit")
+    def before(connection: Connection) -> None:
+        outbox.send(connection, "t", {"number": 3})
+
+    outbox = Outbox(own)
+
+    @event.listens_for(own, "commit")
+    def after(connection: Connection) -> None:
+        if late:
+            outbox.send(connection, "t", {"number": late.pop()})
+
+    late.append(4)
+    with pytest.raises(TransactionRequired, match="takes no more"), own.begin() as connection:
+        outbox.send(connection, "t", {"number": 1})
+    with own.begin() as connection:
+        outbox.send(connection, "t", {"number": 2})
+    own.dispose()
+    assert messages(engine)[-2:] == [2, 3]
+    assert 4 not in messages(engine)
+
+
+@pytest.mark.parametrize("carrier", ["session", "connection"])
+def test_too_much_for_one_transaction(carrier: str, engine: Engine) -> None:
+    """The bodies of a transaction have a limit: the send that passes it is refused, whatever savepoints have undone."""
+    outbox = Outbox(engine, settings=Settings(max_body_bytes=100, max_transaction_bytes=250))
+    with Session(engine) if carrier == "session" else engine.connect() as opened:
+        outbox.send(opened, "t", b"x" * 100)
+        for _ in range(3):
+            undone = opened.begin_nested()
+            outbox.send(opened, "t", b"y" * 100)
+            undone.rollback()
+        outbox.prepare(opened, "t", b"x" * 100)
+        with pytest.raises(InvalidMessage, match=r"300 bytes; at most 250.*max_transaction_bytes"):
+            outbox.send(opened, "t", b"z" * 100)
+        outbox.send(opened, "t", b"x" * 50)
+        opened.commit()
+        outbox.send(opened, "t", b"x" * 100)
+        opened.rollback()
+    with pytest.raises(InvalidSettings, match="max_transaction_bytes"):
+        Settings(max_transaction_bytes=100)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM outbox.half_message")) == 3
