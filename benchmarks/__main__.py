@@ -14,8 +14,8 @@ from outbox import embedded
 from outbox.database import migration
 
 NAMES = ("send", "dispatch", "consume", "effect", "latency", "pinned", "check", "imports", "reconcile")
-#: Run only when asked for: they take a quarter of an hour and an hour, and 10 and 30 GB of disk.
-_LONG = ("console", "reconcile_growth")
+#: Run only when asked for: they take a quarter of an hour, an hour and ten minutes; the first two 10 and 30 GB of disk.
+_LONG = ("console", "reconcile_growth", "endurance")
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
 _SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
