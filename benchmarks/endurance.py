@@ -60,8 +60,8 @@ class Minute:
     def __str__(self) -> str:
         return (
             f"{self.rate:,.0f}/s, p99 {self.p99:.1f} ms; idle: dispatch {self.dispatch:.2f}, "
-            f"consume {self.consume:.2f}, prune {self.prune:.2f} ms; {self.dead:,} dead rows, tables {self.tables:,.0f} MiB, "
-            f"worker {self.memory:,.0f} MiB"
+            f"consume {self.consume:.2f}, prune {self.prune:.2f} ms; {self.dead:,} dead rows, "
+            f"tables {self.tables:,.0f} MiB, worker {self.memory:,.0f} MiB"
         )
 
 
