@@ -129,6 +129,8 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest
  WHERE {_MARKED}
 """)
 
+# A worker lets go of the message when its handler has failed, and records that after: another one may have failed at it
+# more often by then.
 _SETTLE = Template(
     """
 INSERT INTO {s}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
@@ -139,7 +141,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = excluded.status, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
        body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error,
        error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()
- WHERE c.status = 'failed'
+ WHERE c.status = 'failed' AND c.attempts <= excluded.attempts
 """,
     lossy=("error", "kind"),
 )

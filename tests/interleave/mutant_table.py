@@ -1,0 +1,380 @@
+"""The rules that mutants take out: where each stands, what stands in its place, and who has to notice.
+
+``by`` is either meetings of `tests.interleave` (``send,dispatch:commit,check@undecided``) or test files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A text of a module, and what stands in its place without the rule."""
+
+    rule: str
+    module: str
+    text: str
+    replacement: str
+    by: str
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- decisions -------------------------------------------------------------------------------------------
+    Mutant(
+        "decide: the first writer of an op wins, the second isn't an error",
+        "database/decision.py",
+        "    ON CONFLICT (half_id) DO NOTHING\n    RETURNING half_id, decided_at",
+        "    RETURNING half_id, decided_at",
+        "commit,rollback",
+    ),
+    Mutant(
+        "decide: whoever decides locks the half's check first",
+        "database/decision.py",
+        "WHERE half_id = %(id)s FOR UPDATE\n",
+        "WHERE half_id = %(id)s\n",
+        "commit,refuse",
+    ),
+    Mutant(
+        "decide: a decision ends the check",
+        "database/decision.py",
+        "WHERE half_id IN (SELECT half_id FROM decided)",
+        "WHERE half_id IN (SELECT half_id FROM decided) AND false",
+        "commit,rollback",
+    ),
+    Mutant(
+        "decide within: the same decision made before is refused",
+        "database/decision.py",
+        "    if not decision.first:\n        raise already(decision)",
+        "    if decision.resolution is not resolution:\n        raise already(decision)",
+        "confirm,confirm",
+    ),
+    Mutant(
+        "decide alone: the loser is told",
+        "producer/producer.py",
+        "        if decision.resolution is not resolution:\n            raise already(decision)",
+        "        if False:\n            raise already(decision)",
+        "commit,rollback",
+    ),
+    Mutant(
+        "two-phase: the commit at the end must be the first decision",
+        "producer/producer.py",
+        "            decide_first(connection, intent.schema, intent.half_id, intent.resolution)",
+        "            decide(connection, intent.schema, intent.half_id, intent.resolution)",
+        "confirm,rollback",
+    ),
+    Mutant(
+        "an operator's act locks the half's check",
+        "operator/changes.py",
+        "WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id FOR UPDATE",
+        "WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id",
+        "resend,prune@settled",
+    ),
+    # --- the check -------------------------------------------------------------------------------------------
+    Mutant(
+        "fence: taken as the business transaction's first statement",
+        "producer/decorators.py",
+        "take_lock(fence_key(schema, half_id))",
+        "take_lock(0)",
+        "tests/check/test_fence.py",
+    ),
+    Mutant(
+        "fence: a half whose fence is held isn't decided",
+        "check/sql.py",
+        "SELECT half_id, 'rollback', 'check' FROM tried WHERE free",
+        "SELECT half_id, 'rollback', 'check' FROM tried",
+        "two_phase,check",
+    ),
+    Mutant(
+        "fence: tried, not taken for granted",
+        "check/sql.py",
+        "pg_try_advisory_xact_lock(key) AS free",
+        "coalesce(key = key, true) AS free",
+        "tests/check/test_fence.py",
+    ),
+    Mutant(
+        "check: a half that somebody claims isn't claimed",
+        "check/sql.py",
+        "     ORDER BY next_check_at LIMIT %(limit)s\n       FOR UPDATE SKIP LOCKED",
+        "     ORDER BY next_check_at LIMIT %(limit)s",
+        "check,check@undecided",
+    ),
+    Mutant(
+        "check: an answer that lost isn't recorded as the decision",
+        "check/asker.py",
+        "        if not decision.first:\n            error",
+        "        if False:\n            error",
+        "rollback,check@undecided",
+    ),
+    # --- dispatch --------------------------------------------------------------------------------------------
+    Mutant(
+        "dispatch: one at a time",
+        "dispatch/once.py",
+        "        if not taken[0][0]:\n            return NOTHING",
+        "        if False:\n            return NOTHING",
+        "dispatch,dispatch@committed",
+    ),
+    Mutant(
+        "release: one at a time, and not beside a dispatch",
+        "dispatch/once.py",
+        "        if not taken[0]:\n            return NOTHING",
+        "        if False:\n            return NOTHING",
+        "release,release@due:recall,release@due",
+    ),
+    Mutant(
+        "dispatch: transactions in flight are remembered",
+        "dispatch/sql.py",
+        "%(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,",
+        "%(in_flight)s::xid8[] ELSE '{}'::xid8[] END,",
+        "send,dispatch@committed",
+    ),
+    Mutant(
+        "dispatch: ops of transactions that were in flight are looked up",
+        "dispatch/sql.py",
+        "     WHERE xid = ANY (%(in_flight)s::xid8[])\n), batch",
+        "     WHERE xid = ANY (%(in_flight)s::xid8[]) AND false\n), batch",
+        "send,dispatch@committed",
+    ),
+    Mutant(
+        "dispatch: an idle pass looks for ops of transactions that were in flight",
+        "dispatch/sql.py",
+        "       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight))\n",
+        "",
+        "send,dispatch@committed",
+    ),
+    Mutant(
+        "dispatch: the next batch begins behind the snapshot, not behind its oldest transaction",
+        "dispatch/sql.py",
+        "    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,",
+        "    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmin(pg_current_snapshot()) END,",
+        "send,dispatch@committed",
+    ),
+    Mutant(
+        "dispatch: in the order of the ops' sequence",
+        "dispatch/sql.py",
+        "row_number() OVER (PARTITION BY topic, queue ORDER BY sequence) AS number",
+        "row_number() OVER (PARTITION BY topic, queue ORDER BY sequence DESC) AS number",
+        "send,dispatch@committed",
+    ),
+    Mutant(
+        "dispatch: a backlog is cut by sequence",
+        "dispatch/sql.py",
+        "    SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s",
+        "    SELECT * FROM fresh ORDER BY sequence DESC LIMIT %(limit)s",
+        "tests/dispatch/test_order.py",
+    ),
+    Mutant(
+        "dispatch: what is rolled back is no message",
+        "dispatch/sql.py",
+        "     WHERE b.resolution = 'commit'\n",
+        "     WHERE b.resolution IS NOT NULL\n",
+        "rollback,dispatch",
+    ),
+    Mutant(
+        "dispatch: what was recalled before its dispatch stays recalled",
+        "dispatch/sql.py",
+        "NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))",
+        "true)",
+        "recall,dispatch@delayed",
+    ),
+    Mutant(
+        "release: what was recalled stays recalled",
+        "dispatch/sql.py",
+        "            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp()\n"
+        "            ORDER BY deliver_at, half_id LIMIT %(limit)s))\n"
+        "       AND recalled_at IS NULL",
+        "            WHERE deliver_at <= statement_timestamp()\n"
+        "            ORDER BY deliver_at, half_id LIMIT %(limit)s))",
+        "recall,release@due",
+    ),
+    Mutant(
+        "release: what isn't due waits",
+        "dispatch/sql.py",
+        "            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp()",
+        "            WHERE recalled_at IS NULL",
+        "tests/dispatch/test_delay.py",
+    ),
+    Mutant(
+        "acts on messages: not beside a dispatch",
+        "operator/changes.py",
+        "    locks = [take_lock(dispatch.dispatch_lock(schema))] if of_message else []",
+        "    locks = []",
+        "recall,release@due:recall,dispatch@delayed",
+    ),
+    Mutant(
+        "placing what dispatch has passed: not beside a dispatch",
+        "dispatch/once.py",
+        "    _, cursors = execute(connection, take_lock(dispatch_lock(settings.schema)), "
+        "sql.newest_cursor(settings.schema))",
+        "    (cursors,) = execute(connection, sql.newest_cursor(settings.schema))",
+        "place,place@passed",
+    ),
+    Mutant(
+        "placing what dispatch has passed: what it will come to is left to it",
+        "dispatch/sql.py",
+        "d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> ALL (%(in_flight)s::xid8[])",
+        "d.half_id IS NULL AND (o.xid < %(next_xid)s::xid8 OR o.xid <> ALL (%(in_flight)s::xid8[]))",
+        "dispatch,place@committed",
+    ),
+    # --- consumers -------------------------------------------------------------------------------------------
+    Mutant(
+        "consume: a queue of a group has one consumer at a time",
+        "consumer/consumer.py",
+        "        if not locked[0][0]:\n            self._drop_ahead()",
+        "        if False:\n            self._drop_ahead()",
+        "consume,consume@dispatched",
+    ),
+    Mutant(
+        "consume: an inbox row that came in between undoes the handler",
+        "consumer/sql.py",
+        "  FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)\n",
+        "  FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)\nON CONFLICT DO NOTHING\n",
+        "consume,compensate@dispatched",
+    ),
+    Mutant(
+        "consume: a failure is written over a failed row only",
+        "consumer/sql.py",
+        "error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()\n WHERE c.status = 'failed' AND",
+        "error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp(), "
+        "quarantined_by = NULL, quarantined_from = NULL\n WHERE",
+        "consume,compensate@failing",
+    ),
+    Mutant(
+        "consume: a late failure takes no attempt back",
+        "consumer/sql.py",
+        " AND c.attempts <= excluded.attempts",
+        "",
+        "tests/consumer/test_rivals.py",
+    ),
+    Mutant(
+        "consume: what was read ahead is used only if the offset is still there",
+        "consumer/consumer.py",
+        "        if position != self._position or not candidates:",
+        "        if not candidates:",
+        "tests/consumer/test_rivals.py",
+    ),
+    Mutant(
+        "consume: a failure isn't recorded if another worker went on",
+        "consumer/consumer.py",
+        "            if not locked[0][0] or position != self._position:",
+        "            if not locked[0][0]:",
+        "tests/consumer/test_rivals.py",
+    ),
+    Mutant(
+        "consume: the newest offset counts",
+        "consumer/sql.py",
+        " ORDER BY position DESC, claims DESC LIMIT 1\n",
+        " ORDER BY position, claims DESC LIMIT 1\n",
+        "consume,send@dispatched",
+    ),
+    Mutant(
+        "consume: in the order of positions",
+        "consumer/sql.py",
+        "                 ORDER BY position LIMIT %(limit)s) m",
+        "                 ORDER BY position DESC LIMIT %(limit)s) m",
+        "tests/consumer/test_reading.py",
+    ),
+    Mutant(
+        "retry: the row is locked while its handler runs",
+        "consumer/sql.py",
+        "next_attempt_at <= clock_timestamp()\n   FOR UPDATE SKIP LOCKED\n",
+        "next_attempt_at <= clock_timestamp()\n",
+        "retry,retry@failed",
+    ),
+    Mutant(
+        "retry: only what is still failed and due is run",
+        "consumer/sql.py",
+        "AND message_id = %s AND status = 'failed' AND next_attempt_at <= clock_timestamp()\n",
+        "AND message_id = %s\n",
+        "park,retry@failed",
+    ),
+    Mutant(
+        "consume: a resent message whose retry runs is left alone",
+        "consumer/sql.py",
+        "           AND discarded_at IS NULL FOR UPDATE SKIP LOCKED) f",
+        "           AND discarded_at IS NULL) f",
+        "retry,consume@resent",
+    ),
+    Mutant(
+        "operator: an inbox row is locked while it is changed",
+        "operator/changes.py",
+        "\n                        FOR UPDATE {{skip}}) l ON true",
+        " /* {{skip}} */) l ON true",
+        "park,retry@failed",
+    ),
+    # --- compensation ----------------------------------------------------------------------------------------
+    Mutant(
+        "quarantine: a row that is there already is looked at, not an error",
+        "compensate/sql.py",
+        " ORDER BY consumer_group, id\nON CONFLICT (consumer_group, message_id) DO NOTHING\n",
+        " ORDER BY consumer_group, id\n",
+        "consume,compensate@dispatched",
+    ),
+    Mutant(
+        "quarantine: waits for a handler that runs the failed message",
+        "compensate/quarantine.py",
+        "sql.inboxes(schema, order.topic, order.message_id, lock=True)",
+        "sql.inboxes(schema, order.topic, order.message_id)",
+        "retry,compensate@failed",
+    ),
+    Mutant(
+        "compensate: a consumer that was faster than the quarantine is believed",
+        "compensate/once.py",
+        "            if consumed and not knowingly:\n                # A consumer",
+        "            if False:\n                # A consumer",
+        "consume,compensate@dispatched",
+    ),
+    Mutant(
+        "compensate: what was consumed is refused",
+        "compensate/once.py",
+        "        if consumed and not knowingly:\n            return self._end(item, _delivered(consumed), databases)",
+        "        if False:\n            return self._end(item, _delivered(consumed), databases)",
+        "tests/compensate/test_rollback.py",
+    ),
+    # --- prune -----------------------------------------------------------------------------------------------
+    Mutant(
+        "prune: what somebody sends again is left alone",
+        "prune/sql.py",
+        "WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED",
+        "WHERE half_id IN (SELECT id FROM settled)",
+        "prune,resend@settled",
+    ),
+    Mutant(
+        "prune: the newest message of a queue stays",
+        "prune/sql.py",
+        "                   OR NOT EXISTS (SELECT FROM {s}.message n\n"
+        "                                   WHERE n.topic = m.topic AND n.queue = m.queue "
+        "AND n.position > m.position)))",
+        "))",
+        "send,prune@newest",
+    ),
+    Mutant(
+        "prune: an inbox row outlives its message",
+        "prune/once.py",
+        "gone = [message_id for message_id in old if message_id not in existing]",
+        "gone = old",
+        "prune,resend@settled",
+    ),
+    Mutant(
+        "prune: what was sent again lately stays",
+        "prune/sql.py",
+        "m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)\n",
+        "false\n",
+        "prune,resend@settled",
+    ),
+    Mutant(
+        "prune: the newest offset stays",
+        "prune/sql.py",
+        "          AND (o.position, o.claims) < (SELECT",
+        "          AND (o.position, o.claims) <= (SELECT",
+        "tests/prune/test_prune.py",
+    ),
+    # --- repairs ---------------------------------------------------------------------------------------------
+    Mutant(
+        "repair: only the newest send that was found is followed by another",
+        "reconcile/repair.py",
+        "            elif sent != finding.sends:",
+        "            elif False:",
+        "repair,repair@missing",
+    ),
+)
