@@ -227,8 +227,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "consume: an inbox row that came in between undoes the handler",
         "consumer/sql.py",
-        "  FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)\n",
-        "  FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)\nON CONFLICT DO NOTHING\n",
+        " WHERE {_MARKED}\n",
+        " WHERE {_MARKED}\nON CONFLICT DO NOTHING\n",
         "consume,compensate@dispatched",
     ),
     Mutant(
