@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import GroupQueue
+from outbox.database.sql import GroupQueue, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
@@ -63,7 +63,7 @@ MARKED = Statement(f"SELECT {_MARKED}")
 
 def take_queue(queue: GroupQueue) -> Statement:
     """Try the lock of a queue without waiting, and mark the transaction. Rows: ``(taken, …)``."""
-    return Statement(f"SELECT pg_try_advisory_xact_lock(%s), {_MARK}", (queue.lock,))
+    return try_lock(queue.lock, _MARK)
 
 
 #: Read the newest offset. Rows: ``(position, claims)`` or none.

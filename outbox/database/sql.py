@@ -100,9 +100,17 @@ def take_lock(key: int) -> Statement:
     return Statement("SELECT pg_advisory_xact_lock(%s)", (key,))
 
 
-def try_lock(key: int) -> Statement:
-    """Try a transaction-level advisory lock without waiting. Rows: ``(taken,)``."""
-    return Statement("SELECT pg_try_advisory_xact_lock(%s)", (key,))
+# A worker that can't go on, for whatever reason, mustn't keep all others from work.
+_UNLESS_IDLE = "set_config('idle_in_transaction_session_timeout', '60s', true)"
+
+
+def try_lock(key: int, setting: str = _UNLESS_IDLE) -> Statement:
+    """Try a transaction-level advisory lock without waiting. Rows: ``(taken, …)``.
+
+    ``setting`` is the SQL that sets something for the transaction: by default, that the server ends it when the client
+    leaves it idle, which must not be where code of the application's runs in it.
+    """
+    return Statement(f"SELECT pg_try_advisory_xact_lock(%s), {setting}", (key,))
 
 
 def plan_by_index() -> Statement:

@@ -113,8 +113,8 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
     """Turn due scheduled messages into messages, in one transaction on ``connection``."""
     placement = _placement(settings, limit)
     with connection.begin():
-        ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
-        if not taken[0]:
+        (((taken, *_),),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
+        if not taken:
             return NOTHING
         _, ((due, messages, _, _, unseen),) = execute(connection, plan_by_index(), placement.statement(sql.RELEASE_DUE))
         if not due:

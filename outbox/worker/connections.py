@@ -14,10 +14,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox.database.engines import Pass, address_of, connect, discard, url_of
-from outbox.database.execute import driver_of
+from outbox.database.execute import Statement, driver_of, execute
 from outbox.message.model import Counts
 from outbox.text import database_address
 
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
 _ISOLATION = "AUTOCOMMIT"
 # Seconds until a peer that fell silent is noticed: _KEEP_IDLE + _KEEP_COUNT * _KEEP_INTERVAL.
 _KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 10, 5, 3
+# The same for the server's side; the last one, of PostgreSQL 14 and later, also while a statement runs.
+_OF_SERVER = {
+    "tcp_keepalives_idle": f"{_KEEP_IDLE}s",
+    "tcp_keepalives_interval": f"{_KEEP_INTERVAL}s",
+    "tcp_keepalives_count": f"{_KEEP_COUNT}",
+    "tcp_user_timeout": f"{_KEEP_IDLE + _KEEP_COUNT * _KEEP_INTERVAL}s",
+    "client_connection_check_interval": f"{_KEEP_IDLE}s",
+}
+_WATCH = """
+SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) s (name, value) JOIN pg_settings USING (name)
+"""
 # Seconds in which the connections of an event loop must close.
 _CLOSE_TIMEOUT = 5.0
 
@@ -59,6 +71,7 @@ class WorkerDatabase:
         try:
             connection.detach()
             keep_alive(driver_of(connection))
+            watch_client(connection)
         except BaseException:
             connection.close()
             raise
@@ -78,6 +91,18 @@ def keep_alive(driver: Any) -> None:
         ):
             if (number := cast("int | None", getattr(socket, option, None))) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def watch_client(connection: Connection) -> None:
+    """Have the server probe this host, so that a worker which vanished keeps no lock for longer than half a minute.
+
+    By itself it would wait for two hours. Not through a pooler, which invents the number of the server process: there
+    the server's client is the pooler, and what is set for a session would reach others.
+    """
+    (((pid,),),) = execute(connection, Statement("SELECT pg_backend_pid()"))
+    if pid == driver_of(connection).info.backend_pid:
+        with suppress(DBAPIError):  # a platform without one of them
+            execute(connection, Statement(_WATCH, (list(_OF_SERVER), list(_OF_SERVER.values()))))
 
 
 def cut(driver: Any) -> None:
@@ -252,6 +277,7 @@ class AsyncRunner(OwnRunner):
         engine = create_async_engine(database.url, poolclass=NullPool, isolation_level=_ISOLATION)
         connection = engine.sync_engine.connect()
         keep_alive(driver_of(connection))
+        watch_client(connection)
         return connection
 
     def _close_driver(self, driver: Any) -> None:

@@ -194,7 +194,7 @@ class Reconciler:
         from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
 
         with connection.begin():
-            ((taken,),) = execute(connection, try_lock(self._key))[0]
+            ((taken, *_),) = execute(connection, try_lock(self._key))[0]
             # Read again under the lock, by a statement that sees what earlier holders of the lock have committed.
             if not taken or not self._is_due(self._last(connection)):
                 return None

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -21,7 +22,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.model import Counts, uuid7
-from outbox.operator.health.stats import as_sample, stats
+from outbox.operator.health.rules import Thresholds
+from outbox.operator.health.stats import as_sample, held_locks, stats
 from outbox.text import database_address, storable, summary_of
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
@@ -159,6 +161,7 @@ class Reporter:
             revisions = migration.current(connection, self._settings.schema)
             parts = [part for part in migration.PARTS if revisions[part]]
             sample = as_sample(stats(connection, self._settings, parts, seconds=_SAMPLE_SECONDS))
+            self._warn_of_locks(connection, parts)
         except (DBAPIError, SchemaError) as error:
             if is_lost(connection):
                 raise
@@ -171,6 +174,21 @@ class Reporter:
             return {"error": why}
         self._sampling_failed = False
         return sample
+
+    def _warn_of_locks(self, connection: Connection, parts: Collection[str]) -> None:
+        """Name who has kept a lock from all other workers for long; once a minute, by the worker that samples."""
+        with connection.begin():
+            read = partial(execute, connection)
+            for held in held_locks(read, self._settings.schema, parts, Thresholds().lock):
+                logger.warning(
+                    "the lock of %s has been held for %.0f s by one transaction: pid %s (%s) of %s",
+                    held.lock,
+                    held.age,
+                    held.pid,
+                    held.state,
+                    held.client,
+                    extra={"event": "lock.held", **asdict(held)},
+                )
 
 
 def health_of(duty: Duty) -> dict[str, Any]:

@@ -205,6 +205,7 @@ INSPECTIONS = (
     Inspection("prepared transactions", inspections.prepared_transactions),
     Inspection("replication", inspections.replication),
     Inspection("workers", inspections.workers, "common"),
+    Inspection("locks", inspections.locks, "common"),
     Inspection("bulk jobs", inspections.bulk_jobs, "common"),
     Inspection("checks", inspections.checks, "producer"),
     Inspection("undecided halves", inspections.oldest_undecided, "producer"),

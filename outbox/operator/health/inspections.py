@@ -6,6 +6,7 @@ alone, which has the time to read more.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
@@ -68,6 +69,13 @@ def workers(subject: Subject) -> Iterator[Diagnosis]:
                 yield subject.finding("duty.failing", details)
     if "producer" in subject.parts and not done(found, "dispatch"):
         yield subject.finding("duty.missing/dispatch", {"duty": "dispatch"})
+
+
+def locks(subject: Subject) -> Iterator[Diagnosis]:
+    """A worker whose host has vanished keeps its lock until the server has noticed; a handler may also take long."""
+    for held in stats.held_locks(subject.read, subject.settings.schema, subject.parts, subject.thresholds.lock):
+        severity = None if held.lock == stats.DISPATCH else Severity.NOTE
+        yield subject.finding("lock.held", dataclasses.asdict(held), severity=severity)
 
 
 def bulk_jobs(subject: Subject) -> Iterator[Diagnosis]:

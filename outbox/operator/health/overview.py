@@ -97,6 +97,7 @@ class DatabaseHealth(Subject):
     def judge_all(self) -> Iterator[Diagnosis]:
         """Judge what was read here."""
         yield from inspections.workers(self)
+        yield from inspections.locks(self)
         yield from self.judge(_TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
         if "producer" in self.parts:
             yield from inspections.checks(self)

@@ -46,6 +46,7 @@ class Severity(enum.StrEnum):
 class Thresholds:
     """From where on something is a finding, and how long a ``statement`` may take; durations are seconds.
 
+    ``lock``: a lock of dispatch or of a group's queue held by one transaction for so long.
     ``idle_transaction``, ``running_transaction``, ``prepared_transaction``: a transaction open for so long, while
     idle, while it works, or prepared by two-phase commit. ``undispatched``: what waits so long for a worker that should
     take it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals.
@@ -57,6 +58,7 @@ class Thresholds:
     must be possible; None: what one more worker needs.
     """
 
+    lock: float = 60.0
     idle_transaction: float = 300.0
     running_transaction: float = 3600.0
     prepared_transaction: float = 300.0
@@ -278,6 +280,11 @@ RULES: Mapping[str, Rule] = {
         "Duty {duty!r} of worker {worker} has failed {failures:time|times} in a row: {error}",
         "see its log, and mend what the error names",
         page="handlers",
+    ),
+    "lock.held": Rule(
+        "The lock of {lock} has been held for {age:duration} by one transaction (pid {pid}, {state}, application "
+        "{application_name!r}, client {client}): no other worker can go on there.",
+        "SELECT pg_terminate_backend({pid});\nthe server rolls back what the transaction did, and others go on",
     ),
     "duty.missing/dispatch": Rule(
         "No living worker dispatches database {database!r}: what is committed there never becomes a message.",

@@ -349,6 +349,19 @@ SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, a
  ORDER BY xact_start LIMIT 1
 """)
 
+#: Who has held these advisory locks for longer than ``lock`` seconds. Rows: ``(key, pid, age of the transaction
+#: in s, state, application name, client)``.
+LOCK_HOLDERS = Template("""
+SELECT k.key, a.pid, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.state, a.application_name,
+       coalesce(host(a.client_addr) || ':' || a.client_port, 'this host')
+  FROM pg_locks l
+  JOIN unnest(%(keys)s::bigint[]) k (key) ON k.key = (l.classid::bigint << 32) | l.objid::bigint
+  JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
+   AND l.database = a.datid AND a.xact_start < clock_timestamp() - make_interval(secs => %(lock)s)
+ ORDER BY a.xact_start
+""")
+
 #: The sessions of this database that don't show their transactions. One row: without the privilege, not tracked.
 HIDDEN_SESSIONS = Template("""
 SELECT count(*) FILTER (WHERE backend_type IS NULL), count(*) FILTER (WHERE state = 'disabled')
