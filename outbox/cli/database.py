@@ -236,9 +236,7 @@ PartOption = Annotated[
 LockTimeoutOption = Annotated[
     float,
     typer.Option(
-        min=0.001,
-        metavar="SECONDS",
-        help="How long to wait for a lock on a table. All INSERTs queue up behind it.",
+        min=0.001, metavar="SECONDS", help="How long to wait for a lock on a table. All INSERTs queue up behind it."
     ),
 ]
 
@@ -312,8 +310,7 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
 
 @command(app, "sql")
 def show_sql(
-    schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,
-    part: PartOption = None,
+    schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None, part: PartOption = None
 ) -> None:
     """Print the SQL that installs the tables.
 

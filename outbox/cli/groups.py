@@ -192,8 +192,7 @@ def all_rows(
 def act_command(group: CommandGroup[Any], act: Act) -> Callable[..., None]:
     """Return the command of an act."""
     flags_kind = dataclasses.make_dataclass(
-        f"{act.name.capitalize()}Flags",
-        [(each.name, bool, option(False, each.help)) for each in act.options],
+        f"{act.name.capitalize()}Flags", [(each.name, bool, option(False, each.help)) for each in act.options]
     )
 
     def command(

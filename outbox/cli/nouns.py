@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -436,10 +437,7 @@ def show_bulk_job(
     id_: BulkIdArgument,
     databases: DatabasesOptions,
     page: PageOptions,
-    state: Annotated[
-        str | None,
-        typer.Option(help="Only items in this state: pending, done, skipped, failed or cancelled."),
-    ] = None,
+    items: model.BulkItemFilter,
 ) -> None:
     """Show a bulk job, and what became of each of its messages.
 
@@ -453,7 +451,8 @@ def show_bulk_job(
     job_id = as_id(id_, "bulk job")
     with databases.opened() as operator:
         job = operator.bulk_job(job_id)
-        found = groups.page_of(lambda each: operator.bulk_items(job_id, each, state=state), page.limit, page.after)
+        fetch = partial(operator.bulk_items, job_id, state=items.state)
+        found = groups.page_of(fetch, page.limit, page.after)
     if page.output is ListForm.JSON:
         output.print_json({"bulk_job": job, "items": found})
         return

@@ -263,8 +263,7 @@ def check(run: ActRun) -> dict[Target, str]:
 def try_fence(connection: Connection, settings: Settings, request: ActRequest, target: Target) -> bool:
     """Try the fence of an undecided half, which is locked: roll the half back, or tell that its function still runs."""
     (((running, _),),) = execute(
-        connection,
-        check_sql.try_fences(settings.schema, [target.message_id], settings.check_interval, worker_name()),
+        connection, check_sql.try_fences(settings.schema, [target.message_id], settings.check_interval, worker_name())
     )
     answer, error = ("unknown", check_sql.RUNNING) if running else ("rollback", None)
     execute(connection, request.record(settings.schema, target, {"asked": "fence", "answer": answer, "error": error}))

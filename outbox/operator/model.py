@@ -397,6 +397,13 @@ class BulkItem:
     changed_at: dt.datetime
 
 
+@dataclass(frozen=True, slots=True)
+class BulkItemFilter:
+    """Which items of a bulk job."""
+
+    state: BulkItemState | None = option(None, "Only items of this state.")
+
+
 # --- one message -----------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 import outbox
@@ -24,8 +24,7 @@ from outbox.console.context import REVEAL, Context, RequestContext, check_origin
 from outbox.errors import MessageNotFound
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.health.overview import Overview, System, TopicLag
-from outbox.operator.health.rules import HandlerRow, WorkerRow
+from outbox.operator.health.overview import Overview, TopicLag
 from outbox.operator.health.stats import WINDOWS
 from outbox.operator.look.paging import every
 from outbox.operator.operator import Operator
@@ -71,13 +70,6 @@ class DeadGroupsQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemFilter:
-    """Which items of a bulk job."""
-
-    state: model.BulkItemState | None = option(None, "Only items of this state.")
-
-
-@dataclass(frozen=True, slots=True)
 class ExportQuery:
     """How much to export."""
 
@@ -119,23 +111,21 @@ def topics(context: Context) -> list[TopicLag]:
 # --- lists: the operator's call of the same name ----------------------------------------------------------
 
 
-def _add_call(call: str, tag: str, returned: Any = None) -> None:
-    """Add an endpoint that returns what a call does; a call of a list says itself what its filter and its rows are."""
-    described = inspect.getdoc(getattr(Operator, call)) or ""
-    hints = {} if returned else types_of(call)
+def _add_call(call: str, tag: str) -> None:
+    """Add an endpoint that returns what a call does; the call says itself what its filter and its rows are."""
+    described, hints = inspect.getdoc(getattr(Operator, call)) or "", types_of(call)
+    # A call that isn't of a list takes nothing.
+    taken = from_query(hints["criteria"], PageQuery) if "criteria" in hints else Depends(lambda: ())
 
-    def whole(context: Context) -> Any:
-        return getattr(context.operator, call)()
-
-    def page(context: Context, query: Any = None if returned else from_query(hints["criteria"], PageQuery)) -> Any:
+    def endpoint(context: Context, query: Any = taken) -> Any:
         return getattr(context.operator, call)(*query)
 
     router.add_api_route(
         f"/{call.replace('_', '-')}",
-        whole if returned else page,
+        endpoint,
         name=call,
         description=described.partition("\n")[0],
-        response_model=returned or hints["return"],
+        response_model=hints["return"],
         tags=[tag],
     )
 
@@ -145,9 +135,9 @@ def types_of(call: str) -> dict[str, Any]:
     return get_type_hints(getattr(Operator, call))
 
 
-_add_call("handlers", "state", list[HandlerRow])
-_add_call("workers", "state", list[WorkerRow])
-_add_call("system", "state", System)
+_add_call("handlers", "state")
+_add_call("workers", "state")
+_add_call("system", "state")
 _add_call("messages", "messages")
 _add_call("halves", "messages")
 _add_call("scheduled", "messages")
@@ -158,8 +148,7 @@ _add_call("bulk_jobs", "bulk jobs")
 
 @router.get("/dead", tags=["inbox"])
 def dead(
-    context: Context,
-    query: Listed[model.InboxFilter] = from_query(model.InboxFilter, PageQuery, without=("status",)),
+    context: Context, query: Listed[model.InboxFilter] = from_query(model.InboxFilter, PageQuery, without=("status",))
 ) -> model.Page[model.InboxRow]:
     """Return dead letters, the newest message first; or the discarded ones."""
     criteria, page = query
@@ -181,7 +170,9 @@ def bulk_job(context: Context, bulk_job_id: UUID) -> model.BulkJob:
 
 @router.get("/bulk-jobs/{bulk_job_id}/items", responses=problems(404), tags=["bulk jobs"])
 def bulk_items(
-    context: Context, bulk_job_id: UUID, query: Listed[ItemFilter] = from_query(ItemFilter, PageQuery)
+    context: Context,
+    bulk_job_id: UUID,
+    query: Listed[model.BulkItemFilter] = from_query(model.BulkItemFilter, PageQuery),
 ) -> model.Page[model.BulkItem]:
     """Return the items of a bulk job in their order, and what became of each."""
     criteria, page = query

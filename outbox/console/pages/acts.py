@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
-from outbox.console.api.lists import ItemFilter, types_of
+from outbox.console.api.lists import types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
@@ -260,7 +260,8 @@ def start(view: View, pairs: FormPairs) -> Response:
 def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
     job = view.operator.bulk_job(bulk_job_id)
-    items = Listing(view, ItemFilter, lambda found, page: view.operator.bulk_items(job.id, page, state=found.state))
+    fetch = view.operator.bulk_items
+    items = Listing(view, model.BulkItemFilter, lambda found, page: fetch(job.id, page, state=found.state))
     may_cancel = job.finished_at is None and view.context.may(CANCEL)
     return view.page("bulk_job.html", bulk_job=job, list=items, states=list(model.BulkItemState), may_cancel=may_cancel)
 
