@@ -56,6 +56,11 @@ def database_address(url: URL) -> str:
     return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
 
 
+def described(url: URL, schema: str) -> str:
+    """Return which database and schema is meant, in words."""
+    return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
+
+
 def counted(count: int, one: str, several: str | None = None) -> str:
     """Return a number with its noun, whose plural has an s by default: ``no rows``, ``1 half``, ``1,200 halves``."""
     return f"{f'{count:,}' if count else 'no'} {one if count == 1 else several or f'{one}s'}"

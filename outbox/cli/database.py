@@ -23,7 +23,7 @@ from outbox.database import engines
 from outbox.errors import pip_install
 from outbox.reader import environment, option
 from outbox.settings import Settings
-from outbox.text import counted
+from outbox.text import counted, described
 
 if TYPE_CHECKING:
     from outbox.operator.operator import Operator
@@ -191,11 +191,6 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
         return engines.engine_of(url, **pool)
     except ImportError as error:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
-
-
-def described(url: URL, schema: str) -> str:
-    """Return which database and schema is meant, in words."""
-    return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
 
 
 def _masked(text: str) -> str:

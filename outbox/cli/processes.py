@@ -10,7 +10,6 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from operator import attrgetter
@@ -19,18 +18,15 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from sqlalchemy import URL
-from sqlalchemy.exc import DBAPIError
 
 import outbox
-from outbox.cli.database import AllDatabasesOptions, described, engine_of
-from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
+from outbox.cli.database import AllDatabasesOptions
+from outbox.cli.exits import Code, Failure, needing, one_line
 from outbox.cli.options import gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, say
-from outbox.errors import SchemaError
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
-from outbox.settings import ConsoleServer, Settings
+from outbox.settings import ConsoleServer
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -228,18 +224,14 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any) -
         import uvicorn  # noqa: F401, PLC0415 - so that the lack of it is reported at once
 
         from outbox.console import app as standalone  # noqa: PLC0415
-    settings, urls = databases.settings, databases.urls
     config = standalone.ConsoleConfig.from_env(
-        databases={name: address.render_as_string(hide_password=False) for name, address in urls.items()},
+        databases={name: url.render_as_string(hide_password=False) for name, url in databases.urls.items()},
         **read_options(ConsoleServer, server),
     )
-    standalone.authorizer_of(config)
-    for line in _databases(urls, settings):
-        say(line)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
-        standalone.serve(config, settings=settings, announce=say)
+        standalone.serve(config, settings=databases.settings, announce=say)
     say("the console has stopped")
 
 
@@ -292,23 +284,6 @@ def token(
         return
     print(entry)  # noqa: T201
     say(f"the token, shown this once: {made}")
-
-
-def _databases(urls: Mapping[str, URL], settings: Settings) -> Iterator[str]:
-    """Yield, for each database, where it is and what is in it, or why it can't be used; fail if none can."""
-    from outbox.operator.databases import open_database  # noqa: PLC0415
-
-    failures: list[Failure] = []
-    for name, url in urls.items():
-        try:
-            parts = open_database(name, engine_of(url), settings).parts
-        except (DBAPIError, SchemaError) as error:
-            failures.append(as_failure(error) or Failure(str(error), Code.FAILED))
-            yield f"{name}: {failures[-1]}"
-        else:
-            yield f"{name} ({' and '.join(sorted(parts, reverse=True))}): {described(url, settings.schema)}"
-    if len(failures) == len(urls):
-        raise failures[0]
 
 
 def _check_name(name: str | None) -> None:

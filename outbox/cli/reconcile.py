@@ -23,7 +23,7 @@ import typer
 from sqlalchemy import URL, Connection
 
 from outbox.cli import options, output
-from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, described, find_url, opened
+from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, find_url, opened
 from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
@@ -34,6 +34,7 @@ from outbox.reconcile import record
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 from outbox.settings import Settings
+from outbox.text import described
 
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest

@@ -40,9 +40,11 @@ from outbox.console.context import Authorizer, Console, Guard, Principal, Role, 
 from outbox.console.problems import Problem, as_problem, log, log_failure
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
+from outbox.operator.health.overview import why_unreachable
 from outbox.operator.look.redact import Redactor
 from outbox.reader import Reader, environment, option
 from outbox.settings import ConsoleServer, Settings
+from outbox.text import described
 
 if TYPE_CHECKING:
     from outbox.console.connections import Source
@@ -354,8 +356,12 @@ def serve(
     authorizer, token = authorizer_of(config)
     app = app_of(config, authorizer, settings)
     console = app.state.console
-    # What is wrong with the databases is an error now, and not at the first request.
-    _ = console.source()
+    # What is wrong with all of the databases is an error now, and not at the first request.
+    for name, database in console.source().databases.items():
+        parts = " and ".join(sorted(database.parts, reverse=True))
+        announce(f"{name} ({parts}): {described(database.engine.url, database.schema)}")
+    for name, error in console.source.missing.items():
+        announce(f"{name} can't be used yet, and is tried again: {why_unreachable(error)}")
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         listener = socket.create_server((config.host, config.port), family=family)
@@ -364,8 +370,6 @@ def serve(
     with listener:
         host, port = listener.getsockname()[:2]
         announce(f"outbox console: http://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}/")
-        for name in console.source.missing:
-            announce(f"database {name!r} can't be reached yet; it is tried again")
         if token:
             announce(f"Log in with this token, which is good until the console stops:\n\n    {token}\n")
         if not config.is_local:

@@ -85,6 +85,8 @@ class OperatorSource:
     ) -> None:
         self._engines: dict[str, Engine] = {}
         self._opened: dict[str, Database] = {}
+        #: The names of the databases that couldn't be opened yet, and why so (None: not tried).
+        self.missing: dict[str, Exception | None] = {}
         self._operator: Operator | None = None
         self._last_try, self._lock = -_AGAIN, threading.Lock()
         self._redactor, further = redactor, dict(databases or {})
@@ -101,12 +103,7 @@ class OperatorSource:
         self._engines = {name: own_engine(bind, read_only=read_only) for name, bind in (binds | further).items()}
         if not self._engines:
             raise InvalidSettings("the console needs at least one database")
-        self._settings = settings or Settings.from_env()
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The names of the databases that couldn't be opened yet."""
-        return tuple(name for name in self._engines if name not in self._opened)
+        self._settings, self.missing = settings or Settings.from_env(), dict.fromkeys(self._engines)
 
     def __call__(self) -> Operator:
         """Return what operators see and do.
@@ -127,16 +124,17 @@ class OperatorSource:
             engine.dispose()
 
     def _open(self) -> Operator:
-        errors: list[Exception] = []
+        missing: dict[str, Exception | None] = {}
         for name in self.missing:
             try:
                 self._opened[name] = open_database(name, self._engines[name], self._settings)
             except (DBAPIError, SchemaError) as error:
                 log(logging.WARNING, "console.database_missing", database=name, reason=str(error))
-                errors.append(error)
-        self._last_try = time.monotonic()
+                missing[name] = error
+        self.missing, self._last_try = missing, time.monotonic()
         if not self._opened:
-            raise errors[0]
+            self.close()
+            raise next(filter(None, missing.values()))
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
         return Operator(Databases(in_order), self._redactor)
 
