@@ -283,7 +283,7 @@ class System:
 
 def _reports_in(database: Database) -> list[WorkerReport]:
     with database.reading() as connection:
-        return rules.reports(database.name, execute(connection, sql.WORKERS(database.schema))[0])
+        return rules.workers_in(connection, database)
 
 
 def why_unreachable(error: BaseException) -> str:

@@ -19,15 +19,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.database.execute import execute
 from outbox.errors import pip_install
 from outbox.operator.health.sql import WORKERS
 from outbox.text import counted, duration
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
+    from sqlalchemy import URL, Connection
 
     from outbox.check.checker import Checker
     from outbox.database.execute import Row, Statement, Template
+    from outbox.operator.databases import Database
     from outbox.settings import Settings
 
 #: So many are counted; a number that has come to it means "at least".
@@ -476,6 +478,11 @@ class HandlerRow:
     group: str | None
     options: dict[str, Any]
     workers: list[str]
+
+
+def workers_in(connection: Connection, database: Database) -> list[WorkerReport]:
+    """Return what the workers of a database report."""
+    return reports(database.name, execute(connection, WORKERS(database.schema))[0])
 
 
 def reports(database: str, rows: Iterable[Row]) -> list[WorkerReport]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -15,12 +15,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
-from outbox.database.sql import ALIVE, audit
+from outbox.database.sql import audit
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
+from outbox.operator.health.rules import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import audit_row, audit_targets
 from outbox.operator.look.message_sql import PRODUCER_SIDE
@@ -43,14 +44,14 @@ class MessageFacts(MessageRecord):
     """What the databases know of one message; ``home`` is the producer's database that has it.
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
-    living workers have for its topic: kind, group and options. ``unseen`` are databases that couldn't be read, and why.
+    living workers have for its topic. ``unseen`` are databases that couldn't be read, and why.
     """
 
     home: Database | None = None
     state: str | None = None
     raw: bytes = b""
     workers: int = 0
-    handlers: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
+    handlers: list[HandlerRow] = field(default_factory=list)
     unseen: dict[str, Exception] = field(default_factory=dict)
 
     @property
@@ -65,7 +66,7 @@ class MessageFacts(MessageRecord):
 
     def limit(self, kind: str, group: str | None, name: str, otherwise: int) -> int:
         """Return a number among the options of a handler of its topic, as living workers report it."""
-        values = (options.get(name) for of, in_group, options in self.handlers if (of, in_group) == (kind, group))
+        values = (each.options.get(name) for each in self.handlers if (each.kind, each.group) == (kind, group))
         return next((value for value in values if isinstance(value, int)), otherwise)
 
     @property
@@ -117,7 +118,6 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
         setattr(found, part, rows if part in {"history", "sends"} else next(iter(rows), None))
     if found.half is not None:
         found.raw = found.half.pop("raw")
-        ((found.workers,),) = query(connection, schema, message_sql.WORKERS, alive=ALIVE)
 
 
 def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
@@ -131,9 +131,10 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
         found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
         findings = message_sql.FINDINGS.read(connection, schema, id=message_id)
         found.findings += [{"database": database.name, **finding} for finding in findings]
-    if found.topic is not None:
-        handlers = query(connection, schema, message_sql.HANDLERS, topic=found.topic, alive=ALIVE)
-        found.handlers += [(kind, group, json.loads(options or "{}")) for kind, group, options in handlers]
+    reported = workers_in(connection, database)
+    if database is found.home:
+        found.workers = sum(worker.row.alive for worker in reported)
+    found.handlers += [handler for handler in merged(reported) if handler.topic == found.topic]
     found.audit += [audit_row(database.name, row[1:]) for row in audit if row[1] is not None]
     found.bulk_jobs += read_jobs(connection, database, sql.OF_MESSAGE, id=message_id)
 
@@ -252,7 +253,7 @@ def _refusal(act: Act, found: MessageFacts) -> str | None:
     if state not in act.from_states:
         return act.refusal(state)
     # Without any worker, it isn't known what they have: the act can be ordered, and waits for a worker.
-    if act.handler and found.workers and act.handler not in {kind for kind, *_ in found.handlers}:
+    if act.handler and found.workers and act.handler not in {each.kind for each in found.handlers}:
         return (
             f"no worker that runs has a {act.handler} for topic {found.topic}; register one with @outbox.{act.handler}"
         )

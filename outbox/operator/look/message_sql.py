@@ -93,15 +93,3 @@ SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.
   LEFT JOIN LATERAL (SELECT * FROM {s}.reconciliation_run WHERE id = f.run_id LIMIT 1) r ON true
  ORDER BY f.id DESC LIMIT 100
 """)
-
-#: The workers seen within ``alive`` seconds. Rows: ``(workers,)``.
-WORKERS = "SELECT count(*) FROM {s}.worker WHERE seen_at > clock_timestamp() - make_interval(secs => %(alive)s)"
-
-#: What workers seen within ``alive`` seconds have for a topic. Rows: ``(kind, group, options as JSON)``.
-HANDLERS = """
-SELECT DISTINCT h ->> 'kind', h ->> 'group', h ->> 'options'
-  FROM {s}.worker w
- CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(w.handlers) WHEN 'array' THEN w.handlers END) h
- WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(alive)s) AND h ->> 'topic' = %(topic)s
- LIMIT 1000
-"""
