@@ -68,13 +68,13 @@ class Write:
         if self.flow is not None:
             self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
 
-    def refuse_unstorable(self, connection: Connection) -> None:
-        """Raise if the database or its client has no code for a character of the message; costs no I/O.
+    def refuse_unstorable(self, encodings: Iterable[str]) -> None:
+        """Raise if the database or its client has no code for a character of the message.
 
         Raises:
             InvalidMessage: names the text.
         """
-        for encoding in encodings(connection):
+        for encoding in encodings:
             half = self.half
             texts = [("key", half.key), ("tag", half.tag)]
             texts += [(f"header {name!a}", text) for name, value in half.headers.items() for text in (name, value)]
@@ -129,8 +129,9 @@ def _write(
     refuse_autocommit(connection)
     writes = [value for value in values if isinstance(value, Write)]
     intents = [value for value in values if isinstance(value, Intent)]
-    for write in writes:
-        write.refuse_unstorable(connection)
+    if narrow := encodings(connection):
+        for write in writes:
+            write.refuse_unstorable(narrow)
     for flow in {write.flow for write in writes}:
         if flow is not None:
             flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
@@ -215,7 +216,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     if isinstance(target, Connection):
         if isinstance(value, Write):
             value.refuse_now(target.engine)
-            value.refuse_unstorable(target)
+            value.refuse_unstorable(encodings(target))
             _count_bytes(value, target.get_transaction() or target.begin(), lambda: at_commit.items_of(target))
         at_commit.add(target, new_item(value, _write))
         return

@@ -40,6 +40,16 @@ _OF_SERVER = {
 _WATCH = """
 SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) s (name, value) JOIN pg_settings USING (name)
 """
+# A search path that names pg_catalog after another schema prefers that one's functions and operators, of which only a
+# qualified statement can be sure. Where it isn't named it comes first, and nothing else changes.
+_CATALOG_FIRST = """
+SELECT pg_catalog.set_config('search_path', pg_catalog.string_agg(pg_catalog.quote_ident(name::pg_catalog.text), ', '
+                                                                  ORDER BY number), false)
+  FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY s (name, number)
+ WHERE name OPERATOR(pg_catalog.<>) 'pg_catalog'
+HAVING pg_catalog.array_position(pg_catalog.current_schemas(false), 'pg_catalog'::pg_catalog.name)
+       OPERATOR(pg_catalog.>) 1
+"""
 # Seconds in which the connections of an event loop must close.
 _CLOSE_TIMEOUT = 5.0
 
@@ -71,7 +81,7 @@ class WorkerDatabase:
         try:
             connection.detach()
             keep_alive(driver_of(connection))
-            watch_client(connection)
+            set_up(connection)
         except BaseException:
             connection.close()
             raise
@@ -93,14 +103,16 @@ def keep_alive(driver: Any) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
-def watch_client(connection: Connection) -> None:
-    """Have the server probe this host, so that a worker which vanished keeps no lock for longer than half a minute.
+def set_up(connection: Connection) -> None:
+    """Set what a session of a worker's needs, unless a pooler would hand the session to others.
 
-    By itself it would wait for two hours. Not through a pooler, which invents the number of the server process: there
-    the server's client is the pooler, and what is set for a session would reach others.
+    The server is to probe this host, so that a worker which vanished keeps no lock for longer than half a minute (by
+    itself it would wait for two hours); and functions and operators are to be PostgreSQL's own. A pooler invents the
+    number of the server process.
     """
-    (((pid,),),) = execute(connection, Statement("SELECT pg_backend_pid()"))
+    (((pid,),),) = execute(connection, Statement("SELECT pg_catalog.pg_backend_pid()"))
     if pid == driver_of(connection).info.backend_pid:
+        execute(connection, Statement(_CATALOG_FIRST))
         with suppress(DBAPIError):  # a platform without one of them
             execute(connection, Statement(_WATCH, (list(_OF_SERVER), list(_OF_SERVER.values()))))
 
@@ -277,7 +289,7 @@ class AsyncRunner(OwnRunner):
         engine = create_async_engine(database.url, poolclass=NullPool, isolation_level=_ISOLATION)
         connection = engine.sync_engine.connect()
         keep_alive(driver_of(connection))
-        watch_client(connection)
+        set_up(connection)
         return connection
 
     def _close_driver(self, driver: Any) -> None:

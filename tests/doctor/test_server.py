@@ -19,7 +19,7 @@ from outbox.embedded.external import URL_VARIABLE
 from outbox.operator.health.examine import Examination, Inspected, ServerIdentity
 from outbox.operator.health.rules import Severity, Thresholds
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
-from tests.kit import wait_until
+from tests.kit import make_odd_schema, wait_until
 
 ours_to_set_up = pytest.mark.skipif(URL_VARIABLE in os.environ, reason="the user's server is set up as it is")
 
@@ -207,3 +207,16 @@ def test_address_shows_no_password(engine: Engine) -> None:
     report = examine(engine)
     assert report.database == f"{url.host}:{url.port}/{url.database}"
     assert str(url.password) not in repr(report)
+
+
+def test_a_search_path_with_functions_of_its_own(engine: Engine) -> None:
+    """A schema before pg_catalog that replaces what PostgreSQL means is found; no other is."""
+    with engine.begin() as connection:
+        make_odd_schema(connection)
+        sql(connection, "CREATE FUNCTION odd.max(point) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    for path, found in (("odd,pg_catalog", True), ("pg_catalog,odd", False), ("odd", False)):
+        url = engine.url.update_query_dict({"options": f"-csearch_path={path}"})
+        findings = [each for each in examine(url).findings if each.code == "search_path.shadows"]
+        assert bool(findings) is found, path
+        for finding in findings:
+            assert finding.details == {"schema": "odd", "names": "clock_timestamp, now, ="}

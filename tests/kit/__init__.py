@@ -6,7 +6,7 @@ process is in the test's own hands.
 
 from tests.kit.passes import consume_all, declare, dispatch_all, send_each
 from tests.kit.processes import ROOT, python, read_until
-from tests.kit.tables import Tables
+from tests.kit.tables import Tables, make_odd_schema
 from tests.kit.waiting import wait_until
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "consume_all",
     "declare",
     "dispatch_all",
+    "make_odd_schema",
     "python",
     "read_until",
     "send_each",

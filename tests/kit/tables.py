@@ -5,11 +5,23 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 #: The connections of others to this database.
 OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
 _DUE = "clock_timestamp() - interval '1 ms'"
+
+
+def make_odd_schema(connection: Connection) -> None:
+    """Make a schema in which a clock stands still and two equal texts differ, for search paths that prefer it."""
+    for statement in (
+        "CREATE SCHEMA odd",
+        "CREATE FUNCTION odd.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT to_timestamp(0)'",
+        "CREATE FUNCTION odd.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT to_timestamp(0)'",
+        "CREATE FUNCTION odd.differ(text, text) RETURNS bool LANGUAGE sql AS 'SELECT $1 <> $2'",
+        "CREATE OPERATOR odd.= (FUNCTION = odd.differ, LEFTARG = text, RIGHTARG = text)",
+    ):
+        connection.execute(text(statement))
 
 
 class Tables:

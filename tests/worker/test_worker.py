@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Message, Outbox, Retry, Settings, embedded
 from outbox.errors import InvalidSettings, SchemaMissing
 from outbox.worker import Worker
-from tests.kit import wait_until
+from tests.kit import make_odd_schema, wait_until
 from tests.worker.conftest import Bench
 
 NewBench = Callable[..., Bench]
@@ -293,3 +293,35 @@ def test_stop_cuts_off_an_async_handler(bench: Bench) -> None:
     wait_until(bench.effects, "the message is handled")
     assert bench.effects() == ids
     assert bench.inbox() == [("consumed", 1)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_strange_search_path(new_bench: NewBench, new_database: Callable[[], str], is_async: bool) -> None:
+    """A worker whose role prefers another schema to pg_catalog means PostgreSQL's functions; handlers find tables."""
+    url = new_database()
+    bench = new_bench(url)
+    with bench.engine.begin() as connection:
+        make_odd_schema(connection)
+        connection.execute(text("CREATE TABLE odd.only_here (n int)"))
+    engine = create_engine(bench.engine.url.update_query_dict({"options": "-csearch_path=odd,pg_catalog,public"}))
+    outbox = Outbox(engine, settings=bench.outbox.settings)
+    attempts: list[int] = []
+
+    def handle(message: Message, session: Any) -> None:
+        attempts.append(message.attempt)
+        session.execute(text("SELECT n FROM only_here"))
+        if len(attempts) == 1:
+            raise RuntimeError("once more")
+        bench.handle(message, session)
+
+    async def handle_async(message: Message, session: Any) -> None:
+        await session.run_sync(lambda sync: handle(message, sync))
+
+    outbox.consumer("paid", group="mail")(handle_async if is_async else handle)
+    ids = bench.send(count=2)
+    with Worker(outbox):
+        wait_until(lambda: len(bench.inbox()) == 2, "both are seen")
+        bench.age_retries()
+        wait_until(lambda: sorted(bench.inbox()) == [("consumed", 1), ("consumed", 2)], "both are consumed")
+    engine.dispose()
+    assert sorted(bench.effects()) == sorted(ids)

@@ -193,6 +193,7 @@ INSPECTIONS = (
     Inspection("retention of consumers", inspections.retention_of_consumers),
     Inspection("server version", inspections.version),
     Inspection("writable", inspections.writable),
+    Inspection("search path", inspections.search_path),
     Inspection("durability", inspections.durability),
     Inspection("connections left", inspections.connections),
     Inspection("clock", inspections.clock),

@@ -227,6 +227,12 @@ def durability(examination: Examination) -> Iterator[Diagnosis]:
     yield from _parameters(examination, {name: f"durability.{name}" for name in names})
 
 
+def search_path(examination: Examination) -> Iterator[Diagnosis]:
+    """What comes before pg_catalog is taken in its place."""
+    for row in sql.SHADOWING.named(examination.rows(sql.SHADOWING)):
+        yield examination.finding("search_path.shadows", row, role=examination.server.role)
+
+
 def autovacuum(examination: Examination) -> Iterator[Diagnosis]:
     """Without it dead rows and old statistics make every pass slower, and the server stops in the end."""
     yield from _parameters(examination, {"autovacuum": "autovacuum.off", "track_counts": "autovacuum.track_counts"})

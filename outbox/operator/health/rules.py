@@ -332,6 +332,11 @@ RULES: Mapping[str, Rule] = {
         "dispatched or consumed.",
         "SET default_transaction_read_only = off; {mend}",
     ),
+    "search_path.shadows": Rule(
+        "Schema {schema!r} comes before pg_catalog in the search path of role {role}, and has functions or operators "
+        "of its own in place of PostgreSQL's ({names}): statements of the outbox, and others, mean something else.",
+        "ALTER ROLE {role} RESET search_path;\nor name pg_catalog first in it, or leave pg_catalog out of it",
+    ),
     "durability.fsync": Rule(
         "fsync is off: when the machine crashes, committed messages and business data are lost or damaged."
     ),

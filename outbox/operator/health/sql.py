@@ -320,6 +320,30 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
 #: Configuration parameters as they are for this session. Rows: ``(name, value, source)``.
 PARAMETERS = Template("SELECT name, setting, source FROM pg_settings WHERE name = ANY (%(names)s::text[])")
 
+# Qualified throughout: it is to be right where the others aren't.
+#: What schemas before ``pg_catalog`` in this session's search path have of their own in place of PostgreSQL's functions
+#: and operators, with the same types.
+SHADOWING = Query("""
+-- schema names
+SELECT n.nspname::pg_catalog.text, pg_catalog.string_agg(o.name::pg_catalog.text, ', ')
+  FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY s (name, number)
+  JOIN pg_catalog.pg_namespace n ON n.nspname OPERATOR(pg_catalog.=) s.name
+ CROSS JOIN LATERAL (
+       SELECT DISTINCT p.proname AS name FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_proc c
+           ON c.proname OPERATOR(pg_catalog.=) p.proname AND c.proargtypes OPERATOR(pg_catalog.=) p.proargtypes
+        WHERE p.pronamespace OPERATOR(pg_catalog.=) n.oid
+          AND c.pronamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace
+        UNION ALL
+       SELECT DISTINCT p.oprname FROM pg_catalog.pg_operator p JOIN pg_catalog.pg_operator c
+           ON c.oprname OPERATOR(pg_catalog.=) p.oprname AND c.oprleft OPERATOR(pg_catalog.=) p.oprleft
+          AND c.oprright OPERATOR(pg_catalog.=) p.oprright
+        WHERE p.oprnamespace OPERATOR(pg_catalog.=) n.oid
+          AND c.oprnamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace) o
+ WHERE s.number OPERATOR(pg_catalog.<)
+       pg_catalog.array_position(pg_catalog.current_schemas(true), 'pg_catalog'::pg_catalog.name)
+ GROUP BY n.nspname
+""")
+
 #: How many connections there may be, and are besides this one. Superusers are held back by neither limit, and may take
 #: what is reserved; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
 #: database (NULL: none), in use by all, by the role, in the database.
