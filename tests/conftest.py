@@ -37,6 +37,7 @@ SLOW = (
     "docs/",
     *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
     "embedded/",
+    "failover/",
     *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
     "house/",
     *(f"migration/test_{name}" for name in ("chain", "quiet", "races", "user_project")),

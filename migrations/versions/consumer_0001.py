@@ -62,9 +62,25 @@ UPGRADE = (
         position BIGINT NOT NULL,
         claims SMALLINT NOT NULL,
         written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        message_id UUID,
         CONSTRAINT pk_consumer_offset PRIMARY KEY (consumer_group, topic, queue, position, claims),
         CONSTRAINT ck_consumer_offset_position CHECK (position >= 0)
     )""",
+    """
+    CREATE TABLE {s}.log_loss (
+        id BIGINT GENERATED ALWAYS AS IDENTITY,
+        consumer_group TEXT COLLATE "C" NOT NULL,
+        topic TEXT COLLATE "C" NOT NULL,
+        queue INTEGER NOT NULL,
+        position BIGINT NOT NULL,
+        agreed BIGINT NOT NULL,
+        message_ids UUID[] NOT NULL,
+        found_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        CONSTRAINT pk_log_loss PRIMARY KEY (id)
+    )""",
+    """
+    CREATE INDEX ix_log_loss_consumer_group_topic_found_at
+        ON {s}.log_loss (consumer_group, topic, found_at)""",
     """
     CREATE TABLE {s}.consumer_start (
         consumer_group TEXT COLLATE "C" NOT NULL,
@@ -132,7 +148,7 @@ UPGRADE = (
 )
 
 DOWNGRADE = (
-    "DROP TABLE {s}.consumer_message, {s}.consumer_offset, {s}.consumer_start, {s}.reconciliation_run, "
+    "DROP TABLE {s}.consumer_message, {s}.consumer_offset, {s}.consumer_start, {s}.log_loss, {s}.reconciliation_run, "
     "{s}.reconciliation_finding, {s}.reconciliation_settled, {s}.reconciliation_mark",
 )
 

@@ -113,6 +113,8 @@ UPGRADE = (
         base_sequence BIGINT NOT NULL DEFAULT 0,
         system_identifier BIGINT NOT NULL,
         written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        epoch BIGINT NOT NULL DEFAULT 0,
+        log TEXT,
         CONSTRAINT pk_dispatch_cursor PRIMARY KEY (id),
         CONSTRAINT ck_dispatch_cursor_cut CHECK ((after_sequence IS NULL) = (until_sequence IS NULL)),
         CONSTRAINT ck_dispatch_cursor_target CHECK (target IS NULL OR until_sequence IS NOT NULL)

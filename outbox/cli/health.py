@@ -200,7 +200,7 @@ def _stats_tables(stats: Stats) -> list[Table]:
     )
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     shown["parked_halves"] = lambda row: row.parked
-    groups = "group topic consumed> lag> failed> due>=oldest_due parked>"
+    groups = "group topic consumed> lag> failed> due>=oldest_due parked> lost>"
     return [
         output.rows_table(topics, stats.topics, f"Topics at {output.cell(stats.at)}", **shown),
         output.rows_table(groups, stats.groups, "Groups", **shown),

@@ -2,7 +2,8 @@
 
 Nothing is leased: whoever holds the queue's advisory lock, which ends with the transaction, is its consumer for
 this transaction. What was read ahead stays valid as long as the offset in the database is where this worker
-left it, since messages never change.
+left it, since messages never change. The offset keeps the id of its message: whether the log still has it there is seen
+at each read (`outbox.consumer.log_loss`).
 
 Crashes leave no trace of their own, because everything rolls back with them. So a worker that takes a queue for
 the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
@@ -24,8 +25,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
+from uuid import UUID
 
 from outbox.consumer import sql
+from outbox.consumer.log_loss import go_back
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
@@ -43,7 +46,7 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
 from outbox.database.session import commit
-from outbox.database.sql import GroupQueue, take_lock
+from outbox.database.sql import GroupQueue, number_of, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
@@ -103,14 +106,28 @@ class QueueConsumer:
             **filter_of(self._subscription),
         )
 
-    def read(self, rows: list[Row], position: int) -> None:
+    def read(self, rows: list[Row], position: int, message_id: UUID | None) -> bool:
         """Take what was read ahead after a position. It is used if the group's offset is there at the next step.
+
+        ``message_id`` is that of the message there, as far as it is known. Return False, and take nothing, if the log
+        went back: it has another message there, or none and comes to no later one, or repeats a number.
 
         Raises:
             MessagesPruned: the next message is gone, and the subscription says to stop then.
         """
+        self._drop_ahead()
         subscription, queue = self._subscription, self._queue.queue
-        if rows and rows[0][0] != position + 1 and subscription.on_pruned == "stop":
+        if position and not rows:
+            return False
+        if rows and rows[0][0] == position:
+            if message_id not in {None, rows[0][1]}:
+                return False
+            rows = rows[1:]
+        # Over the end of an epoch, the number goes on.
+        step = 1 if not rows or rows[0][0] == position + 1 else number_of(rows[0][0]) - number_of(position)
+        if step < 1:
+            return False
+        if step > 1 and subscription.on_pruned == "stop":
             raise MessagesPruned(
                 f"group {subscription.group!r} fell behind: of topic {subscription.topic!r}, queue {queue}, the "
                 f"messages {position + 1} to {rows[0][0] - 1} were pruned before they were read; find out what they "
@@ -118,6 +135,7 @@ class QueueConsumer:
             )
         self._ahead = deque(to_entry(row, subscription, queue) for row in rows)
         self._position = position
+        return True
 
     def forget(self) -> None:
         """Drop what was read ahead, and claim again at the next step: the connection was lost."""
@@ -162,13 +180,13 @@ class QueueConsumer:
         if not locked[0][0]:
             self._drop_ahead()
             return State.LOCKED, Counts()
-        position, claims = offsets[0] if offsets else (0, 0)
+        position, claims, message_id = offsets[0] if offsets else (0, 0, None)
         if position != self._position or not candidates:
-            (messages,) = read_source(source, self.next_messages(position))
-            self.read(messages, position)
+            agrees = self.read(read_source(source, self.next_messages(position))[0], position, message_id)
             candidates = list(islice(self._ahead, size))
             if not candidates:
-                return State.EMPTY, Counts()
+                moved = not agrees and go_back(connection, source, self._queue, position)
+                return (State.WORKED if moved else State.EMPTY), Counts(more=moved)
             (rows,) = execute(connection, self._known(candidates))
         known = {row[0]: row for row in rows}
         if (ended := self._without_handler(connection, candidates[0], known)) is not None:
@@ -177,7 +195,7 @@ class QueueConsumer:
             self._fresh = False
             if claims:
                 self._one_by_one = self._subscription.batch
-            self._append_offset(connection, position, claims + 1)
+            self._append_offset(connection, position, claims + 1, message_id)
             return State.WORKED, Counts(more=True)
         if claims > self._settings.max_claims and self._is_to_run(candidates[0], known):
             return self._park_crasher(connection, candidates[0], known, claims)
@@ -186,8 +204,9 @@ class QueueConsumer:
     def _known(self, entries: list[Entry]) -> Statement:
         return sql.known(self._settings.schema, [entry.id for entry in entries], self._queue.group)
 
-    def _append_offset(self, connection: Connection, position: int, claims: int) -> None:
-        at_commit(connection, sql.append_offset(self._settings.schema, *self._queue.values, position, claims))
+    def _append_offset(self, connection: Connection, position: int, claims: int, message_id: UUID | None) -> None:
+        values = *self._queue.values, position, claims, message_id
+        at_commit(connection, sql.append_offset(self._settings.schema, *values))
 
     def _without_handler(
         self, connection: Connection, entry: Entry, known: dict[object, Row]
@@ -224,7 +243,7 @@ class QueueConsumer:
         if self._subscription.ordered:
             return State.WORKED, Counts(more=True)
         left = max(self._one_by_one - 1, 0)
-        self._append_offset(connection, entry.position, 1 if left else 0)
+        self._append_offset(connection, entry.position, 1 if left else 0, entry.id)
         commit(connection)
         self._advance(entry.position)
         self._one_by_one = left
@@ -236,7 +255,7 @@ class QueueConsumer:
         _, _, attempts, *_ = known.get(entry.id, _NO_ROW)
         row = settle(self._subscription, entry, attempts, crashed(claims), self._settings.retry_jitter)
         at_commit(connection, sql.settle(self._queue, row))
-        self._append_offset(connection, entry.position, 1)
+        self._append_offset(connection, entry.position, 1, entry.id)
         self._one_by_one = max(self._one_by_one, 1)
         self._drop_ahead()
         return State.WORKED, counts_of(row)
@@ -280,7 +299,7 @@ class QueueConsumer:
     def _close(
         self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int, known_failed: bool
     ) -> tuple[State, Counts]:
-        last = passed[-1].position
+        last = passed[-1]
         if known_failed:
             entry = entries[0]
             row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
@@ -290,12 +309,12 @@ class QueueConsumer:
             digests = [entry.digest() for entry in entries]
             at_commit(connection, sql.consumed(self._queue.schema, *self._queue.values, ids, positions, digests))
         left = max(self._one_by_one - len(passed), 0)
-        self._append_offset(connection, last, 1 if left else 0)
+        self._append_offset(connection, last.position, 1 if left else 0, last.id)
         try:
             commit(connection)
         except Exception as error:
             self._refused(connection, error, entries, attempt)
-        self._advance(last)
+        self._advance(last.position)
         self._one_by_one = left
         return State.WORKED, Counts(taken=len(passed), done=len(entries))
 
@@ -317,7 +336,7 @@ class QueueConsumer:
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with connection.begin():
             locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
-            position = offsets[0][0] if offsets else 0
+            position, _, message_id = offsets[0] if offsets else (0, 0, None)
             if not locked[0][0] or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
@@ -326,11 +345,11 @@ class QueueConsumer:
             at_commit(connection, sql.settle(self._queue, row))
             if blocked:
                 # This start had an end: whoever takes the queue for the next attempt begins to count anew.
-                drop_claims = sql.drop_claims(schema, group=group, topic=topic, queue=queue, position=position)
-                at_commit(connection, drop_claims)
+                offset = {"group": group, "topic": topic, "queue": queue, "position": position, "id": message_id}
+                at_commit(connection, sql.drop_claims(schema, **offset))
             else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
-                self._append_offset(connection, entry.position, 1 if self._one_by_one else 0)
+                self._append_offset(connection, entry.position, 1 if self._one_by_one else 0, entry.id)
         if not blocked:
             self._advance(entry.position)
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
@@ -397,6 +416,9 @@ def _try_again(
     return Counts(taken=1, done=1, more=True)
 
 
+#: A queue to look at: its number, the group's offset, the id of the message there, and the last position.
+_Waiting = tuple[int, int, UUID | None, int]
+
 #: Transactions on one queue before a pass looks at the next one, so that none starves.
 STEPS_PER_QUEUE = 50
 
@@ -432,11 +454,11 @@ class Consumer:
             _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
             if known[0][0]:
                 return
-            rows = read_source(source, sql.heads(schema, topic=subscription.topic))[0] or [(0, 0, 1)]
-            for queue, last, first in rows:
-                position = last if subscription.start == "now" else first - 1
+            rows = read_source(source, sql.heads(schema, topic=subscription.topic))[0] or [(0, 0, 1, None, False)]
+            for queue, last, first, last_id, _ in rows:
+                position, message_id = (last, last_id) if subscription.start == "now" else (first - 1, None)
                 at = (*pair, queue, position)
-                execute(connection, sql.append_offset(schema, *at, 0), sql.write_start(schema, *at))
+                execute(connection, sql.append_offset(schema, *at, 0, message_id), sql.write_start(schema, *at))
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
         """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.
@@ -451,11 +473,11 @@ class Consumer:
         waiting = self._waiting_queues(connection, source)
         random.shuffle(waiting)
         ahead = self._read_ahead(source, waiting)
-        for queue, position, last in waiting:
+        for queue, position, message_id, last in waiting:
             consumer = self._queues[queue]
             try:
                 if queue in ahead:
-                    consumer.read(ahead[queue], position)
+                    consumer.read(ahead[queue], position, message_id)
                 counts += self._drain(consumer, last, connection, source)
             except MessagesPruned as error:
                 pruned = error  # the other queues have nothing to do with it
@@ -474,28 +496,35 @@ class Consumer:
                 return counts
         return counts + Counts(more=True)
 
-    def _waiting_queues(self, connection: Connection, source: Connection) -> list[tuple[int, int, int]]:
-        """Return (queue, offset, last position) of the queues whose last position is ahead of the group's offset."""
+    def _waiting_queues(self, connection: Connection, source: Connection) -> list[_Waiting]:
+        """Return the queues whose last position is ahead of the group's offset, or isn't what it has read there."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
         heads = sql.heads(schema, topic=topic)
         if source is connection and self._queues:
-            rows, offsets = read_source(source, heads, sql.offsets(schema, group, topic, sorted(self._queues)))
+            offset = sql.offsets(schema, group=group, topic=topic, queues=sorted(self._queues))
+            rows, offsets = read_source(source, heads, offset)
         else:
             (rows,), offsets = read_source(source, heads), []
-        unread = [row[0] for row in rows if row[0] not in dict(offsets)]
-        if unread:
-            offsets += read_source(connection, sql.offsets(schema, group, topic, unread))[0]
-        for queue, _, _ in rows:
+        known = {row[0] for row in offsets}
+        if unread := [row[0] for row in rows if row[0] not in known]:
+            offsets += read_source(connection, sql.offsets(schema, group=group, topic=topic, queues=unread))[0]
+        offset_of = {row[0]: row[1:] for row in offsets}
+        waiting = []
+        for queue, last, _, last_id, is_standby in rows:
             if queue not in self._queues:
                 self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
-        position: dict[int, int] = dict(offsets)
-        return [(queue, position[queue], last) for queue, last, _ in rows if last > position[queue]]
+            position, message_id = offset_of[queue]
+            # An offset that is ahead may have been moved since the queue's end was read: a step looks again.
+            went_back = message_id not in {None, last_id} if last == position else last < position and not is_standby
+            if last > position or went_back:
+                waiting.append((queue, position, message_id, last))
+        return waiting
 
-    def _read_ahead(self, source: Connection, waiting: list[tuple[int, int, int]]) -> dict[int, list[Row]]:
+    def _read_ahead(self, source: Connection, waiting: list[_Waiting]) -> dict[int, list[Row]]:
         """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""
         missing = [
             (queue, position)
-            for queue, position, _ in waiting
+            for queue, position, _, _ in waiting
             if not (self._queues[queue].has_read_ahead and self._queues[queue].position == position)
         ]
         statements = [self._queues[queue].next_messages(position) for queue, position in missing]

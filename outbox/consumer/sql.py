@@ -10,29 +10,34 @@ from outbox.database.sql import GroupQueue, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
-#: Read the ends of each queue. Rows: ``(queue, last, first)``; none while the topic doesn't exist.
+#: Read the ends of each queue. Rows: ``(queue, last, first, id of the last, is read on a standby)``; none while the
+#: topic doesn't exist.
 heads = Template("""
-SELECT q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 0),
-       coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 1)
+SELECT q, coalesce(l.position, 0),
+       coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 1),
+       l.half_id, pg_is_in_recovery()
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
+  LEFT JOIN LATERAL (SELECT position, half_id FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q
+                      ORDER BY position DESC LIMIT 1) l ON true
 """)
 
 MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))
            AND (%(keys)s::text[] IS NULL OR h.key LIKE ANY (%(keys)s::text[]))"""
 
 # The running sum of sizes bounds the memory of a read; the first message always comes.
-#: Read the next messages of a queue, ``max_bytes`` of bodies at most (but one message at least).
-#: ``keys`` are LIKE patterns. Rows: ``(position, id, send number, visible_at, key, tag, headers, content type,
-#: body, born_at, matches)``; those which don't match the filter are there to be stepped over.
+#: Read the message at a position, without its body, and the next ones of the queue, ``bytes`` of bodies at most (but
+#: one message at least). ``keys`` are LIKE patterns. Rows: ``(position, id, send number, visible_at, key, tag, headers,
+#: content type, body, born_at, matches)``; those which don't match the filter are there to be stepped over.
 messages_after = Template(f"""
 SELECT position, half_id, send_number, visible_at, key, tag, headers::text, content_type, body, born_at, matches
-  FROM (SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.headers, h.content_type, h.body,
-               h.born_at, {MATCHES} AS matches,
-               sum(octet_length(h.body)) OVER (ORDER BY m.position) - octet_length(h.body) AS bytes_before
-          FROM (SELECT * FROM {{s}}.message
-                 WHERE topic = %(topic)s AND queue = %(queue)s AND position > %(position)s
-                 ORDER BY position LIMIT %(limit)s) m
-          JOIN {{s}}.half_message h ON h.id = m.half_id) r
+  FROM (SELECT *, sum(octet_length(body)) OVER (ORDER BY position) - octet_length(body) AS bytes_before
+          FROM (SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.headers, h.content_type,
+                       CASE WHEN m.position > %(position)s THEN h.body ELSE '' END AS body,
+                       h.born_at, {MATCHES} AS matches
+                  FROM (SELECT * FROM {{s}}.message
+                         WHERE topic = %(topic)s AND queue = %(queue)s AND position >= %(position)s
+                         ORDER BY position LIMIT %(limit)s + (%(position)s > 0)::int) m
+                  JOIN {{s}}.half_message h ON h.id = m.half_id) b) r
  WHERE bytes_before < %(bytes)s
  ORDER BY position
 """)
@@ -44,6 +49,18 @@ SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.heade
   FROM {{s}}.message m JOIN {{s}}.half_message h ON h.id = m.half_id
  WHERE m.half_id = %(id)s
  ORDER BY m.send_number LIMIT 1
+""")
+
+#: Read which messages stand at a position or before it, the last first. Rows: ``(position, id)``.
+messages_before = Template("""
+SELECT position, half_id FROM {s}.message
+ WHERE topic = %(topic)s AND queue = %(queue)s AND position <= %(position)s
+ ORDER BY position DESC LIMIT %(limit)s
+""")
+
+#: Read which of these are committed. Rows: ``(id,)``.
+committed = Template("""
+SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND resolution = 'commit'
 """)
 
 # --- in the consumer's database --------------------------------------------------------------------------
@@ -66,18 +83,20 @@ def take_queue(queue: GroupQueue) -> Statement:
     return try_lock(queue.lock, _MARK)
 
 
-#: Read the newest offset. Rows: ``(position, claims)`` or none.
+#: Read the newest offset. Rows: ``(position, claims, id of the message there)`` or none.
 offset = Template("""
-SELECT position, claims FROM {s}.consumer_offset
+SELECT position, claims, message_id FROM {s}.consumer_offset
  WHERE consumer_group = %s AND topic = %s AND queue = %s
  ORDER BY position DESC, claims DESC LIMIT 1
 """)
 
-#: Read the offset of each queue. Rows: ``(queue, position)``.
+#: Read the offset of each queue. Rows: ``(queue, position, id of the message there)``.
 offsets = Template("""
-SELECT q, coalesce((SELECT max(position) FROM {s}.consumer_offset o
-                     WHERE o.consumer_group = %s AND o.topic = %s AND o.queue = q), 0)
-  FROM unnest(%s::int[]) q
+SELECT q, coalesce(n.position, 0), n.message_id
+  FROM unnest(%(queues)s::int[]) q
+  LEFT JOIN LATERAL (SELECT position, message_id FROM {s}.consumer_offset o
+                      WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = q
+                      ORDER BY position DESC, claims DESC LIMIT 1) n ON true
 """)
 
 #: Tell whether a group has any offset of a topic. Rows: ``(known,)``.
@@ -91,7 +110,8 @@ ON CONFLICT DO NOTHING
 
 #: Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end.
 append_offset = Template("""
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims) VALUES (%s, %s, %s, %s, %s)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
+VALUES (%s, %s, %s, %s, %s, %s)
 ON CONFLICT DO NOTHING
 """)
 
@@ -103,9 +123,52 @@ WITH dropped AS (
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position = %(position)s
        AND claims > 0
 )
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
-VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
+VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0, %(id)s)
 ON CONFLICT (consumer_group, topic, queue, position, claims) DO UPDATE SET written_at = clock_timestamp()
+""")
+
+#: Read which of these messages of a queue the group has had, at the same position: the last. Rows: ``(position, id)``
+#: or none. The inbox doesn't know what the group's filter left out, an offset may.
+agreed = Template("""
+SELECT l.* FROM unnest(%(positions)s::bigint[], %(ids)s::uuid[]) l (position, id)
+ WHERE EXISTS (SELECT FROM {s}.consumer_message c
+                WHERE c.consumer_group = %(group)s AND c.message_id = l.id AND c.topic = %(topic)s
+                  AND c.queue = %(queue)s AND c.position = l.position)
+    OR EXISTS (SELECT FROM {s}.consumer_offset o
+                WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = %(queue)s
+                  AND o.position = l.position AND o.message_id = l.id)
+ ORDER BY l.position DESC LIMIT 1
+""")
+
+#: Read what the inbox has of a queue after a position and up to another one, as far as it is among the newest ``limit``
+#: of the group. Rows: ``(id,)``.
+had_between = Template("""
+SELECT message_id
+  FROM (SELECT message_id, topic, queue, position FROM {s}.consumer_message
+         WHERE consumer_group = %(group)s ORDER BY message_id DESC LIMIT %(limit)s) c
+ WHERE topic = %(topic)s AND queue = %(queue)s AND position > %(agreed)s AND position <= %(position)s
+ ORDER BY message_id
+""")
+
+# As in `drop_claims`, a prune waits that was about to delete the row.
+#: Move an offset back, or to where the log begins now; and write down what was lost.
+go_back = Template("""
+WITH dropped AS (
+    DELETE FROM {s}.consumer_offset
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s
+       AND (position > %(agreed)s OR (position = %(agreed)s AND claims > 0))
+), started AS (
+    UPDATE {s}.consumer_start SET position = %(agreed)s
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position > %(agreed)s
+), loss AS (
+    INSERT INTO {s}.log_loss (consumer_group, topic, queue, position, agreed, message_ids)
+    VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, %(agreed)s, %(lost)s::uuid[])
+)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
+VALUES (%(group)s, %(topic)s, %(queue)s, %(agreed)s, 0, %(id)s)
+ON CONFLICT (consumer_group, topic, queue, position, claims)
+DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id
 """)
 
 # One probe of the primary key for each id, whatever the statistics say of a group that is younger than they are: for

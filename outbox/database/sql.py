@@ -26,6 +26,12 @@ VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
 
 _WAIT = "SELECT set_config('lock_timeout', %s, true)"
 
+#: For this transaction, have COMMIT wait for the disk, and for a synchronous standby, whatever the setting says: what
+#: others act on must not be lost. All that it has read is written out with it.
+COMMIT_SYNCHRONOUSLY = Statement("""
+SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local')
+""")
+
 _READ_ONLY = """
 SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', %s, true)
 """
@@ -37,6 +43,37 @@ NOW = Statement("SELECT clock_timestamp()")
 REPORT_INTERVAL = 10.0
 #: A worker that has not reported for so many seconds is taken for dead.
 ALIVE = 3 * REPORT_INTERVAL
+
+
+#: Names the log that a producer's tables are, in SQL that reads ``pg_control_system() s``. It changes when the tables
+#: may have lost what others have seen: a promotion and a recovery to a point in time change the timeline; pg_upgrade
+#: and a restore of a dump into another cluster change the system identifier, into another database, or a copy of one,
+#: its oid, over the old tables theirs. A crash and a volume that its storage put back change nothing. The control file
+#: tells a new timeline only after its first checkpoint: it is read on standbys alone, where nothing is written.
+LOG = """concat_ws('.', s.system_identifier,
+       CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
+            ELSE ('x' || left(pg_walfile_name('0/1000000'), 8))::bit(32)::int END,
+       (SELECT oid FROM pg_database WHERE datname = current_database()), '{s}.message'::regclass::oid)"""
+
+#: A position is an epoch of the log, and in its lower bits a number. Numbers are dense in a queue, over all epochs.
+NUMBER_BITS = 32
+_NUMBERS = (1 << NUMBER_BITS) - 1
+
+
+def number_of(position: int) -> int:
+    """Return the number of a position in its queue."""
+    return position & _NUMBERS
+
+
+def behind(position: int, end: int) -> int:
+    """Return how many messages an offset is behind the end of its queue, whatever epochs lie between."""
+    ahead = end - position
+    return ahead if 0 <= ahead <= _NUMBERS else max(number_of(end) - number_of(position), 0)
+
+
+def number(position: str) -> str:
+    """Return the SQL expression of a position's number."""
+    return f"({position} & {_NUMBERS})"
 
 
 #: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the

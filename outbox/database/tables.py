@@ -265,7 +265,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             # Serves the release pass: the next due messages.
             Index(None, "deliver_at", "half_id", postgresql_where=text("recalled_at IS NULL")),
         ],
-        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch.py.
+        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch/sql.py.
         "dispatch_cursor": [
             Column("id", BigInteger, Identity(always=True), primary_key=True),
             Column("next_xid", _XID8, nullable=False),
@@ -276,6 +276,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("base_sequence", BigInteger, nullable=False, server_default=text("0")),
             Column("system_identifier", BigInteger, nullable=False),
             Column("written_at", _TIME, nullable=False, server_default=_NOW),
+            Column("epoch", BigInteger, nullable=False, server_default=text("0")),
+            Column("log", Text),
             CheckConstraint("(after_sequence IS NULL) = (until_sequence IS NULL)", name="cut"),
             CheckConstraint("target IS NULL OR until_sequence IS NOT NULL", name="target"),
         ],
@@ -378,7 +380,23 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("position", BigInteger, primary_key=True, autoincrement=False),
             Column("claims", SmallInteger, primary_key=True, autoincrement=False),
             Column("written_at", _TIME, nullable=False, server_default=_NOW),
+            # Of the message at this position, as far as the group has read one: by it a log that went back is known.
+            Column("message_id", Uuid),
             CheckConstraint("position >= 0", name="position"),
+        ],
+        # What a group had read of a log that went back: the offset, the last position that both sides agreed on, and
+        # which messages the producer doesn't have any more, as far as the inbox knows them.
+        "log_loss": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("consumer_group", _NAME, nullable=False),
+            Column("topic", _NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("agreed", BigInteger, nullable=False),
+            Column("message_ids", ARRAY(Uuid), nullable=False),
+            Column("found_at", _TIME, nullable=False, server_default=_NOW),
+            # Serves the reconciliation, health and prune: what a group has lost.
+            Index(None, "consumer_group", "topic", "found_at"),
         ],
         # Where a group began: what lies before was never meant for it. Written once; offsets are pruned, this is not.
         "consumer_start": [

@@ -10,6 +10,17 @@ and no snapshot sees the second without the first. A backlog larger than a batch
 *inside* one snapshot (``target``), and that snapshot is finished before a newer one is looked at. Cutting by
 xid would be wrong: xids are given at the first write, not at commit.
 
+Epochs: a database may forget what consumers have read (an asynchronous replica is promoted without the last
+transactions, a dump or a backup is restored), and would then give those positions to new messages, which the consumers'
+offsets hide. So a position is an epoch and, in its lower 32 bits, a number. Whoever appends looks first, under the
+lock, whether the log still is the one of the newest cursor (`outbox.database.sql.LOG`); if not, a new epoch begins. It
+is the clock's seconds since 2024, and higher than the one that is known here: the lost log may have begun epochs that
+nobody here knows of. Numbers go on where the queue has them, so that a gap which was pruned and a lag can be told from
+a jump. Only a restore into another cluster changes what xids mean, and needs a re-base: after a promotion cursor and
+ops are of one moment. What no identity shows (a volume that its storage put back), the consumers find out by
+themselves: `outbox.consumer.log_loss`. Dispatch commits synchronously whatever the setting says, so that a crash
+forgets nothing that was read.
+
 Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Information Functions".
 """
 
@@ -23,7 +34,7 @@ from sqlalchemy.exc import OperationalError
 
 from outbox.database import sql as database_sql
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import HALF_MISSING, plan_by_index, take_lock, try_lock
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, HALF_MISSING, plan_by_index, take_lock, try_lock
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, HalvesHidden
 from outbox.message.model import Counts
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from outbox.database.execute import Row, Statement
     from outbox.settings import Settings
 
 logger = logging.getLogger("outbox.dispatch")
@@ -52,9 +64,10 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
     while a backlog is left over from a cut.
     """
     with connection.begin() as transaction:
-        _, taken, cursors = execute(
+        *_, taken, cursors = execute(
             connection,
             plan_by_index(),
+            COMMIT_SYNCHRONOUSLY,
             try_lock(dispatch_lock(settings.schema)),
             sql.newest_cursor(settings.schema),
         )
@@ -67,6 +80,10 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
                 transaction.rollback()
                 return NOTHING
             return Counts(taken=1, more=True)
+        if cursor.fell_back:
+            begun, cursors = execute(connection, sql.begin_epoch(settings.schema), sql.newest_cursor(settings.schema))
+            _tell(begun)
+            cursor = sql.Cursor(*cursors[0])
         if not cursor.pending:
             return NOTHING
         placement = _placement(settings, limit)
@@ -81,11 +98,14 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
 def _rebase(connection: Connection, schema: str) -> bool:
     """Start over in this cluster; False while a transaction has an op written and is still open."""
     try:
-        execute(connection, sql.WAIT_SHORTLY, sql.lock_ops(schema), sql.rebase(schema))
+        _, _, begun, _ = execute(
+            connection, sql.WAIT_SHORTLY, sql.lock_ops(schema), sql.begin_epoch(schema), sql.rebase(schema)
+        )
     except OperationalError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         return False
+    _tell(begun)
     return True
 
 
@@ -109,6 +129,24 @@ def _report_missing(connection: Connection, schema: str, half_ids: Sequence[UUID
         )
 
 
+def _append(connection: Connection, placement: sql.Placement, *statements: Statement) -> list[Row]:
+    """Run statements of which the first appends messages, under the lock; return its rows."""
+    begin = plan_by_index(), COMMIT_SYNCHRONOUSLY, sql.begin_epoch(placement.schema)
+    _, _, begun, appended, *_ = execute(connection, *begin, *statements)
+    _tell(begun)
+    return appended
+
+
+def _tell(begun: list[Row]) -> None:
+    for epoch, before, now in begun:
+        logger.warning(
+            "the log of messages is another one, which may have lost what consumers have seen (a fail-over, a restore):"
+            " its positions go on in epoch %d",
+            epoch,
+            extra={"event": "log.epoch", "epoch": epoch, "log_before": before, "log": now},
+        )
+
+
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
     """Turn due scheduled messages into messages, in one transaction on ``connection``."""
     placement = _placement(settings, limit)
@@ -116,7 +154,7 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
         (((taken, *_),),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
         if not taken:
             return NOTHING
-        _, ((due, messages, _, _, unseen),) = execute(connection, plan_by_index(), placement.statement(sql.RELEASE_DUE))
+        ((due, messages, _, _, unseen),) = _append(connection, placement, placement.statement(sql.RELEASE_DUE))
         if not due:
             return NOTHING
         if unseen:
@@ -143,9 +181,9 @@ def resend(
     if not sends:
         return
     placement = _placement(settings, len(sends))
-    _, ((*_, unseen),), *_ = execute(
+    ((*_, unseen),) = _append(
         connection,
-        plan_by_index(),
+        placement,
         placement.statement(sql.RESEND, half_ids=list(sends)),
         *(
             database_sql.audit(
@@ -195,7 +233,7 @@ def dispatch_passed(
     if passed:
         placement = _placement(settings, len(passed))
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
-        execute(connection, plan_by_index(), placement.statement(sql.APPEND_THESE, half_ids=passed), *audits)
+        _append(connection, placement, placement.statement(sql.APPEND_THESE, half_ids=passed), *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import channel
+from outbox.database.sql import LOG, NUMBER_BITS, channel, number
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
-newest_cursor = Template("""
+newest_cursor = Template(f"""
 SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
-       c.base_sequence, c.system_identifier, s.system_identifier,
+       c.base_sequence, c.system_identifier, s.system_identifier, c.epoch, c.log, {LOG},
        c.until_sequence IS NOT NULL
-       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid >= c.next_xid)
-       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight))
-  FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
+       OR EXISTS (SELECT FROM {{s}}.op_message o WHERE o.xid >= c.next_xid)
+       OR EXISTS (SELECT FROM {{s}}.op_message o WHERE o.xid = ANY (c.in_flight))
+  FROM (SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
 """)
 
 _FRESH = """
@@ -29,13 +29,13 @@ fresh AS MATERIALIZED (
     SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s
 ), cursor AS (
     INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier)
+                                     base_sequence, system_identifier, epoch, log)
     SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
            CASE WHEN cut THEN pg_current_snapshot() END,
            CASE WHEN cut THEN (SELECT max(sequence) FROM batch) END,
            CASE WHEN cut THEN last END,
-           %(base)s, %(system)s
+           %(base)s, %(system)s, %(epoch)s, %(log)s
       FROM (SELECT count(*) > %(limit)s AS cut, max(sequence) AS last FROM fresh) f
      WHERE last IS NOT NULL
 )"""
@@ -49,13 +49,13 @@ batch AS MATERIALIZED (
      ORDER BY sequence LIMIT %(limit)s
 ), cursor AS (
     INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier)
+                                     base_sequence, system_identifier, epoch, log)
     SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
            CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
            CASE WHEN NOT done THEN %(target)s::pg_snapshot END,
            CASE WHEN NOT done THEN last END,
            CASE WHEN NOT done THEN %(until)s END,
-           %(base)s, %(system)s
+           %(base)s, %(system)s, %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
 )"""
 
@@ -74,9 +74,10 @@ old AS MATERIALIZED (
        AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = old.half_id)
 ), cursor AS (
     INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
-                                     base_sequence, system_identifier)
+                                     base_sequence, system_identifier, epoch, log)
     SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
-           CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s
+           CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s,
+           %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
 )"""
 
@@ -90,19 +91,22 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
        AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
 )"""
 
+_EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1)"
+
 # From entries to messages; the same for a dispatch, a release and a resend. An entry without a topic is one whose half
 # can't be seen: its id is returned, and it is left to the caller. The end of a queue is looked up once, at
 # its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
 # ``sequence`` orders a batch's entries,
-# ``turn`` is the sequence of the op: messages without a key take the queues in turn.
-_APPEND = """, new_topic AS (
-    INSERT INTO {s}.topic AS t (name, queues)
+# ``turn`` is the sequence of the op: messages without a key take the queues in turn. A queue whose last position is of
+# an earlier epoch goes on with its numbers in this one.
+_APPEND = f""", new_topic AS (
+    INSERT INTO {{s}}.topic AS t (name, queues)
     SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
-     WHERE topic IS NOT NULL AND NOT EXISTS (SELECT FROM {s}.topic k WHERE k.name = e.topic)
+     WHERE topic IS NOT NULL AND NOT EXISTS (SELECT FROM {{s}}.topic k WHERE k.name = e.topic)
     -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
     ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
 ), scheduled AS (
-    INSERT INTO {s}.scheduled_message (half_id, deliver_at)
+    INSERT INTO {{s}}.scheduled_message (half_id, deliver_at)
     SELECT half_id, deliver_at FROM entry WHERE deliver_at > statement_timestamp()
     RETURNING half_id
 ), placed AS MATERIALIZED (
@@ -112,12 +116,13 @@ _APPEND = """, new_topic AS (
       FROM entry WHERE topic IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= statement_timestamp())
 ), numbered AS (
     SELECT topic, queue, half_id, send_number, number,
-           CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {s}.message m
+           CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {{s}}.message m
                                                 WHERE m.topic = n.topic AND m.queue = n.queue), 0) END AS ended
       FROM (SELECT *, row_number() OVER (PARTITION BY topic, queue ORDER BY sequence) AS number FROM placed) n
 ), dispatched AS (
-    INSERT INTO {s}.message (topic, queue, position, half_id, send_number)
-    SELECT topic, queue, max(ended) OVER (PARTITION BY topic, queue) + number, half_id, send_number FROM numbered
+    INSERT INTO {{s}}.message (topic, queue, position, half_id, send_number)
+    SELECT topic, queue, greatest(after, {_EPOCH_BEGINS} + {number("after")}) + number, half_id, send_number
+      FROM (SELECT *, max(ended) OVER (PARTITION BY topic, queue) AS after FROM numbered) n
     RETURNING topic
 ), told AS MATERIALIZED (
     SELECT pg_notify(%(channel)s, topic) FROM (SELECT DISTINCT topic FROM dispatched) d WHERE %(notify)s
@@ -133,13 +138,34 @@ lock_ops = Template("LOCK TABLE {s}.op_message IN SHARE MODE")
 #: For this transaction, give up waiting for a lock after 0.2 seconds.
 WAIT_SHORTLY = Statement("SELECT set_config('lock_timeout', '200ms', true)")
 
+# By the clock, since the epochs of a log that was lost aren't known here; and never one that is known.
+_NEXT_EPOCH = "greatest({epoch} + 1, extract(epoch FROM clock_timestamp() - timestamptz '2024-01-01 00:00+00')::bigint)"
+
+#: Begin a new epoch if the log isn't the one that the newest cursor knows. Rows: ``(epoch, log before, log now)``.
+begin_epoch = Template(f"""
+WITH newest AS (
+    SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1
+), begun AS (
+    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
+                                       base_sequence, system_identifier, epoch, log)
+    SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
+           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}
+      FROM newest, pg_control_system() s WHERE log <> {LOG}
+    RETURNING epoch, log
+)
+SELECT begun.epoch, newest.log, begun.log FROM begun, newest
+""")
+
 #: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
-rebase = Template("""
-INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence, system_identifier)
+rebase = Template(f"""
+INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence,
+                                   system_identifier, epoch, log)
 SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
        coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
-       (SELECT system_identifier FROM pg_control_system())
-  FROM {s}.op_message
+       (SELECT system_identifier FROM pg_control_system()),
+       coalesce((SELECT epoch FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1),
+                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s)
+  FROM {{s}}.op_message
 """)
 
 #: Turn due scheduled messages into messages. For `Placement.statement`; rows as of `dispatch_batch`.
@@ -264,7 +290,8 @@ class Cursor:
     Dispatched is every op that the snapshot ``(next_xid, in_flight)`` sees. ``target`` is a later snapshot of
     which the ops up to ``after_sequence`` are dispatched, those up to ``until_sequence`` not yet. Without a
     ``target``, ``until_sequence`` marks a re-base under way. Ops up to ``base_sequence`` are of before a
-    re-base: their xids mean nothing in this cluster, and the re-base sets them to 0.
+    re-base: their xids mean nothing in this cluster, and the re-base sets them to 0. ``log`` is the one that has the
+    messages of ``epoch``; None before the first.
     """
 
     next_xid: str
@@ -275,12 +302,20 @@ class Cursor:
     base_sequence: int
     system_identifier: int
     current_system: int
+    epoch: int
+    log: str | None
+    current_log: str
     pending: bool
 
     @property
     def restored(self) -> bool:
         """Was the database restored into another cluster since this row was written?"""
         return self.system_identifier != self.current_system
+
+    @property
+    def fell_back(self) -> bool:
+        """Is the log another one, which may have lost messages that consumers have seen?"""
+        return self.log is not None and self.log != self.current_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,4 +353,6 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
         until=cursor.until_sequence,
         base=cursor.base_sequence,
         system=cursor.system_identifier,
+        epoch=cursor.epoch,
+        log=cursor.current_log,
     )

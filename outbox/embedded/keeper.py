@@ -237,7 +237,7 @@ class Postmaster:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) > 7 and int(lines[0]) == process.pid and lines[7].strip() == "ready"
+        return len(lines) > 7 and int(lines[0]) == process.pid and lines[7].strip() in {"ready", "standby"}
 
 
 def _give_up(process: subprocess.Popen[bytes]) -> None:

@@ -79,25 +79,26 @@ class Outcome(enum.IntEnum):
 
     CONSUMED_THOUGH_ROLLED_BACK = 10, "it took effect, though it was rolled back, recalled or compensated", Repair.ALERT
     DUPLICATE_EFFECT = 11, "the business table has more than one row of it", Repair.ALERT
+    LOST = 12, "the consumer has read it, and the producer has lost it since: its log went back", Repair.ALERT
     # Or it was never decided, or isn't due yet.
-    PHANTOM = 12, "the consumer has it, and the producer never sent it", Repair.ALERT, Repair.PARK
+    PHANTOM = 13, "the consumer has it, and the producer never sent it", Repair.ALERT, Repair.PARK
     DIGEST_MISMATCH = (
-        13, "the body that the producer has isn't the one that the consumer handled", Repair.ALERT, Repair.PARK
+        14, "the body that the producer has isn't the one that the consumer handled", Repair.ALERT, Repair.PARK
     )  # fmt: skip
-    NO_EFFECT = 14, "the inbox says consumed, and the business table has no row of it", Repair.ALERT
-    UNRECORDED = 15, "it took effect, and the inbox has no row of it", Repair.SYNC_STATUS, Repair.ALERT
+    NO_EFFECT = 15, "the inbox says consumed, and the business table has no row of it", Repair.ALERT
+    UNRECORDED = 16, "it took effect, and the inbox has no row of it", Repair.SYNC_STATUS, Repair.ALERT
     # The producer or the business table contradicts it; which of them is right is known.
-    STATUS_MISMATCH = 16, "the inbox contradicts what is known to be true", Repair.SYNC_STATUS, Repair.ALERT
+    STATUS_MISMATCH = 17, "the inbox contradicts what is known to be true", Repair.SYNC_STATUS, Repair.ALERT
     UNCOMPENSATED = (
-        17, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
+        18, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
     )  # fmt: skip
-    UNDISPATCHED = 18, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
-    RESEND_EXHAUSTED = 19, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
-    MISSING = 20, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
-    UNCONSUMED = 21, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
-    PARKED = 22, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
-    FAILED = 23, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
-    UNDECIDED = 24, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
+    UNDISPATCHED = 19, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
+    RESEND_EXHAUSTED = 20, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
+    MISSING = 21, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
+    UNCONSUMED = 22, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
+    PARKED = 23, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
+    FAILED = 24, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
+    UNDECIDED = 25, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
 
     @property
     def label(self) -> str:

@@ -26,7 +26,7 @@ class Rules:
 
     ``producer_now`` and ``consumer_now`` are the clocks of the databases, ``grace`` the grace period, all in
     microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer. ``offsets`` and ``starts``
-    are the group's position and its first offset by queue.
+    are the group's position and its first offset by queue, ``lost`` the ids that it found the producer to have lost.
     """
 
     producer_now: int
@@ -35,6 +35,7 @@ class Rules:
     horizon: bytes = FIRST_ID.bytes
     offsets: Mapping[int, int] = field(default_factory=dict)
     starts: Mapping[int, int] = field(default_factory=dict)
+    lost: frozenset[bytes] = frozenset()
     max_resends: int = 3
 
 
@@ -120,12 +121,14 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     before = position <= _by_queue(rules.starts, queue)
     ahead = position > _by_queue(rules.offsets, queue)
     for_group = both.of_producer("addressed", True)
+    lost = np.isin(both.ids, np.array(sorted(rules.lost), "S16")) & ~unknown
 
     cases: list[tuple[Array, int]] = [
         (~known & unknown, -1),  # a row of the business table that is none of ours
         (~known & too_young, Outcome.UNJUDGED),
         (withdrawn & took, Outcome.CONSUMED_THOUGH_ROLLED_BACK),
         (effects > 1, Outcome.DUPLICATE_EFFECT),
+        ((~known | (state == ProducerState.UNDECIDED)) & lost, Outcome.LOST),
         (~known, Outcome.PHANTOM),
         (
             (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED)),

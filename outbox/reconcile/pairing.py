@@ -56,7 +56,7 @@ def rules_now(job: Job, pair: Pair) -> Rules:
 
 
 def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consumer_now: int) -> Rules:
-    offsets, starts = execute(consumer, *sql.positions(job.consumer.schema, pair))
+    offsets, starts, lost = execute(consumer, *sql.positions(job.consumer.schema, pair))
     return Rules(
         producer_now=producer_now,
         consumer_now=consumer_now,
@@ -64,6 +64,7 @@ def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consum
         horizon=complete_from(job.archives, pair, pruned_below(job.producer, "producer", producer_now)).bytes,
         offsets=dict(offsets),
         starts=dict(starts),
+        lost=frozenset(id_.bytes for (id_,) in lost),
         max_resends=job.max_resends,
     )
 

@@ -120,6 +120,8 @@ _POSITIONS = """
 SELECT queue, max(position) FROM {s}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY 1
 """
 
+_LOST = "SELECT DISTINCT unnest(message_ids) FROM {s}.log_loss WHERE consumer_group = %(group)s AND topic = %(topic)s"
+
 #: Reads the database's clock. Rows: ``(microseconds since 1970,)``.
 CLOCK = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
 
@@ -245,9 +247,13 @@ def digests(
 
 
 def positions(schema: str, pair: Pair) -> list[Statement]:
-    """Read how far a group has come, and where it began. Rows of both: ``(queue, position)``."""
+    """Read how far a group has come, and where it began. Rows of both: ``(queue, position)``. And what was lost.
+
+    Rows of the last: ``(id,)``.
+    """
     names = {"group": pair.group, "topic": pair.topic}
-    return [statement(schema, _POSITIONS, names, table=table) for table in ("consumer_offset", "consumer_start")]
+    tables = [statement(schema, _POSITIONS, names, table=table) for table in ("consumer_offset", "consumer_start")]
+    return [*tables, statement(schema, _LOST, names)]
 
 
 def sample(part: Part, schema: str, points: int) -> Statement:

@@ -129,7 +129,7 @@ def test_stats(cli: Cli, world: World) -> None:
     assert group.pop("parked_id") == str(world.parked)
     assert group == {
         "group": "till", "topic": "orders", "lag": 0, "failed": 1, "oldest_due": None, "overdue": 0, "parked": 1,
-        "capped": [],
+        "lost": 0, "newest_loss": None, "lost_id": None, "capped": [],
     }  # fmt: skip
 
 

@@ -78,6 +78,7 @@ NO_PRODUCER: Mapping[str, Any] = dict.fromkeys(
 LOOKS: Mapping[Outcome, Mapping[str, Any]] = {
     Outcome.CONSUMED_THOUGH_ROLLED_BACK: {"state": int(ProducerState.ROLLED_BACK), **handled(InboxState.CONSUMED)},
     Outcome.DUPLICATE_EFFECT: handled(InboxState.CONSUMED, effects=2),
+    Outcome.LOST: {**NO_PRODUCER, **handled(InboxState.CONSUMED)},
     Outcome.PHANTOM: {**NO_PRODUCER, **handled(InboxState.CONSUMED)},
     Outcome.DIGEST_MISMATCH: handled(InboxState.CONSUMED, consumer_digest=b"\xcd" * 16),
     Outcome.NO_EFFECT: handled(InboxState.CONSUMED, effects=0),

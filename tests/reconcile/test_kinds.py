@@ -162,8 +162,25 @@ def test_every_case_by_the_hundred(town: Town, tier: Tier) -> None:
 
 
 def test_the_cases_cover_every_outcome() -> None:
-    """There is a case of every outcome but that which needs a retention."""
-    assert {outcome for _, outcome in CASES.values()} == set(Outcome) - {Outcome.UNJUDGED}
+    """There is a case of every outcome but those that need a retention, and a log that went back."""
+    assert {outcome for _, outcome in CASES.values()} == set(Outcome) - {Outcome.UNJUDGED, Outcome.LOST}
+
+
+@pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])
+def test_what_a_group_found_to_be_lost(town: Town, tier: Tier) -> None:
+    """What the group's worker saw the producer lose isn't taken for what the producer never sent."""
+    phantom, lost, undecided, here = town.plant(
+        [fate(state=None), fate(state=None), fate(state=UNDECIDED, effects=1), fate(effects=1)]
+    )
+    town.run(
+        "INSERT INTO {s}.log_loss (consumer_group, topic, queue, position, agreed, message_ids)"
+        " SELECT consumer_group, topic, 0, 9, 5, :ids FROM {s}.consumer_offset LIMIT 1",
+        ids=[lost, undecided, here],
+    )
+
+    result = town.reconcile(tier=tier)
+
+    assert kinds(result) == {phantom: Outcome.PHANTOM, lost: Outcome.LOST, undecided: Outcome.LOST}
 
 
 @pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])

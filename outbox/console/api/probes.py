@@ -100,6 +100,7 @@ _GAUGES: Mapping[tuple[str, ...], Sequence[tuple[str, str, str]]] = {
         ("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
         ("outbox_failed_messages", "Messages of a group that will be retried", "failed"),
         ("outbox_lag_messages", "Messages that a group has not come to", "lag"),
+        ("outbox_lost_messages", "Messages that a group has read and the producer has lost", "lost"),
         ("outbox_oldest_due_retry_age_seconds", "How long the oldest retry of a group is due", "oldest_due"),
     ),
 }

@@ -217,6 +217,7 @@ INSPECTIONS = (
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("parked messages", judging(sql.FAILURES, "message.parked"), "consumer"),
     Inspection("retries", judging(sql.FAILURES, "retry.overdue"), "consumer"),
+    Inspection("lost messages", judging(sql.LOSSES, "group.lost"), "consumer"),
     Inspection("reconciliations", inspections.reconciliations, "consumer"),
     Inspection("reading groups", judging(sql.UNREAD, "group.pruned", "group.behind"), "producer consumer"),
 )

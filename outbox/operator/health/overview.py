@@ -34,7 +34,7 @@ UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
 _RECENT = 10
 _SECONDS = 5.0
 _TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue")
-_GROUP_RULES = ("message.parked", "retry.overdue")
+_GROUP_RULES = ("message.parked", "retry.overdue", "group.lost")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -54,10 +54,11 @@ class Thresholds:
     take it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals.
     ``old``: a half that is so many times as old as all its checks should take. ``behind``: a group that has not read
     what is older than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing``
-    samples. ``worker_lost``: for so long a dead worker is reported. ``reconciled``: no result of a reconciliation for
-    so long. ``clock``: a clock so far off. ``held_transactions``: a replication slot or standby that keeps what so many
-    transactions left from being vacuumed; ``held_wal``: bytes of WAL kept by a slot. ``connections``: how many more
-    must be possible; None: what one more worker needs.
+    samples. ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, what the producer lost.
+    ``reconciled``: no result of a reconciliation for so long. ``clock``: a clock so far off.
+    ``held_transactions``: a replication slot or standby that keeps what so many transactions left from being vacuumed;
+    ``held_wal``: bytes of WAL kept by a slot. ``connections``: how many more must be possible; None: what one more
+    worker needs.
     """
 
     lock: float = 60.0
@@ -72,6 +73,7 @@ class Thresholds:
     lag: int = 1_000
     growing: int = 5
     worker_lost: float = 3600.0
+    lost: float = 7 * 86400.0
     reconciled: float = 2 * 86400.0
     clock: float = 5.0
     held_transactions: int = 1_000_000
@@ -227,6 +229,16 @@ RULES: Mapping[str, Rule] = {
         "(OUTBOX_RETENTION)" + _GONE,
         value="queues",
         details="group topic behind queues",
+        page="inbox?group&topic",
+    ),
+    "group.lost": Rule(
+        "The producer has lost {messages:message|messages} of topic {topic!r} that group {group!r} had read, such as "
+        "{message_id}: its log went back (a fail-over, a restore), which the group saw {age:duration} ago.",
+        "see it: outbox messages show {message_id} {at}\n"
+        "see all of them, as lost, after a reconciliation: outbox reconcile runs {at}\n"
+        "undo their effects at the consumer, or do at the producer once more what it has forgotten",
+        value="lost",
+        details="group topic messages=lost age=newest_loss message_id=lost_id",
         page="inbox?group&topic",
     ),
     "group.behind": Rule(

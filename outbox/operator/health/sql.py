@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outbox.check.sql import KNOWN_TOPICS
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING
+from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, number
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
 
@@ -203,7 +203,7 @@ SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
 #: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues
 #: messages were pruned before they were read, the age of the oldest in s, which share of the retention that is where
 #: nothing was pruned, and SQL that forgets the group.
-#: Positions are dense: where the next message isn't the next position, those in between were pruned. A queue that was
+#: Numbers are dense: where the next message hasn't the next number, those in between were pruned. A queue that was
 #: added after the group began has no offset, and is read from its first message.
 UNREAD = Query(f"""
 -- group topic queues behind retention share forget
@@ -211,7 +211,8 @@ UNREAD = Query(f"""
 SELECT *, %(retention)s::float8, CASE WHEN queues = 0 THEN behind / %(retention)s END::float8,
        format('DELETE FROM {{s}}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', consumer_group, topic)
   FROM (
-SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position + 1) AS queues,
+SELECT g.consumer_group, g.topic,
+       count(*) FILTER (WHERE {number("n.position")} > {number("o.position")} + 1) AS queues,
        max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8 AS behind
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
   JOIN {{s}}.topic t ON t.name = g.topic
@@ -225,6 +226,16 @@ SELECT g.consumer_group, g.topic, count(*) FILTER (WHERE n.position > o.position
         ORDER BY position LIMIT 1) n
  GROUP BY 1, 2) of_group
  ORDER BY 1, 2
+""")
+
+#: What the producer lost of what groups had read in the last ``lost`` s: a part of `GroupStats`.
+LOSSES = Query("""
+-- group topic lost newest_loss lost_id
+SELECT consumer_group, topic, count(DISTINCT m.id),
+       extract(epoch FROM clock_timestamp() - max(found_at))::float8, min(m.id::text)::uuid
+  FROM {s}.log_loss l CROSS JOIN LATERAL unnest(message_ids) m (id)
+ WHERE found_at > clock_timestamp() - make_interval(secs => %(lost)s)
+ GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
 #: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,

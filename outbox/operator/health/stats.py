@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, execute
-from outbox.database.sql import NOW, GroupQueue, plan_by_index, read_only
+from outbox.database.sql import NOW, GroupQueue, behind, number_of, plan_by_index, read_only
 from outbox.dispatch.once import dispatch_lock
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
@@ -100,7 +100,9 @@ class GroupStats:
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
     topic's producer is in another database. ``failed``: will be retried, the oldest due one since
     ``oldest_due`` seconds; ``overdue`` of them should have been retried long ago. ``parked``: waiting for an operator,
-    and not discarded; the oldest message of them, ``parked_id``, since ``oldest_parked`` seconds.
+    and not discarded; the oldest message of them, ``parked_id``, since ``oldest_parked`` seconds. ``lost``: messages
+    that the group had read and the producer has lost; ``lost_id`` is one, found with the others ``newest_loss`` seconds
+    ago.
     """
 
     group: str
@@ -113,6 +115,9 @@ class GroupStats:
     parked: int = 0
     oldest_parked: float | None = None
     parked_id: UUID | None = None
+    lost: int = 0
+    newest_loss: float | None = None
+    lost_id: UUID | None = None
     capped: list[str] = field(default_factory=list)
 
 
@@ -145,7 +150,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 sql.HEADS(schema),
             )
             for name, _, position in heads:
-                topics.setdefault(name, TopicStats(name)).messages += position
+                topics.setdefault(name, TopicStats(name)).messages += number_of(position)
             counts = {
                 "undecided": sql.UNDECIDED.named(undecided),
                 "scheduled": sql.SCHEDULED.named(scheduled),
@@ -160,11 +165,18 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             for topic in topics.values():
                 topic.capped = list(capped)
         if "consumer" in parts:
-            offsets, failed = execute(
-                connection, sql.OFFSETS(schema), sql.FAILURES(schema, retry=limits.retry, limit=LIMIT)
+            offsets, failed, lost = execute(
+                connection,
+                sql.OFFSETS(schema),
+                sql.FAILURES(schema, retry=limits.retry, limit=LIMIT),
+                sql.LOSSES(schema, lost=limits.lost),
             )
+            losses = {(row["group"], row["topic"]): row for row in sql.LOSSES.named(lost)}
             groups = [
-                GroupStats(**row, capped=[count for count in ("failed", "parked") if row[count] >= LIMIT])
+                GroupStats(
+                    **row | losses.get((row["group"], row["topic"]), {}),
+                    capped=[count for count in ("failed", "parked") if row[count] >= LIMIT],
+                )
                 for row in sql.FAILURES.named(failed)
             ]
             _add_lags(groups, offsets, heads)
@@ -206,9 +218,9 @@ def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Itera
         ends[topic][queue] = position
     for each in groups:
         positions = reached[each.group, each.topic]
-        each.consumed = sum(positions.values())
+        each.consumed = sum(map(number_of, positions.values()))
         if each.topic in ends:
-            each.lag = sum(max(end - positions.get(queue, 0), 0) for queue, end in ends[each.topic].items())
+            each.lag = sum(behind(positions.get(queue, 0), end) for queue, end in ends[each.topic].items())
 
 
 # --- over time ---------------------------------------------------------------------------------------------------

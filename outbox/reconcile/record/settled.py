@@ -20,12 +20,13 @@ from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
+from outbox.database.sql import LOG
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint, reaching
 from outbox.reconcile.sql import as_array
 
 #: With another meaning of a range or a mark, older ones are forgotten.
-_FORMAT = 2
+_FORMAT = 3
 
 #: Messages of a range that is kept, unless a range that was digested has more: few, since one late message spoils it.
 ROWS_OF_RANGE = 600
@@ -63,11 +64,8 @@ INSERT INTO {s}.reconciliation_settled (consumer_group, topic, first_id, end_id,
 SELECT %(group)s, %(topic)s, * FROM unnest(%(firsts)s::uuid[], %(ends)s::uuid[], %(counts)s::jsonb[])
 """
 
-# A restore to a point in time, and a standby that takes over, may lose what the consumer has seen: another timeline.
-_HERE = """
-SELECT (SELECT system_identifier FROM pg_control_system())::text,
-       (SELECT timeline_id FROM pg_control_checkpoint())::text, current_database()::text, pg_current_snapshot()::text
-"""
+# A log that fell back may have lost what the consumer has seen.
+_HERE = f"SELECT {LOG}, pg_current_snapshot()::text FROM pg_control_system() s"
 
 _HEADS = """
 SELECT q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 0)
@@ -131,7 +129,9 @@ def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
     """Return where everything stands: the snapshot of the producer's database, and the end of each queue."""
     access = snapshots.producer.access
     with reaching(access):
-        (here,), heads = execute(snapshots.producer.connection, Statement(_HERE), pair_statement(_HEADS, access, pair))
+        (here,), heads = execute(
+            snapshots.producer.connection, pair_statement(_HERE, access, pair), pair_statement(_HEADS, access, pair)
+        )
     filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
     identity = [_FORMAT, *here[:-1], access.schema, *filters, effect, access.settings.retention]

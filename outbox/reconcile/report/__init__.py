@@ -65,6 +65,7 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
     "`outbox messages show ID` tells its story",
     Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
+    Outcome.LOST: "undo its effect at the consumer, or do at the producer once more what it has forgotten",
     Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
     "then undo its effect at the consumer",
     Outcome.DIGEST_MISMATCH: "find out what changed the body, and correct its effect at the consumer",

@@ -1,0 +1,80 @@
+"""A log that went back: find where a group's offset and the log still agree, go on from there, and tell what was lost.
+
+The producer's database may lose messages that a group has read: an asynchronous replica is promoted without the last
+transactions, a dump or a volume is put back. Where its identity changed with that, dispatch goes on in a new epoch,
+behind every offset; where nothing tells it (a volume that its storage put back), new messages take positions that the
+group has passed. So each offset keeps the id of its message, and a consumer compares it with the log whenever it reads:
+
+- another message at the offset, or no message there and none after it: the log went back;
+- after the offset a number that isn't greater (of a later epoch): it went back, and has begun anew since.
+
+The group then goes on after the last message that its inbox (or an older offset) has at the same position as the log.
+It reads what follows once more; the inbox knows what it has handled, so that nothing takes effect twice. What the inbox
+has from behind that position and the producer doesn't know as committed is lost: it is written down in ``log_loss``.
+
+The other way round, when the consumer's database falls back, nothing needs to be found out: offset, inbox and effects
+are of one moment, and what follows that offset is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.consumer import sql
+from outbox.database.execute import execute, read_source
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.database.sql import GroupQueue
+
+logger = logging.getLogger("outbox.consumer")
+
+#: Messages that are compared at a time.
+_COMPARED = 1_000
+#: Inbox rows, the newest of the group, among which the lost messages are looked for.
+_NEWEST = 100_000
+
+
+def go_back(connection: Connection, source: Connection, queue: GroupQueue, position: int) -> bool:
+    """Move a group's offset, which the log doesn't agree with, to where both agree; False if it may stay.
+
+    Of the connections, the first is in a transaction, which holds the queue's lock and has read the offset before this
+    reads the source: a log that grew in between can't be taken for one that went back.
+    """
+    names = {"topic": queue.topic, "queue": queue.queue}
+    (heads,) = read_source(source, sql.heads(queue.schema, topic=queue.topic))
+    last, first, _, is_standby = next((row[1:] for row in heads if row[0] == queue.queue), (0, 1, None, False))
+    if is_standby and last < position:
+        return False  # it lags behind the primary from which the group has read
+    agreed, message_id = _agreed(connection, source, queue, position) or (first - 1, None)
+    values = names | {"group": queue.group, "agreed": agreed, "position": position}
+    # The last message of a queue is never pruned: if none is left of before the offset, there never was one.
+    after = agreed if agreed <= position else 0
+    (had,) = execute(connection, sql.had_between(queue.schema, **values | {"agreed": after}, limit=_NEWEST))
+    (committed,) = read_source(source, sql.committed(queue.schema, ids=[row[0] for row in had]))
+    lost = sorted({row[0] for row in had} - {row[0] for row in committed})
+    execute(connection, sql.go_back(queue.schema, **values, id=message_id, lost=lost))
+    logger.error(
+        "the log of topic %r, queue %d went back behind the offset of group %r (a fail-over, a restore): the group goes"
+        " on after position %d, not %d; the producer has lost %d messages that the group has",
+        *(queue.topic, queue.queue, queue.group, agreed, position, len(lost)),
+        extra={"event": "log.went_back", **values, "lost": [str(id_) for id_ in lost]},
+    )
+    return True
+
+
+def _agreed(connection: Connection, source: Connection, queue: GroupQueue, position: int) -> tuple[int, UUID] | None:
+    """Return the last message, up to a position, that the log has where the group had it; None if there is none."""
+    while True:
+        before = {"topic": queue.topic, "queue": queue.queue, "position": position, "limit": _COMPARED}
+        (rows,) = read_source(source, sql.messages_before(queue.schema, **before))
+        if not rows:
+            return None
+        of_log = {"positions": [row[0] for row in rows], "ids": [row[1] for row in rows]}
+        of_group = sql.agreed(queue.schema, group=queue.group, topic=queue.topic, queue=queue.queue, **of_log)
+        if found := execute(connection, of_group)[0]:
+            return found[0][0], found[0][1]
+        position = rows[-1][0] - 1

@@ -1,0 +1,302 @@
+"""Clusters that fall back: a replica is promoted without the last transactions, a backup or a dump is restored.
+
+After each the same holds: what the producer has is credited once; what the consumer has and the producer lost is known
+by its ids; nothing is credited twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.database.sql import NUMBER_BITS, number_of
+from outbox.operator.health.examine import examine
+from outbox.operator.health.stats import stats
+from tests.failover.bank import DATABASES, TABLES, Bank
+from tests.failover.clusters import (
+    Clusters,
+    ask,
+    base_cluster,
+    caught_up,
+    clusters,
+    copy_stopped,
+    cut_stream,
+    fail_over,
+    put_back,
+)
+from tests.kit import Tables
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Path]:
+    """The cluster that all others are copies of."""
+    with base_cluster(*DATABASES, sql=TABLES) as folder:
+        yield folder
+
+
+@pytest.fixture
+def some(base: Path) -> Iterator[Clusters]:
+    """Starts clusters that end with the test."""
+    with clusters(base) as found:
+        yield found
+
+
+def assert_settled(bank: Bank) -> None:
+    """Count the money: each debit is credited once, and each credit without a debit is written down as lost."""
+    credited = bank.credits()
+    assert not bank.uncredited(), "durable debits were never credited"
+    assert max(credited.values()) == 1, "a transfer was credited twice"
+    assert set(credited) - bank.debits() == bank.lost(), "what the producer lost isn't what was found to be lost"
+    with bank.producer.connect() as source, bank.consumer.connect() as connection:
+        ends = {row.topic: row.messages for row in stats(source, bank.settings, ["producer"]).topics}
+        (group,) = stats(connection, bank.settings, ["consumer"]).groups
+    assert ends["transfer"] == group.consumed, "there is a lag, though all is consumed"
+    assert group.lost == len(bank.lost())
+    found = {finding.code: finding for finding in examine(bank.consumer, bank.settings).findings}
+    assert ("group.lost" in found) == bool(bank.lost())
+
+
+def epochs(bank: Bank) -> list[int]:
+    """Return the epochs of which there are messages."""
+    return sorted(set(Tables(bank.producer).rows(f"SELECT position >> {NUMBER_BITS} FROM outbox.message")))
+
+
+def test_a_replica_is_promoted_twice_with_consumers_elsewhere(some: Clusters, caplog: pytest.LogCaptureFixture) -> None:
+    """The consumers' cluster stays: what it has read is ahead of each new primary; the second loses an epoch whole."""
+    first, theirs = some.new(), some.new()
+    bank = Bank(first, theirs)
+    second = some.replica(first)
+    bank.work(20)
+    caught_up(second, first)
+    cut_stream(second)
+    bank.work(11)
+    bank.debit(3)
+    fail_over(first, second)
+    bank.use(second, theirs)
+    third = some.replica(second)
+    caught_up(third, second)
+    cut_stream(third)
+    bank.work(30)
+    assert_settled(bank)
+    assert len(bank.lost()) == 11
+    assert len(epochs(bank)) == 2
+    assert {record.event for record in caplog.records if hasattr(record, "event")} == {"log.epoch", "log.went_back"}
+    told = [id_ for record in caplog.records for id_ in getattr(record, "lost", [])]
+    assert sorted(told) == sorted(map(str, bank.lost()))
+    fail_over(second, third)
+    bank.use(third, theirs)
+    bank.work(30)
+    assert_settled(bank)
+    assert len(bank.lost()) == 41
+    assert len(epochs(bank)) == 2, "the epoch of the second primary is lost with it"
+    bank.work(5)
+    assert_settled(bank)
+
+
+@pytest.mark.parametrize("database", ["crediting", "debiting"])
+def test_both_sides_fall_back_in_one_cluster(some: Clusters, database: str) -> None:
+    """Two databases of one cluster, or one database: both forget the same, and nothing was lost."""
+    first = some.new()
+    bank = Bank(first, first, database)
+    second = some.replica(first)
+    bank.work(20)
+    caught_up(second, first)
+    cut_stream(second)
+    bank.work(10)
+    fail_over(first, second)
+    bank.use(second, second)
+    bank.work(30)
+    assert_settled(bank)
+    assert (len(bank.debits()), bank.lost()) == (50, set())
+    assert len(epochs(bank)) == 2
+
+
+@pytest.mark.parametrize("consumer_first", [True, False])
+def test_both_clusters_fall_back_by_themselves(some: Clusters, consumer_first: bool) -> None:
+    """Each side loses another tail; what the consumer forgot it handles again, its effects were forgotten too."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    replicas = some.replica(ours), some.replica(theirs)
+    pairs = list(zip((ours, theirs), replicas, strict=True))
+    bank.work(10)
+    for primary, replica in pairs[::-1] if consumer_first else pairs:
+        caught_up(replica, primary)
+        cut_stream(replica)
+        bank.work(10)
+    for primary, replica in pairs:
+        fail_over(primary, replica)
+    bank.use(*replicas)
+    bank.work(20)
+    assert_settled(bank)
+    assert (len(bank.debits()), len(bank.lost())) == ((40, 0) if consumer_first else (30, 10))
+
+
+def test_the_consumers_cluster_falls_back_alone(some: Clusters) -> None:
+    """Its offset, inbox and effects are of one moment: it reads what follows once more."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    replica = some.replica(theirs)
+    bank.work(20)
+    caught_up(replica, theirs)
+    cut_stream(replica)
+    bank.work(10)
+    fail_over(theirs, replica)
+    bank.use(ours, replica)
+    assert len(bank.uncredited()) == 10
+    bank.work(5)
+    assert_settled(bank)
+    assert (len(bank.debits()), bank.lost(), epochs(bank)) == (35, set(), [0])
+
+
+def test_a_replica_that_knows_no_message_is_promoted(some: Clusters) -> None:
+    """Both sides agree on nothing: all that the consumer has is lost."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    replica = some.replica(ours)
+    caught_up(replica, ours)
+    cut_stream(replica)
+    bank.work(10)
+    fail_over(ours, replica)
+    bank.use(replica, theirs)
+    bank.work(20)
+    assert_settled(bank)
+    assert (len(bank.debits()), len(bank.lost())) == (20, 10)
+
+
+def test_a_group_reads_from_a_standby_that_lags(some: Clusters) -> None:
+    """What a standby doesn't know so far isn't lost."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    standby = some.replica(ours)
+    bank.work(20)
+    caught_up(standby, ours)
+    cut_stream(standby)
+    bank.work(10)
+    bank.use(standby, theirs)
+    bank.consume()
+    assert (len(bank.credits()), bank.lost()) == (30, set())
+    bank.use(ours, theirs)
+    bank.work(5)
+    assert_settled(bank)
+    assert (len(bank.debits()), bank.lost()) == (35, set())
+
+
+def test_a_recovery_to_a_point_in_time(some: Clusters) -> None:
+    """The producer goes back to a restore point in the middle: a new timeline."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    bank.close()
+    archive = some.archive_of(ours)
+    bank.use(ours, theirs)
+    folder = some.backup(ours)
+    bank.work(20)
+    ask(ours, "SELECT pg_create_restore_point('middle')")
+    bank.work(20)
+    bank.close()
+    some.archive_all(ours, archive)
+    recovered = some.recover(folder, archive, "middle")
+    bank.use(recovered, theirs)
+    bank.work(30)
+    assert_settled(bank)
+    assert (len(bank.debits()), len(bank.lost()), len(epochs(bank))) == (50, 20, 2)
+
+
+@pytest.mark.parametrize("where", ["another cluster", "another database", "the same database"])
+def test_a_dump_is_restored(some: Clusters, where: str) -> None:
+    """The producer's tables are put back as they were: their cluster, database or table has another identity."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    bank.work(20)
+    bank.debit(5)
+    dump = some.dump(ours, "debiting")
+    bank.work(20)
+    target = some.empty() if where == "another cluster" else ours
+    if where == "another database":
+        bank.close()
+        ask(ours, "ALTER DATABASE debiting RENAME TO gone")
+    if where != "the same database":
+        target.create_database("debiting")
+    some.restore(target, "debiting", dump)
+    bank.use(target, theirs)
+    bank.work(30)
+    assert_settled(bank)
+    assert (len(bank.debits()), len(bank.lost()), len(epochs(bank))) == (55, 20, 2)
+
+
+def test_a_copy_of_a_database_takes_over(some: Clusters) -> None:
+    """CREATE DATABASE … TEMPLATE makes a copy that has all of the original but its oid."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    bank.work(20)
+    bank.close()
+    ours.create_database("copy", template="debiting")
+    bank.use(ours, theirs)
+    bank.work(10)
+    bank.close()
+    ask(ours, "ALTER DATABASE debiting RENAME TO gone")
+    ask(ours, "ALTER DATABASE copy RENAME TO debiting")
+    bank.use(ours, theirs)
+    bank.work(30)
+    assert_settled(bank)
+    assert (len(bank.debits()), len(bank.lost()), len(epochs(bank))) == (50, 10, 2)
+
+
+@pytest.mark.parametrize("more", [3, 20, 40])
+def test_a_volume_is_put_back_by_its_storage(some: Clusters, more: int) -> None:
+    """Nothing tells it but the messages: fewer than were lost, as many, or more are there when the consumer looks."""
+    ours, theirs = some.new(), some.new()
+    bank = Bank(ours, theirs)
+    bank.work(20)
+    bank.close()
+    copy = copy_stopped(ours)
+    bank.use(ours, theirs)
+    bank.work(20)
+    bank.close()
+    put_back(ours, copy)
+    bank.use(ours, theirs)
+    bank.work(more)
+    bank.work(0)
+    assert_settled(bank)
+    assert (len(bank.debits()), len(bank.lost()), epochs(bank)) == (20 + more, 20, [0])
+
+
+@pytest.mark.parametrize("setting", ["off", "local"])
+def test_a_crash_without_synchronous_commits(some: Clusters, setting: str) -> None:
+    """What dispatch has placed is durable, with all that it was made of: no consumer has read what a crash forgets."""
+    ours, theirs = some.new(synchronous_commit=setting), some.new()
+    bank = Bank(ours, theirs)
+    bank.work(20)
+    for _ in range(3):
+        bank.work(5)
+        credited = set(bank.credits())
+        bank.debit(3)
+        ours.kill()
+        ours.start()
+        bank.use(ours, theirs)
+        assert credited <= bank.debits(), "a crash has forgotten what was consumed"
+    bank.work(20)
+    assert_settled(bank)
+    assert bank.lost() == set()
+
+
+def test_numbers_go_on_in_a_new_epoch(some: Clusters) -> None:
+    """A queue's numbers are dense over epochs, so that a lag and a gap that was pruned can be told from a jump."""
+    first, theirs = some.new(), some.new()
+    bank = Bank(first, theirs)
+    bank.work(20)
+    second = some.replica(first)
+    caught_up(second, first)
+    fail_over(first, second)
+    bank.use(second, theirs)
+    bank.debit(10)
+    bank.dispatch()
+    places: list[Any] = Tables(bank.producer).rows("SELECT queue, position FROM outbox.message ORDER BY 1, 2")
+    for queue in (0, 1):
+        numbers = [number_of(position) for each, position in places if each == queue]
+        assert numbers == list(range(1, len(numbers) + 1))
+    bank.consume()
+    assert_settled(bank)
+    assert bank.lost() == set()
