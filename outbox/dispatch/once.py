@@ -151,8 +151,8 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
     """Turn due scheduled messages into messages, in one transaction on ``connection``."""
     placement = _placement(settings, limit)
     with connection.begin():
-        (((taken, *_),),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
-        if not taken:
+        ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
+        if not taken[0]:
             return NOTHING
         ((due, messages, _, _, unseen),) = _append(connection, placement, placement.statement(sql.RELEASE_DUE))
         if not due:

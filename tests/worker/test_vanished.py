@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from contextlib import closing
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, text
 
 from outbox import Message, Settings
+from outbox.database.engines import discard
+from outbox.database.execute import driver_of
 from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
 from outbox.operator.health import rules
 from outbox.worker import report
@@ -18,6 +21,7 @@ from tests.doctor.relay import relay
 from tests.kit import dispatch_all, wait_until
 from tests.worker.conftest import Bench
 
+TCP_REPAIR = 19  # linux/tcp.h; Python has no name for it
 LIMITS = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_user_timeout", "idle_in_transaction_session_timeout")
 SETTINGS = text("SELECT " + ", ".join(f"current_setting('{name}')" for name in LIMITS))
 
@@ -80,3 +84,28 @@ def test_workers_name_who_keeps_a_lock(
         (record,) = (each for each in caplog.records if getattr(each, "event", "") == "lock.held")
         assert (record.__dict__["pid"], record.__dict__["lock"]) == (pid, "dispatch")
     dispatch_all(bench.engine)
+
+
+def vanish(connection: Connection) -> None:
+    """End the client's side of a TCP connection without a word to the server, as a host does that loses its power."""
+    driver = driver_of(connection)
+    with socket.socket(fileno=socket.dup(driver.fileno())) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+        except OSError:
+            pytest.skip("only Linux can do that, and only with the capability CAP_NET_ADMIN")
+    driver.close()
+    discard(connection)
+
+
+def test_a_worker_s_host_vanishes(bench: Bench) -> None:
+    """The transaction of a worker whose host is gone is ended by the server, and its lock is free for others."""
+    connection = WorkerDatabase(bench.engine.url).connect()
+    connection.exec_driver_sql("BEGIN")
+    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
+    pid = connection.scalar(text("SELECT pg_backend_pid()"))
+    vanish(connection)
+    assert bench.connections(f"pid = {pid} AND state = 'idle in transaction'") == 1
+    bench.send()
+    wait_until(lambda: dispatch_all(bench.engine).done, "another one dispatches")
+    assert bench.connections(f"pid = {pid}") == 0
