@@ -15,7 +15,7 @@ import pytest
 
 from outbox import embedded
 from outbox.database import migration
-from outbox.errors import EmbeddedError
+from outbox.errors import EmbeddedError, PostgresNotFound
 from tests.kit import wait_until
 
 #: The log's tail is lost by a crash only if nothing has written it out by itself.
@@ -36,9 +36,7 @@ class Clusters:
     def __init__(self, stack: ExitStack, base: Path) -> None:
         self._stack = stack
         self._base = base
-        self._programs = embedded.find_binaries().folder
-        if not (self._programs / "pg_basebackup").exists():
-            pytest.skip("these PostgreSQL binaries have no pg_basebackup")
+        self._programs = _programs()
 
     def new(self, **settings: str) -> embedded.Server:
         """Start a cluster that has the databases of `make_base`."""
@@ -170,6 +168,17 @@ def _chown(folder: Path, like: Path) -> None:
         shutil.chown(path, like.stat().st_uid, like.stat().st_gid)
 
 
+def _programs() -> Path:
+    """Return the folder of PostgreSQL's programs; a test that has too few of them is left out."""
+    try:
+        folder = embedded.find_binaries().folder
+    except PostgresNotFound as error:
+        pytest.skip(str(error))
+    if not (folder / "pg_basebackup").exists():
+        pytest.skip("these PostgreSQL binaries have no pg_basebackup")
+    return folder
+
+
 def _end(server: embedded.Server) -> None:
     with suppress(EmbeddedError):
         server.kill()  # an orderly end would write out what nobody wants
@@ -179,6 +188,7 @@ def _end(server: embedded.Server) -> None:
 @contextmanager
 def base_cluster(*databases: str, sql: str) -> Iterator[Path]:
     """Make the cluster that others are copies of: its databases have our tables, and what the SQL makes."""
+    _programs()
     folder = Path(tempfile.mkdtemp(prefix="outbox-failover-"))
     try:
         folder.chmod(0o755)
