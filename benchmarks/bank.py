@@ -23,7 +23,7 @@ from sqlalchemy import (
 ACCOUNTS = 100_000
 TOPIC = "transfer"
 
-_chance = random.Random()  # noqa: S311 - no secret
+_chance = random.Random()
 
 metadata = MetaData()
 account = Table(

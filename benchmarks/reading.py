@@ -55,7 +55,7 @@ class Ours:
         takes_batch: bool = False,
     ) -> None:
         self._connection, self._source, self._settings = connection, source, settings
-        self._rules = {"handler": handler, "batch": batch, "takes_batch": takes_batch}
+        self._handler, self._batch, self._takes_batch = handler, batch, takes_batch
         self._until = 0.0
         self._consumer = self._new()
 
@@ -84,8 +84,10 @@ class Ours:
         subscription = Subscription(
             TOPIC,
             new_group(),
-            retry_delays=self._settings.retry_delays,
-            **self._rules,  # type: ignore[arg-type]
+            self._handler,
+            self._settings.retry_delays,
+            self._batch,
+            self._takes_batch,
         )
         consumer = Consumer(subscription, self._settings, self._over)
         consumer.start(self._connection, self._source)

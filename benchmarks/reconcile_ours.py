@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from benchmarks.reconcile_arms import AHEAD, AT_END, Found, Place
@@ -24,7 +25,7 @@ def full(place: Place) -> Callable[[], Found]:
 
 def full_on_spark(place: Place) -> Callable[[], Found]:
     """Start Spark; return what reads every row there."""
-    from outbox.reconcile.spark.session import session  # noqa: PLC0415 - only one arm needs it
+    from outbox.reconcile.spark.session import session
 
     job = _job(place, Tier.FULL, EngineName.SPARK)
     stack = ExitStack()
@@ -37,10 +38,8 @@ def full_on_spark(place: Place) -> Callable[[], Found]:
 
 
 def _import(batches: Iterator[Any]) -> Iterator[Any]:
-    from adbc_driver_postgresql import dbapi  # noqa: F401, PLC0415 - in Spark's Python
-
-    from outbox.reconcile.spark import tasks  # noqa: F401, PLC0415
-
+    for name in ("adbc_driver_postgresql.dbapi", "outbox.reconcile.spark.tasks"):
+        import_module(name)
     time.sleep(0.3)  # so that no Python does all of them
     yield from batches
 

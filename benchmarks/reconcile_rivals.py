@@ -80,9 +80,9 @@ def spark_jdbc_by_hand(place: Place) -> Callable[[], Found]:
 
 
 def _spark(place: Place) -> Any:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+    from pyspark.sql import SparkSession
 
-    from outbox.reconcile.spark.java import find_java, launcher_home  # noqa: PLC0415
+    from outbox.reconcile.spark.java import find_java, launcher_home
 
     os.environ |= {"JAVA_HOME": str(launcher_home(find_java())), "SPARK_LOCAL_IP": "127.0.0.1"}
     settings = {
@@ -116,7 +116,7 @@ def _read(spark: Any, url: str, query: Callable[..., str], bounds: Sequence[Boun
     predicates = [_of("id", *bound).removeprefix(" AND ") for bound in bounds]
     options = _jdbc(url)
     table = spark.read.jdbc(options.pop("url"), f"({query('{}')}) q", predicates=predicates, properties=options)
-    from pyspark.sql import functions  # noqa: PLC0415 - an extra
+    from pyspark.sql import functions
 
     # As text, which a uuid is to Spark, the ids would be twice as long.
     return table.withColumn("id", functions.unhex(functions.regexp_replace("id", "-", "")))
@@ -246,7 +246,7 @@ def _arrow(place: Place) -> list[Any]:
 
 
 def _fetch(url: str, query: str) -> Any:
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - an extra
+    from adbc_driver_postgresql import dbapi
 
     with dbapi.connect(_libpq(url)) as connection, connection.cursor() as cursor:
         cursor.execute(_WORK_MEM)

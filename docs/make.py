@@ -366,7 +366,7 @@ def main(arguments: list[str]) -> int:
     config = write(TARGET)
     verb = ["serve"] if "--serve" in arguments else ["build", "--clean", "--strict"]
     command = [sys.executable, "-m", "zensical", *verb, "--config-file", str(config)]
-    return subprocess.run(command, check=False, cwd=TARGET).returncode  # noqa: S603 - this interpreter
+    return subprocess.run(command, check=False, cwd=TARGET).returncode  # noqa: S603 - nothing of it comes from outside
 
 
 if __name__ == "__main__":

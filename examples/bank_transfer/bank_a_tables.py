@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from decimal import Decimal
+from typing import ClassVar
 
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Numeric, create_engine, func
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -23,7 +24,7 @@ outbox = Outbox(engine, group="bank-a")
 class Base(DeclarativeBase):
     """The tables of bank A."""
 
-    type_annotation_map = {Decimal: Numeric(14, 2), int: BigInteger}  # noqa: RUF012 - SQLAlchemy's way
+    type_annotation_map: ClassVar = {Decimal: Numeric(14, 2), int: BigInteger}
 
 
 class Account(Base):

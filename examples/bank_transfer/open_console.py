@@ -35,7 +35,7 @@ def keep_open(banks: Banks, port: int, screen: Console) -> None:
     Raises:
         InvalidSettings: the port can't be had, or a variable ``OUTBOX_CONSOLE_*`` isn't right.
     """
-    from outbox.console.app import ConsoleConfig, serve  # noqa: PLC0415 - a demo without it starts faster
+    from outbox.console.app import ConsoleConfig, serve  # noqa: PLC0415 - FastAPI, which a demo without --console needs not
 
     urls = banks.environment
     config = ConsoleConfig.from_env(

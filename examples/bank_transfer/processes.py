@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import IO
 
 from .orders import Refusal
 
@@ -61,7 +62,7 @@ class BankProcess:
     def start(self) -> None:
         """Start the process, or start it again."""
         self.ready = False
-        self.popen = process = subprocess.Popen(  # noqa: S603 - a module of ours
+        self.popen = process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
             self._command,
             env=self._environment,
             stdin=subprocess.PIPE,
@@ -73,7 +74,8 @@ class BankProcess:
             process_group=0,
         )
         self._readers = [
-            Thread(target=read, args=(process,), daemon=True) for read in (self._read_reports, self._read_errors)
+            Thread(target=self._read_reports, args=(process, process.stdout), daemon=True),
+            Thread(target=self._read_errors, args=(process.stderr,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -97,9 +99,8 @@ class BankProcess:
     def allow(self, orders: int) -> None:
         """Let the process execute its orders up to this number; its next lives may do so too."""
         self._allowed = orders
-        assert self.popen.stdin  # noqa: S101 - a pipe, see start
         with suppress(BrokenPipeError):
-            os.write(self.popen.stdin.fileno(), f"{orders}\n".encode())
+            os.write(self._stdin.fileno(), f"{orders}\n".encode())
 
     def clear_target(self) -> None:
         """Forget the target."""
@@ -110,12 +111,15 @@ class BankProcess:
         self.popen.wait()
         for reader in self._readers:
             reader.join()
-        assert self.popen.stdin  # noqa: S101
-        self.popen.stdin.close()
+        self._stdin.close()
 
-    def _read_reports(self, process: Process) -> None:
-        assert process.stdout  # noqa: S101
-        with process.stdout as lines:
+    @property
+    def _stdin(self) -> IO[str]:
+        assert self.popen.stdin  # noqa: S101 - `start` asks for a pipe
+        return self.popen.stdin
+
+    def _read_reports(self, process: Process, stdout: IO[str]) -> None:
+        with stdout as lines:
             for line in lines:
                 try:
                     fact = json.loads(line)
@@ -138,9 +142,8 @@ class BankProcess:
             self.signalled = True  # first: the main thread may find the process dead at once, and must know why
             process.send_signal(target.signal)
 
-    def _read_errors(self, process: Process) -> None:
-        assert process.stderr  # noqa: S101
-        with process.stderr as lines:
+    def _read_errors(self, stderr: IO[str]) -> None:
+        with stderr as lines:
             self.output_tail.extend(lines)
 
 
@@ -190,8 +193,8 @@ class Processes:
 
     def wake(self, process: BankProcess) -> None:
         """Let a process go on that was stopped at its target."""
-        assert process.target is not None  # noqa: S101
-        self.stalls[process.target.step] += 1
+        if process.target is not None:
+            self.stalls[process.target.step] += 1
         process.clear_target()
         process.popen.send_signal(signal.SIGCONT)
 

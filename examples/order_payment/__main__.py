@@ -19,15 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with embedded.server(["orders", "balances"], durable=False) as server:
             # The services read where their databases are when they are imported, as they do anywhere else.
             os.environ.update(ORDERS_URL=server.url("orders"), BALANCES_URL=server.url("balances"))
-            from .demo import NotFinished, run  # noqa: PLC0415
+            from .demo import NotFinished, run  # noqa: PLC0415 - it imports the services, see above
 
             try:
                 return run(options.orders, options.seed, EngineName(options.engine))
             except (NotFinished, ReconcileError) as error:
-                print(error, file=sys.stderr)  # noqa: T201
+                print(error, file=sys.stderr)
                 return 1
     except EmbeddedError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(error, file=sys.stderr)
         return 69
     except KeyboardInterrupt:
         return 130

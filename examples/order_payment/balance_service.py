@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from decimal import Decimal
+from typing import ClassVar
 from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, Identity, Numeric, create_engine
@@ -27,7 +28,7 @@ outbox = Outbox(engine, group=GROUP)
 class Base(DeclarativeBase):
     """The tables of the balance service."""
 
-    type_annotation_map = {Decimal: Numeric(14, 2), int: BigInteger}  # noqa: RUF012 - SQLAlchemy's way
+    type_annotation_map: ClassVar = {Decimal: Numeric(14, 2), int: BigInteger}
 
 
 class UserBalance(Base):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from decimal import Decimal
+from typing import ClassVar
 
 from sqlalchemy import BigInteger, CheckConstraint, Identity, Numeric, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -22,7 +23,7 @@ outbox = Outbox(engine, group="order-service")
 class Base(DeclarativeBase):
     """The tables of the order service."""
 
-    type_annotation_map = {Decimal: Numeric(14, 2), int: BigInteger}  # noqa: RUF012 - SQLAlchemy's way
+    type_annotation_map: ClassVar = {Decimal: Numeric(14, 2), int: BigInteger}
 
 
 class Order(Base):
