@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,14 @@ from tests.kit.databases import Databases
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start hundreds of processes, each of which would compile all modules of the project for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Java compiles the more the longer a program is to run. A Spark of the tests lives for seconds, and its Java takes half
+# as much of a processor when it only compiles quickly.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
+
 
 #: Files and folders that are exhaustive, or take more than about ten seconds: the fast tier, ``-m "not slow"``, leaves
 #: them out. Single tests of other files are marked where they stand.
@@ -34,12 +43,10 @@ SLOW = (
     *(f"console/{name}" for name in ("browser/", "test_pages_hostile", "test_schema", "test_standalone")),
     "consumer/test_kill",
     *(f"dispatch/test_{name}" for name in ("restore", "rivals", "schedule", "stress")),
-    "docs/",
     *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
     "embedded/",
     "failover/",
     *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
-    "house/",
     *(f"migration/test_{name}" for name in ("chain", "quiet", "races", "user_project")),
     *(f"operator/test_{name}" for name in ("acts.", "looking_inbox", "looking_lists", "looking_messages")),
     *(f"producer/test_{name}" for name in ("commit_fails", "flow_counts", "savepoints")),

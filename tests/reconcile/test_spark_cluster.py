@@ -1,7 +1,8 @@
-"""Executors that are processes of their own: what is sent to them is all that they need."""
+"""An executor that is a process of its own: what is sent to it is all that it needs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -18,15 +19,15 @@ __all__ = ["night"]
 
 @pytest.mark.slow
 def test_executors_elsewhere_run_the_package_of_the_driver(night: Night) -> None:
-    """Two executors with nothing of ours but what the driver sends find what the local engine finds."""
+    """An executor with nothing of ours but what the driver sends finds what the local engine finds."""
 
     def homes(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import outbox
 
         yield pa.RecordBatch.from_pydict({"home": [outbox.__file__]})
 
-    conf = {"spark.executor.memory": "512m"}
-    with SparkEngine(Spark(master="local-cluster[2,1,1024]", conf=conf), 2) as engine:
+    conf = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
+    with SparkEngine(Spark(master="local-cluster[1,2,1024]", conf=conf), 2) as engine:
         result = list(engine.run(night.comparison, night.tasks(), lambda _: None))
         found = engine.session.spark.range(0, 2, 1, 2).mapInArrow(homes, "home string").toArrow()["home"].to_pylist()
     assert summed(result) == summed(list(LocalEngine(2).run(night.comparison, night.tasks(), lambda _: None)))
