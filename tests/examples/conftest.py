@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Engine
 
 from examples.bank_transfer import bank_a, bank_b
+from examples.bank_transfer import demo as demo_module
 from examples.bank_transfer.banks import Banks
 from examples.bank_transfer.demo import DemoOptions, run
+from examples.bank_transfer.report import Report
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import EngineName
@@ -46,7 +48,19 @@ ACCOUNTS = "1\n2\n3\n"
 REFUSED = [(line, reason) for line, (_, reason) in enumerate(ROWS, start=2) if reason]
 GOOD_IDS = {901, 902, 911, 918}
 
-Demo = Callable[..., tuple[int, dict[str, Any]]]
+
+class Ran(NamedTuple):
+    """What a run of the demo left behind: its exit code, its report, and what it told people on stdout and stderr."""
+
+    code: int
+    report: dict[str, Any]
+    out: str
+    err: str
+
+
+Demo = Callable[..., Ran]
+#: One teller and one consumer: where nothing is to go on at once, two would only take longer to start.
+ALONE = {"producers": 1, "consumers": 1}
 
 
 @pytest.fixture
@@ -76,13 +90,20 @@ def accounts_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def demo(server: ServerLike, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
-    """A function that runs the demo with these options and returns its exit code and its report."""
+    """A function that runs the demo with these options; its report is read in both forms, for each run takes long."""
     monkeypatch.setenv(URL_VARIABLE, server.url("postgres"))
+    reports: list[Report] = []
 
-    def run_demo(before_audit: Callable[[Banks], None] | None = None, **options: Any) -> tuple[int, dict[str, Any]]:
+    def remembered(*arguments: Any, **more: Any) -> Report:
+        reports.append(Report(*arguments, **more))
+        return reports[-1]
+
+    monkeypatch.setattr(demo_module, "Report", remembered)
+
+    def run_demo(before_audit: Callable[[Banks], None] | None = None, **options: Any) -> Ran:
         # A Spark session takes longer to start than most of these runs; the tests that want one say so.
-        code = run(DemoOptions(**{"engine": EngineName.LOCAL, **options}, json=True), before_audit=before_audit)
-        report: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return code, report
+        code = run(DemoOptions(**{"engine": EngineName.LOCAL, **options}), before_audit=before_audit)
+        shown = capsys.readouterr()
+        return Ran(code, json.loads(reports[-1].as_json()), shown.out, shown.err)
 
     return run_demo
