@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox.embedded import ServerLike
-from tests.docs.page import ROOT, Reader, blocks, reader
+from tests.docs.page import ROOT, blocks, reader
 from tests.kit import wait_until
 
 QUICK_START = ROOT / "docs" / "quick-start.md"
@@ -19,12 +20,12 @@ REASONS = {"it needs a cluster", "it needs a jar", "it shows the form of a comma
 
 
 @pytest.fixture
-def make_url(server: ServerLike) -> Iterator[Callable[[str], str]]:
-    """A function that makes an empty database and returns its URL."""
+def make_url(server: ServerLike) -> Iterator[Callable[[str, str | None], str]]:
+    """A function that makes a database, empty or from a template, and returns its URL."""
     made: list[str] = []
 
-    def make(name: str) -> str:
-        server.create_database(name)
+    def make(name: str, template: str | None) -> str:
+        server.create_database(name, template)
         made.append(name)
         return server.url(name)
 
@@ -33,25 +34,36 @@ def make_url(server: ServerLike) -> Iterator[Callable[[str], str]]:
         server.drop_database(name)
 
 
-def _prepare(one: Reader) -> None:
-    """What the quick start has set up before the other pages go on."""
-    for block in blocks(QUICK_START):
-        if block.title is not None:
-            one.run(block)
-    one.script(["outbox db upgrade", 'python -c "import shop; shop.Base.metadata.create_all(shop.engine)"'], "setup")
+#: The database as the quick start leaves it.
+SHOP = "docs_shop"
+
+
+@pytest.fixture(scope="module")
+def shop(server: ServerLike, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder as the quick start leaves it, from which most pages go on."""
+    server.create_database(SHOP)
+    with reader(tmp_path_factory.mktemp("shop") / "reader", server.url(SHOP)) as one:
+        for block in blocks(QUICK_START):
+            if block.title is not None:
+                one.run(block)
+        create = 'python -c "import shop; shop.Base.metadata.create_all(shop.engine)"'
+        one.script(["outbox db upgrade", create], "setup")
+    yield one.folder
+    server.drop_database(SHOP)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_runs(page: Path, make_url: Callable[[str], str], tmp_path: Path) -> None:
+def test_every_block_runs(page: Path, shop: Path, make_url: Callable[[str, str | None], str], tmp_path: Path) -> None:
     """In order, from an empty folder (README, quick start) or from where the quick start ends."""
-    with reader(tmp_path / "reader", make_url("docs")) as one:
-        if page not in {ROOT / "README.md", QUICK_START} and any(b.language != "text" for b in blocks(page)):
-            _prepare(one)
+    begins_anew = page in {ROOT / "README.md", QUICK_START}
+    with reader(tmp_path / "reader", make_url("docs", None if begins_anew else SHOP)) as one:
+        if not begins_anew:
+            shutil.copytree(shop, one.folder, dirs_exist_ok=True)
         for block in blocks(page):
             assert block.reason is None or block.reason in REASONS, block.where
             one.run(block)
-        if page in {ROOT / "README.md", QUICK_START}:
+        if begins_anew:
             assert wait_until(lambda: _points(one.url), f"Alice's points\n{one.logs()}") == 1
 
 
