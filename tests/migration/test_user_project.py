@@ -27,12 +27,16 @@ HELPERS = {
 }
 
 
+#: The command ``alembic``, once for each argument: to start a process takes longer than most of the commands.
+ALEMBIC = "import sys; from alembic.config import main; [main(command.split()) for command in sys.argv[1:]]"
+
+
 class Project:
     """A service's Alembic project, made and run by the real command line."""
 
     def __init__(self, folder: Path, url: str, options: str) -> None:
         self.folder = folder
-        self.run("init", "alembic")
+        self.run("init alembic")
         (folder / "models.py").write_text(MODELS)
         ini = folder / "alembic.ini"
         ini.write_text(
@@ -43,10 +47,10 @@ class Project:
         code = env.read_text().replace("target_metadata = None", imports)
         env.write_text(code.replace("connection=connection,", f"connection=connection,{options}"))
 
-    def run(self, *arguments: str, fails: bool = False) -> str:
-        """Run ``alembic``, return all it printed."""
+    def run(self, *commands: str, fails: bool = False) -> str:
+        """Run commands of ``alembic``, one after another in one process; return all that they printed."""
         done = subprocess.run(
-            [sys.executable, "-m", "alembic", *arguments],
+            [sys.executable, "-c", ALEMBIC, *commands],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
@@ -56,9 +60,8 @@ class Project:
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def new_revision(self, message: str) -> str:
-        """Generate a revision, return its code."""
-        self.run("revision", "--autogenerate", "-m", message)
+    def revision(self, message: str) -> str:
+        """Return the code of a revision that was generated."""
         (made,) = (self.folder / "alembic" / "versions").glob(f"*_{message}.py")
         return made.read_text()
 
@@ -68,26 +71,26 @@ def test_each_minds_its_own_tables(url: str, engine: Engine, tmp_path: Path, hel
     """The service's upgrade, autogenerate and check never see our tables, nor do ours see the service's."""
     migration.upgrade(url)
     project = Project(tmp_path, url, HELPERS[helper])
-    first = project.new_revision("accounts")
+    project.run("revision --autogenerate -m accounts")
+    first = project.revision("accounts")
     assert "create_table('account'" in first
     assert "outbox" not in first
     assert "drop_table('account'" in first.partition("def downgrade")[2]
     assert "drop_table" not in first.partition("def downgrade")[0]
-    project.run("upgrade", "head")
-    assert "No new upgrade operations detected" in project.run("check")
-    second = project.new_revision("nothing")
+    said = project.run("upgrade head", "check", "revision --autogenerate -m nothing", "upgrade head")
+    assert "No new upgrade operations detected" in said
+    second = project.revision("nothing")
     assert second.count("pass") == 2
     assert "outbox" not in second
-    project.run("upgrade", "head")
 
     assert migration.check(url) == []
     assert migration.downgrade(url, ["producer"]) == ["producer_0001"]
     assert migration.upgrade(url, ["producer"]) == ["producer_0001"]
-    project.run("downgrade", "base")
+    project.run("downgrade base")
     assert migration.check(url) == []
     assert "account" not in inspect(engine).get_table_names()
     migration.downgrade(url)
-    project.run("upgrade", "head")
+    project.run("upgrade head")
     assert "account" in inspect(engine).get_table_names()
 
 

@@ -361,9 +361,9 @@ def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
 
 
 @pytest.mark.slow
-def test_a_million_ids_equal_but_for_one(town: Town) -> None:
-    """One difference among a million messages is found, by digests that read next to nothing, and none is invented."""
-    ids = town.plant_bulk(1_000_000)
+def test_many_ids_equal_but_for_one(town: Town) -> None:
+    """One difference among 200,000 messages is found, by digests that read next to nothing, and none is invented."""
+    ids = town.plant_bulk(200_000)
     odd = random.choice(ids)  # noqa: S311
     town.run("UPDATE outbox.consumer_message SET body_digest = '\\x00' WHERE message_id = :id", id=odd)
 
@@ -371,6 +371,6 @@ def test_a_million_ids_equal_but_for_one(town: Town) -> None:
 
     assert result.plan.tier is Tier.DIGEST
     assert kinds(result) == {odd: Outcome.DIGEST_MISMATCH}
-    assert counted(result) == {Outcome.CONSUMED: 999_999, Outcome.DIGEST_MISMATCH: 1}
+    assert counted(result) == {Outcome.CONSUMED: 199_999, Outcome.DIGEST_MISMATCH: 1}
     assert result.plan.differing == 1
     assert result.plan.rows_read < 10_000
