@@ -93,6 +93,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.mark.slow
 def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     """The types' marker, the stub of the public names, migrations, pages and the demo are in; tests are not."""
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -107,6 +108,7 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {"outbox", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_works(installed: Path, tmp_path: Path) -> None:
     """The public names can be imported, and the command line starts."""
     code = "import outbox; print(outbox.__file__); from outbox import *; print(Outbox, Worker)"
