@@ -29,7 +29,8 @@ from tests.interleave.stepping import SNAPSHOT, Command, Death, Flow, Footprint,
 #: How long (seconds) a flow may be silent before it is looked at; and before it is taken for hanging.
 _LOOK, _HANGS = 0.002, 60.0
 _BLOCKED = "SELECT pid FROM unnest(%s::int[]) pid WHERE pg_blocking_pids(pid) <> '{}'"
-_TERMINATE = "SELECT pg_terminate_backend(pid, 30000) FROM unnest(%s::int[]) pid"
+_TERMINATE = "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid"
+_THERE = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s)"
 
 #: What may be done to a flow that has stopped, beside letting it go on.
 HURTS = (Command.KILL, Command.LOSE)
@@ -234,7 +235,8 @@ class Explorer:
                 trail.switches.append(switches)
                 if last and choice.flow != last[0] and flows[last[0]].state is State.STOPPED:
                     switches += 1
-                last = self._take(flows[choice.flow], choice, trail, hurt)
+                alone = bool(hurt) and len(trail.choices) >= len(prefix)
+                last = self._take(flows[choice.flow], choice, trail, hurt, alone=alone)
         except BaseException:
             self._end_all(flows)
             raise
@@ -270,7 +272,18 @@ class Explorer:
         others = [each for each in go if each != choice]
         return choice, others + (_hurts(stopped, last) if kills else [])
 
-    def _take(self, flow: Flow, choice: Choice, trail: Trail, hurt: dict[int, Command]) -> tuple[int, Footprint] | None:
+    def _terminate(self, pids: Sequence[int]) -> None:
+        """End backends, and wait until what they had in hand is undone."""
+        self._observer.execute(_TERMINATE, [list(pids)])
+        deadline = time.monotonic() + _HANGS
+        while self._observer.execute(_THERE, [list(pids)]).fetchone() != (0,):
+            if time.monotonic() > deadline:
+                raise Hanging(f"the server doesn't end {pids}")
+            time.sleep(_LOOK / 4)
+
+    def _take(
+        self, flow: Flow, choice: Choice, trail: Trail, hurt: dict[int, Command], *, alone: bool
+    ) -> tuple[int, Footprint] | None:
         step = flow.step
         assert step is not None
         trail.choices.append(choice)
@@ -279,12 +292,16 @@ class Explorer:
         if choice.command is not Command.GO:
             hurt[flow.number] = choice.command
         if choice.command is Command.KILL:
-            self._observer.execute(_TERMINATE, [flow.pids])
+            self._terminate(flow.pids)
         elif choice.command is Command.LOSE:
-            self._observer.execute(_TERMINATE, [[step.pid]])
+            self._terminate([step.pid])
         elif SNAPSHOT in step.footprint.reads:
             # As on a busy server: transactions begin and end all the time, so that those of flows are not the newest.
             self._observer.execute("SELECT pg_current_xact_id()")
+        if alone:
+            # Nothing is left to choose: what comes next isn't stopped any more.
+            flow.run_on()
+            trail.steps[-1] += " … and all that follows"
         flow.tell(choice.command)
         # Who was let go of has done a step as well: what comes next stands after both.
         return None if waited else (flow.number, step.footprint)
@@ -309,7 +326,7 @@ class Explorer:
         for flow in flows:
             if flow.state is not State.ENDED:
                 flow.dead = True
-                self._observer.execute(_TERMINATE, [flow.pids])
+                self._terminate(flow.pids)
                 flow.tell(Command.KILL)
 
     def _run_on(self, flows: Sequence[Flow]) -> None:
