@@ -360,14 +360,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "prune/sql.py",
         "m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)\n",
         "false\n",
-        "prune,resend@settled",
+        "tests/prune/test_prune.py",
     ),
     Mutant(
         "prune: the newest offset stays",
         "prune/sql.py",
         "          AND (o.position, o.claims) < (SELECT",
         "          AND (o.position, o.claims) <= (SELECT",
-        "tests/prune/test_prune.py",
+        "send,prune@settled:send,prune@newest",
     ),
     # --- repairs ---------------------------------------------------------------------------------------------
     Mutant(

@@ -86,12 +86,20 @@ def try_mutant(mutant: Mutant, url: str) -> Verdict:
     return Verdict(ran.returncode == 1, time.monotonic() - began, ran.stdout + ran.stderr)
 
 
+def how(output: str) -> str:
+    """Return the line of an output that says what was noticed."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    of_test = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
+    of_order = [line for line in lines if " @ " not in line and "flows @" not in line and "Traceback" not in line]
+    return next(iter(of_test or of_order), "")[:150]
+
+
 def main() -> int:
     """Try all mutants, print a line for each, and fail if one is not caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.interleave.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose rule or module has this in it")
     parser.add_argument("--shard", default="1/1", help="which part of the mutants: 1/2, 2/2")
-    parser.add_argument("--show", action="store_true", help="also print how each was caught")
+    parser.add_argument("--show", action="store_true", help="also print what was noticed of each")
     options = parser.parse_args()
     part, parts = map(int, options.shard.split("/"))
     chosen = [each for each in MUTANTS if options.only in f"{each.module} {each.rule}"][part - 1 :: parts]
@@ -107,7 +115,9 @@ def main() -> int:
             print(LINE.format(mutant.rule, by, f"{verdict.seconds:.1f}"), flush=True)
             if not verdict.caught:
                 survived.append(mutant)
-            if options.show or not verdict.caught:
+            if verdict.caught and options.show:
+                print(f"    {how(verdict.output)}", flush=True)
+            if not verdict.caught:
                 print(verdict.output[-3000:], flush=True)
     print(f"{len(chosen)} mutants, {len(survived)} survived")
     return int(bool(survived))
