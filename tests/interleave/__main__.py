@@ -21,8 +21,8 @@ def main() -> int:
     parser.add_argument("--pairs", default="", help="such as send,dispatch:commit,check; default: all, and some threes")
     parser.add_argument("--shard", default="1/1", help="which part of the meetings: 1/2, 2/2")
     parser.add_argument("--kills", action="store_true", help="also a kill and lost connections at each point")
-    parser.add_argument("--schedules", type=int, default=400, help="orders of a meeting at most")
-    parser.add_argument("--hurts", type=int, default=400, help="kills and lost connections of a meeting at most")
+    parser.add_argument("--schedules", type=int, default=60, help="orders of a meeting at most")
+    parser.add_argument("--hurts", type=int, default=60, help="kills and lost connections of a meeting at most")
     parser.add_argument("--stop", action="store_true", help="end at the first violation")
     options = parser.parse_args()
     for name in ("outbox", "sqlalchemy"):
@@ -32,7 +32,7 @@ def main() -> int:
     meetings = all_meetings(pairs)[part - 1 :: parts]
     began, total, failed = time.monotonic(), Found(), 0
     print(LINE.format("flows @ stage", "schedules", "kills", "pruned", "switches", "seconds"))
-    with embedded.server([], durable=False) as server, weaver(server) as one:
+    with embedded.server([], durable=False, settings={"autovacuum": "off"}) as server, weaver(server) as one:
         for meeting in meetings:
             found = one.explore(meeting, kills=options.kills, schedules=options.schedules, hurts=options.hurts)
             bound = "all" if found.switches is None else f"≤ {found.switches}"

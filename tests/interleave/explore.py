@@ -221,9 +221,9 @@ class Explorer:
                 if not stopped:
                     if all(flow.state is State.ENDED for flow in flows):
                         break
-                    # The server will end one of them.
-                    trail.deadlock = True
-                    _ = [flow.waits(False) for flow in flows]
+                    # The server will end one of them. (One alone waits for the server itself, such as for a vacuum.)
+                    waiting = [flow.waits(False) for flow in flows]
+                    trail.deadlock = trail.deadlock or waiting.count(True) > 1
                     continue
                 choice, others = self._choose(trail, prefix, stopped, last, kills=kills, hurt=bool(hurt))
                 if choice is None:

@@ -324,13 +324,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if False:\n                # A consumer",
         "consume,compensate@dispatched",
     ),
-    Mutant(
-        "compensate: what was consumed is refused",
-        "compensate/once.py",
-        "        if consumed and not knowingly:\n            return self._end(item, _delivered(consumed), databases)",
-        "        if False:\n            return self._end(item, _delivered(consumed), databases)",
-        "tests/compensate/test_rollback.py",
-    ),
     # --- prune -----------------------------------------------------------------------------------------------
     Mutant(
         "prune: what somebody sends again is left alone",
