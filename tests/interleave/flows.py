@@ -235,7 +235,7 @@ FLOWS: dict[str, FlowKind] = {
         FlowKind(
             "dispatch",
             _pass(lambda world, app, connection: drained(lambda: dispatch_once(connection, world.settings))),
-            ("committed", "delayed", "restored", "passed"),
+            ("committed", "delayed", "restored", "promoted", "passed"),
         ),
         FlowKind(
             "release",

@@ -138,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: an idle pass looks for ops of transactions that were in flight",
         "dispatch/sql.py",
-        "       OR EXISTS (SELECT FROM {s}.op_message o WHERE o.xid = ANY (c.in_flight))\n",
+        "       OR EXISTS (SELECT FROM {{s}}.op_message o WHERE o.xid = ANY (c.in_flight))\n",
         "",
         "send,dispatch@committed",
     ),
@@ -270,8 +270,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "consume: in the order of positions",
         "consumer/sql.py",
-        "                 ORDER BY position LIMIT %(limit)s) m",
-        "                 ORDER BY position DESC LIMIT %(limit)s) m",
+        "ORDER BY position LIMIT %(limit)s + ",
+        "ORDER BY position DESC LIMIT %(limit)s + ",
         "tests/consumer/test_reading.py",
     ),
     Mutant(

@@ -444,12 +444,19 @@ def restored(world: World) -> UUID:
     return message_id
 
 
+def promoted(world: World) -> UUID:
+    """Another server has taken over the log: dispatch has to begin an epoch."""
+    message_id = world.send()
+    world.run("UPDATE outbox.dispatch_cursor SET log = 'before the fail-over'")
+    return message_id
+
+
 #: By what their seeding does to what is there already: let all come to rest; dispatch and consume; dispatch; nothing.
 STAGES: dict[str, Stage] = {
     stage.__name__: stage
     for stage in (
         nothing, settled, newest, missing, failed, parked, resent, due, dispatched, failing, in_order,
-        undecided, orphan, committed, delayed, passed, restored,
+        undecided, orphan, committed, delayed, passed, restored, promoted,
     )
 }  # fmt: skip
 
