@@ -91,7 +91,7 @@ def vanish(connection: Connection) -> None:
     driver = driver_of(connection)
     with socket.socket(fileno=socket.dup(driver.fileno())) as sock:
         try:
-            # What the server sent last must be acknowledged: it would send it again, and find the host without a socket.
+            # What the server sent last must be acknowledged: sent again, it would find that the socket is gone.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
         except OSError:
