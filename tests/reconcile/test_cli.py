@@ -389,7 +389,7 @@ REFUSED: list[tuple[tuple[str, ...], Code, str]] = [
     ((*PAIR, "--since", "1h", "--until", "2h"), Code.CONFIG, "must be before"),
     ((*PAIR, "--grace", "long"), Code.USAGE, "--grace = 'long' must be a duration"),
     ((*PAIR, "--fresh", "--keep-for", "1d"), Code.USAGE, "exclude each other"),
-    ((*PAIR, "--policy", "lost=resend"), Code.USAGE, "--policy.lost is unknown; known are"),
+    ((*PAIR, "--policy", "gone=resend"), Code.USAGE, "--policy.gone is unknown; known are"),
     ((*PAIR, "--policy", "missing=pray"), Code.USAGE, "--policy.missing = 'pray' must be one of alert, resend"),
     ((*PAIR, "--policy", "missing=park"), Code.CONFIG, "choose one of resend, alert"),
     (("--topic", "a b", "--group", "g"), Code.USAGE, "topic 'a b'"),
