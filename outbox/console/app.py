@@ -102,7 +102,8 @@ def create_console_app(
     ``root_path`` is the prefix that a proxy takes off the path. ``options`` are `ConsoleOptions`.
 
     Raises:
-        InvalidSettings: an option that isn't one.
+        InvalidSettings: an option's value that isn't one.
+        TypeError: an option that there isn't.
     """
     if unknown := options.keys() - ConsoleOptions.__annotations__.keys():
         raise TypeError(f"a console has no option {', '.join(sorted(unknown))}")
@@ -152,7 +153,7 @@ def create_console_router(source: Source, *, authorizer: Authorizer, **options: 
     nothing of the application around it (middleware, dependencies, handlers of errors) and changes nothing there.
 
     Raises:
-        InvalidSettings: an option that isn't one.
+        As `create_console_app`.
     """
     app = create_console_app(source, authorizer=authorizer, root_path="", **options)
     router = APIRouter(route_class=_BelowPrefix, lifespan=app.router.lifespan_context)

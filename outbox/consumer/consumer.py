@@ -128,9 +128,10 @@ class QueueConsumer:
         if step < 1:
             return False
         if step > 1 and subscription.on_pruned == "stop":
+            first, last = number_of(position) + 1, number_of(rows[0][0]) - 1
             raise MessagesPruned(
                 f"group {subscription.group!r} fell behind: of topic {subscription.topic!r}, queue {queue}, the "
-                f"messages {position + 1} to {rows[0][0] - 1} were pruned before they were read; find out what they "
+                f"messages {first} to {last} were pruned before they were read; find out what they "
                 "were (the producer's retention is too short for this group), then go on with on_pruned='skip'"
             )
         self._ahead = deque(to_entry(row, subscription, queue) for row in rows)

@@ -37,6 +37,8 @@ CLOSED = RECEIVERS[-1]
 #: Ids of orders that a teller has for itself.
 SHARE = 1_000_000_000
 
+# The pause (seconds) before a process tries again what can't be done yet: its database is down, or an order waits for
+# the check. Nothing is concluded from its length.
 _AGAIN = 0.05
 _WAYS: tuple[Callable[[Order], object], ...] = (
     bank_a.order_transfer,

@@ -208,6 +208,7 @@ class Chaos:
             if self._kills.total() < self._limit and any(member.granted for member in self._members):
                 self._kill(self._dice.choices(list(_KINDS), list(_KINDS.values()))[0])
             show(self._kills.total())
+            # The moment of the next kill: it must be one that nothing else decides.
             time.sleep(self._dice.expovariate(1 / _PAUSE))
 
     def _kill(self, kind: str) -> None:
