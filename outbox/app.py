@@ -69,7 +69,7 @@ class Outbox:
     def operator(self) -> OutboxOperator:
         """What an operator sees and does in this database: acts, lists, bulk jobs. Needs a sync engine."""
         # Services, which only send and consume, don't pay for it at their start.
-        from outbox.operator.operator import OutboxOperator  # noqa: PLC0415
+        from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
 
         return OutboxOperator(self.engine, self.settings, self.checkers)
 
@@ -82,7 +82,7 @@ class Outbox:
             InvalidHandler: not 1 to 4096 queues, or fewer than the topic has.
             TransactionRequired: this Outbox is bound to an AsyncEngine.
         """
-        from sqlalchemy import Engine  # noqa: PLC0415
+        from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
 
         check_topic(name)
         if not 1 <= queues <= 4096:

@@ -66,7 +66,7 @@ class Option:
     page: str = ""
 
 
-def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **more: Any) -> Any:  # noqa: A002
+def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **more: Any) -> Any:  # noqa: A002 - what it is called in every library of options
     """Return the field of a dataclass with an `Option`; ``more`` are the other fields of the option."""
     known: Any = {"default": default, "default_factory": factory, "repr": not more.get("secret")}
     return field(**known, metadata={"option": Option(help, **more)})

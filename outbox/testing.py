@@ -83,8 +83,8 @@ def bulk(outbox: Outbox) -> Counts:
         InvalidHandler: an async compensation or database; run a `Worker` for these.
     """
     # What services import for their tests needn't pay for it otherwise.
-    from outbox.compensate.once import compensate_once  # noqa: PLC0415
-    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415
+    from outbox.compensate.once import compensate_once  # noqa: PLC0415 - importing outbox must not pay for it
+    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415 - importing outbox must not pay for it
 
     engine, total = _engine(outbox), Counts()
     if topics := sorted(each.topic for each in outbox.compensations.values() if each.is_async):
@@ -131,7 +131,7 @@ def _consume(outbox: Outbox, subscription: Subscription) -> Counts:
 
 
 def _source(stack: ExitStack, bind: object) -> Connection:
-    from sqlalchemy import Engine, create_engine  # noqa: PLC0415
+    from sqlalchemy import Engine, create_engine  # noqa: PLC0415 - importing outbox must not pay for it
 
     if isinstance(bind, Engine):
         return bind.connect()
@@ -143,7 +143,7 @@ def _source(stack: ExitStack, bind: object) -> Connection:
 
 
 def _engine(outbox: Outbox) -> Engine:
-    from sqlalchemy import Engine  # noqa: PLC0415
+    from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
 
     if not isinstance(outbox.engine, Engine):
         raise InvalidHandler("drain needs an Outbox on a sync engine; run a Worker for an AsyncEngine")

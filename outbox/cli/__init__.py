@@ -95,12 +95,13 @@ def _options(
 @app.command("version")
 def show_version() -> None:
     """Print the versions of outbox and its libraries."""
-    print(f"outbox {__version__}\nPython {platform.python_version()}")  # noqa: T201
+    output.print_line(f"outbox {__version__}")
+    output.print_line(f"Python {platform.python_version()}")
     for package in ("sqlalchemy", "psycopg", "alembic"):
         try:
-            print(package, version(package))  # noqa: T201
+            output.print_line(f"{package} {version(package)}")
         except PackageNotFoundError:
-            print(package, "not installed")  # noqa: T201
+            output.print_line(f"{package} not installed")
 
 
 def main() -> None:

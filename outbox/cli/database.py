@@ -177,7 +177,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
 @contextmanager
 def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, frozenset[str]]]:
     """Open a connection to a migrated database; yield it with the parts (``producer``, ``consumer``) found there."""
-    from outbox.operator.databases import open_database  # noqa: PLC0415
+    from outbox.operator.databases import open_database  # noqa: PLC0415 - what the other commands needn't import
 
     database = open_database(str(url.database), engine_of(url), settings)
     with database.engine.connect() as connection:
@@ -200,13 +200,13 @@ def _masked(text: str) -> str:
 
 def now_at(operator: Operator) -> dt.datetime:
     """Return the time of the first database's clock."""
-    from outbox.database.execute import execute  # noqa: PLC0415
-    from outbox.database.sql import NOW  # noqa: PLC0415
+    from outbox.database.execute import execute  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.database.sql import NOW  # noqa: PLC0415 - what the other commands needn't import
 
     database = next(iter(operator.databases.values()))
     with database.reading() as connection:
         ((time,),) = execute(connection, NOW)[0]
-    return time  # type: ignore[no-any-return]
+    return time  # type: ignore[no-any-return]  # rows have no types
 
 
 # --- outbox db -------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def downgrade(
     Example:
       outbox db downgrade --part consumer
     """
-    from outbox.database import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     parts = part or list(SchemaPart)
     what = f"the {' and '.join(parts)} tables in {database}"
@@ -276,8 +276,8 @@ def downgrade(
 @command(app)
 def current(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> None:
     """Show the versions of the tables and of this code."""
-    from outbox.database import migration  # noqa: PLC0415
-    from outbox.database.migration import chain  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
+    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
 
     revisions = migration.current(database.engine, database.settings.schema)
     document = {branch: {"database": found, "code": chain.head(branch)} for branch, found in revisions.items()}
@@ -293,7 +293,7 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
     installed (or, with --part, of those which should be). The exit code is 6 if anything differs. Nothing is
     changed, but the privilege to make temporary tables is needed.
     """
-    from outbox.database import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     differences = migration.check(database.engine, part or None, database.settings.schema)
     rows = [table(("difference",), [(difference,) for difference in differences])] if differences else []
@@ -315,7 +315,7 @@ def show_sql(
     Example:
       outbox db sql --part producer > outbox.sql
     """
-    from outbox.database import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     sys.stdout.write(migration.sql(part or list(SchemaPart), Settings.from_env(schema=schema or None).schema))
 

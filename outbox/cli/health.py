@@ -73,7 +73,7 @@ def doctor(database: DatabaseOptions, app: AppOption = None, form: OutputOption 
 
 
 def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
-    from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415
+    from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415 - what the other commands needn't import
 
     refused: InvalidSettings | None = None
     if app:
@@ -166,7 +166,7 @@ def show_stats(
 
 
 def _stats(database: DatabaseOptions) -> Stats:
-    from outbox.operator.health.stats import stats  # noqa: PLC0415
+    from outbox.operator.health.stats import stats  # noqa: PLC0415 - what the other commands needn't import
 
     with opened(database.address, database.settings) as (connection, parts):
         return stats(connection, database.settings, parts)

@@ -69,7 +69,7 @@ def gathered(command: Callable[..., None], **groups: OptionGroup) -> Callable[..
             values[name] = kinds[name](**read_options(kinds[name], texts)) if name in kinds else texts
         command(**values)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
@@ -228,7 +228,7 @@ def confirm(question: str, refusal: str, *, yes: bool) -> None:
 def ask(question: str) -> bool:
     """Ask the operator at the terminal."""
     # Not by typer.confirm, which lets a blank slip to stdout.
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201 - a question is no line
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 

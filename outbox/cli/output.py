@@ -51,17 +51,17 @@ _WIDE = 10_000
 
 def say(text: str) -> None:
     """Print a sentence on stderr."""
-    print(plain(text), file=sys.stderr)  # noqa: T201
+    print(plain(text), file=sys.stderr)  # noqa: T201 - where commands print
 
 
 def print_line(text: str) -> None:
     """Print one line of data."""
-    print(plain(text))  # noqa: T201
+    print(plain(text))  # noqa: T201 - where commands print
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
-    print(json.dumps(as_json(value), ensure_ascii=False), flush=True)  # noqa: T201
+    print(json.dumps(as_json(value), ensure_ascii=False), flush=True)  # noqa: T201 - where commands print
 
 
 def print_as(form: Output, document: Any, *tables: Table) -> None:
@@ -197,7 +197,7 @@ def print_stream(rows: Iterable[Mapping[str, Any]], names: Sequence[str], form: 
     writer = csv.writer(sys.stdout)
     if form is ExportForm.CSV:
         writer.writerow(names)
-    for count, row in enumerate(rows, 1):  # noqa: B007
+    for count, row in enumerate(rows, 1):  # noqa: B007 - it counts after the loop
         if form is ExportForm.CSV:
             values = (row.get(name) for name in names)
             texts = (plain(value) if terminal and isinstance(value, str) else value for value in values)

@@ -23,7 +23,7 @@ import outbox
 from outbox.cli.database import AllDatabasesOptions
 from outbox.cli.exits import Code, Failure, needing, one_line
 from outbox.cli.options import gathered, options_of, read_options
-from outbox.cli.output import Output, OutputOption, print_json, say
+from outbox.cli.output import Output, OutputOption, print_json, print_line, say
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer
@@ -85,7 +85,7 @@ def load(path: str) -> Outbox:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise Failure(_cannot_import(path, module_name, error), Code.CONFIG) from error
-    from outbox.app import Outbox  # noqa: PLC0415
+    from outbox.app import Outbox  # noqa: PLC0415 - what the other commands needn't import
 
     try:
         found = attrgetter(attribute)(module)
@@ -223,7 +223,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any) -
     with needing("outbox console", "console"):
         import uvicorn  # noqa: F401, PLC0415 - so that the lack of it is reported at once
 
-        from outbox.console import app as standalone  # noqa: PLC0415
+        from outbox.console import app as standalone  # noqa: PLC0415 - what the other commands needn't import
     config = standalone.ConsoleConfig.from_env(
         databases={name: url.render_as_string(hide_password=False) for name, url in databases.urls.items()},
         **read_options(ConsoleServer, server),
@@ -253,10 +253,10 @@ def hash_password(
       printf '%s' "$PASSWORD" | outbox console hash-password
     """
     with needing("outbox console", "console"):
-        from outbox.console.auth import hash_password as hashed  # noqa: PLC0415
+        from outbox.console.auth import hash_password as hashed  # noqa: PLC0415 - what the other commands needn't import
     _check_name(name)
     entry = hashed(_password())
-    print(entry if name is None else f"{name}:{role}:{entry}")  # noqa: T201
+    print_line(entry if name is None else f"{name}:{role}:{entry}")
 
 
 @app.command()
@@ -275,14 +275,14 @@ def token(
       outbox console token nightly-report --role viewer >> tokens
     """
     with needing("outbox console", "console"):
-        from outbox.console.auth import hash_token  # noqa: PLC0415
+        from outbox.console.auth import hash_token  # noqa: PLC0415 - what the other commands needn't import
     _check_name(name)
     made = secrets.token_urlsafe(32)
     entry = f"{name}:{role}:{hash_token(made)}"
     if output is Output.JSON:
         print_json({"token": made, "entry": entry})
         return
-    print(entry)  # noqa: T201
+    print_line(entry)
     say(f"the token, shown this once: {made}")
 
 

@@ -205,11 +205,11 @@ class ReportOptions:
     def report(self, result: JobResult) -> None:
         """Print the report, and write the files."""
         if self.output is Output.JSON:
-            from outbox.reconcile.report import as_json  # noqa: PLC0415
+            from outbox.reconcile.report import as_json  # noqa: PLC0415 - what the other commands needn't import
 
             output.print_json(as_json(result, self.limit))
         else:
-            from outbox.reconcile.report.text import print_report  # noqa: PLC0415
+            from outbox.reconcile.report.text import print_report  # noqa: PLC0415 - what the other commands needn't import
 
             print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
@@ -219,7 +219,7 @@ class ReportOptions:
     def report_failure(self, job: Job) -> None:
         """Write for Prometheus that a run failed."""
         if self.prometheus:
-            from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415
+            from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - what the other commands needn't import
 
             with _writing(self.prometheus):
                 write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
@@ -276,7 +276,7 @@ def reconcile(
             report.report_failure(work)
             raise
         report.report(result)
-    from outbox.reconcile.report import verdict  # noqa: PLC0415
+    from outbox.reconcile.report import verdict  # noqa: PLC0415 - what the other commands needn't import
 
     reached = verdict(result)  # what was repaired is no difference any more
     raise typer.Exit(Code.FAILED if reached.left or reached.measures else Code.DONE)

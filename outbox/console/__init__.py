@@ -5,7 +5,7 @@ from __future__ import annotations
 from outbox.errors import pip_install
 
 try:
-    import fastapi  # noqa: F401
+    import fastapi  # noqa: F401 - is the extra installed?
 except ImportError as error:
     raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from error
 

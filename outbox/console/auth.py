@@ -58,9 +58,9 @@ def authentication(authorizer: Authorizer) -> Callable[..., None]:
     """
     is_plain = inspect.isroutine(authorizer) or inspect.isclass(authorizer)
     # FastAPI reads the annotations of a method, but can't resolve those of an object that is called.
-    dependency = authorizer if is_plain else authorizer.__call__  # type: ignore[operator]
+    dependency = authorizer if is_plain else authorizer.__call__  # type: ignore[operator]  # an object that is called
 
-    def authenticate(request: Request, context: Context, found: Any = Depends(dependency)) -> None:  # noqa: B008
+    def authenticate(request: Request, context: Context, found: Any = Depends(dependency)) -> None:  # noqa: B008 - FastAPI's way
         if found is not None and not isinstance(found, Principal):
             raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
         context.identity = found
@@ -74,7 +74,7 @@ def authentication(authorizer: Authorizer) -> Callable[..., None]:
 
 def only_reads(endpoint: E) -> E:
     """Mark an endpoint that changes nothing, although its method is POST: it works in a console that only reads."""
-    endpoint.only_reads = True  # type: ignore[attr-defined]
+    endpoint.only_reads = True  # type: ignore[attr-defined]  # a mark that authentication reads
     return endpoint
 
 

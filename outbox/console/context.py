@@ -118,7 +118,7 @@ class Principal:
             raise InvalidSettings(f"permission {unknown[0]!r} must be one of: {', '.join(sorted(PERMISSIONS))}")
 
     @classmethod
-    def of(cls, id: str, role: Role | str = Role.VIEWER, *, name: str | None = None) -> Principal:  # noqa: A002
+    def of(cls, id: str, role: Role | str = Role.VIEWER, *, name: str | None = None) -> Principal:  # noqa: A002 - the field of this name
         """Return a principal of a role: ``viewer``, ``operator`` or ``admin``.
 
         Raises:

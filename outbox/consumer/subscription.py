@@ -240,7 +240,7 @@ def settle(
             delay = failure.delay
             if delay is None:
                 table = subscription.retry_delays or (0.0,)
-                delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311
+                delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311 - jitter, no secret
     kind = failure.kind or kind_of_text(failure.error)
     return InboxUpdate(entry.id, entry.position, status.value, attempts, entry.digest(), failure.error, delay, kind)
 

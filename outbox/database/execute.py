@@ -231,7 +231,7 @@ async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTri
 
 def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statements: Sequence[Statement]) -> NoReturn:
     """Raise the driver's error as SQLAlchemy does, with the values hidden: they are the caller's payload."""
-    from psycopg import errors  # noqa: PLC0415
+    from psycopg import errors  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     missing = errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject
     what = error.diag.message_primary or ""

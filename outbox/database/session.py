@@ -53,10 +53,10 @@ class JoinedSession:
     def open(self) -> Any:
         """Return the Session or AsyncSession."""
         if self._opened is None:
-            from sqlalchemy.orm import Session  # noqa: PLC0415
+            from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
             if self._is_async:
-                from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
+                from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - importing outbox must not pay for it
 
                 self._opened = AsyncSession(join_transaction_mode="rollback_only", expire_on_commit=False)
                 self._session = self._opened.sync_session
@@ -98,7 +98,7 @@ class JoinedSession:
 
 def wait_for(awaitable: Any) -> Any:
     """Wait for an awaitable of the application's inside ``run_sync``."""
-    from sqlalchemy.util import await_only  # noqa: PLC0415
+    from sqlalchemy.util import await_only  # noqa: PLC0415 - importing outbox must not pay for it
 
     return await_only(awaitable)
 
@@ -109,7 +109,7 @@ def commit(connection: Connection) -> None:
     SQLAlchemy leaves a transaction whose COMMIT failed on its connection, also at the end of a with block.
     """
     transaction = connection.get_transaction()
-    assert transaction is not None  # noqa: S101
+    assert transaction is not None  # noqa: S101 - the caller has begun it
     try:
         transaction.commit()
     except BaseException:
@@ -127,8 +127,8 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     Raises:
         TransactionRequired: it isn't an engine or a session factory on one.
     """
-    from sqlalchemy import Engine  # noqa: PLC0415
-    from sqlalchemy.orm import sessionmaker  # noqa: PLC0415
+    from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
+    from sqlalchemy.orm import sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
     if isinstance(bind, Engine):
         return bind, bind, sessionmaker(bind, expire_on_commit=False), None
@@ -137,7 +137,7 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
         if not isinstance(engine, Engine):
             raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
         return engine, engine, bind, None
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
     if isinstance(bind, AsyncEngine):
         return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)

@@ -300,7 +300,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
     }
     metadata = _metadata(schema, tables)
     # Table(postgresql_with=…) is of SQLAlchemy 2.1.
-    fillfactor = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
+    fillfactor = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]  # SQLAlchemy gives no types
     event.listen(metadata.tables[f"{schema}.half_check"], "after_create", fillfactor)
     return metadata
 

@@ -30,12 +30,12 @@ def main() -> int:
         with server([options.database], folder=options.folder) as postgres:
             url = postgres.url(options.database)
             if not options.command:
-                print(f"{URL_VARIABLE} is set in this shell; leave it (exit) to stop PostgreSQL", file=sys.stderr)  # noqa: T201
+                print(f"{URL_VARIABLE} is set in this shell; leave it (exit) to stop PostgreSQL", file=sys.stderr)  # noqa: T201 - a command's own words
             # Ctrl-C is for the command, where it means what it always does; PostgreSQL is stopped when that ends.
             signal.signal(signal.SIGINT, lambda *_: None)
             return subprocess.Popen(command, env={**os.environ, URL_VARIABLE: url}).wait()  # noqa: S603 - the user's own
     except EmbeddedError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - a command's own words
         return 69
 
 

@@ -97,7 +97,7 @@ class ServerLike(ABC):
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and end whatever is connected to it."""
         with self._connected() as connection:
-            from psycopg import sql  # noqa: PLC0415
+            from psycopg import sql  # noqa: PLC0415 - importing outbox must not pay for the driver
 
             real_name = sql.Identifier(self._real_name(name))
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(real_name))
@@ -116,7 +116,7 @@ class ServerLike(ABC):
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
         try:
-            import psycopg  # noqa: PLC0415
+            import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
         except ImportError as error:
             raise EmbeddedError(f"psycopg can't be imported ({error}); mend: {MEND}") from error
         try:

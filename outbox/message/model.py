@@ -286,7 +286,7 @@ def uuid7_at(unix_seconds: float) -> UUID:
 
 def _forget_after_fork() -> None:
     """A forked child must not continue its parent's counter in the same millisecond."""
-    global _lock, _counter  # noqa: PLW0603
+    global _lock, _counter  # noqa: PLW0603 - the state of the process's ids
     _lock = threading.Lock()
     _counter = int.from_bytes(os.urandom(3), "big")
 

@@ -104,7 +104,7 @@ class MessageStatus(enum.StrEnum):
     RECALLED = "recalled"
 
 
-def _text(help: str, **more: Any) -> Any:  # noqa: A002
+def _text(help: str, **more: Any) -> Any:  # noqa: A002 - named as the option of a field is
     return option(None, help, most=LONGEST, **more)
 
 

@@ -213,7 +213,7 @@ class OutboxOperator(Operator):
         self._checkers = checkers
 
     @cached_property
-    def databases(self) -> Databases:  # type: ignore[override]
+    def databases(self) -> Databases:  # type: ignore[override]  # read at the first use
         """The one database, read at the first use."""
         return Databases.open({"outbox": self._sync_engine}, self._settings)
 

@@ -261,10 +261,10 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
 
 def hook_sessions() -> None:
     """Listen to the events of all sessions, once per process."""
-    global _sessions_hooked  # noqa: PLW0603
+    global _sessions_hooked  # noqa: PLW0603 - once a process
     if _sessions_hooked:
         return
-    from sqlalchemy.orm import Session  # noqa: PLC0415
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
     event.listen(Session, "after_begin", _on_begin)
     event.listen(Session, "before_commit", _before_commit)
@@ -392,7 +392,7 @@ class Producer:
             raise TransactionRequired("this Outbox is bound to a sync Engine; decorate a plain 'def' function")
         if not is_async and self._sessions is None:
             raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
-        session: Any = self._async_sessions() if is_async else self._sessions()  # type: ignore[misc]
+        session: Any = self._async_sessions() if is_async else self._sessions()  # type: ignore[misc]  # there is one of the two
         with getattr(session, "sync_session", session) as opened, opened.begin():
             yield session
 

@@ -178,9 +178,9 @@ def clock_of(access: Access) -> dt.datetime:
         SourceError: it can't be asked.
     """
     # Imported late: what only describes a job must not pay for the drivers.
-    from outbox.database.execute import execute  # noqa: PLC0415
-    from outbox.reconcile.source import as_time, connected  # noqa: PLC0415
-    from outbox.reconcile.sql import CLOCK  # noqa: PLC0415
+    from outbox.database.execute import execute  # noqa: PLC0415 - see above
+    from outbox.reconcile.source import as_time, connected  # noqa: PLC0415 - an extra
+    from outbox.reconcile.sql import CLOCK  # noqa: PLC0415 - an extra
 
     with connected(access) as connection:
         return as_time(execute(connection, CLOCK)[0][0][0])

@@ -66,7 +66,7 @@ class Clock:
                 self._scheduler.shutdown(wait=False)
 
 
-class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]
+class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
     """Jobs that go on when the host's clock jumps.
 
     The scheduler reckons in wall-clock time: set back by an hour, it would sleep for an hour. So it is woken at least

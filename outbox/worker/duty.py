@@ -35,7 +35,7 @@ _NEVER = math.inf
 
 def jittered(wait: float, jitter: float = 0.1) -> float:
     """Return a wait (seconds) made up to ``jitter`` (a fraction) shorter or longer, at random."""
-    return wait * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311
+    return wait * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311 - jitter, no secret
 
 
 class Backoff:
@@ -53,7 +53,7 @@ class Backoff:
     def next(self) -> float:
         """Return the next wait."""
         wait, self._next = self._next, min(self._next * 2, self._cap)
-        return wait * random.uniform(1 - self._jitter, 1)  # noqa: S311
+        return wait * random.uniform(1 - self._jitter, 1)  # noqa: S311 - jitter, no secret
 
     def reset(self) -> None:
         """Begin with the first wait again."""

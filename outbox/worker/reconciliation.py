@@ -127,11 +127,11 @@ class _Stoppable:
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
 
-    def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002
+    def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002 - the protocol's parameter
         """A stage begins."""
         self.done(0)
 
-    def done(self, steps: int) -> None:  # noqa: ARG002
+    def done(self, steps: int) -> None:  # noqa: ARG002 - the protocol's parameter
         """Steps are done."""
         if self._stopping.is_set():
             raise Interrupted
@@ -204,8 +204,8 @@ class Reconciler:
 
     def _run(self, job: Job, ids: RunIds) -> bool:
         """Run the job; False if it came to no result, which is in the record, and a line in the log."""
-        from outbox.reconcile.record.write import why_of  # noqa: PLC0415
-        from outbox.reconcile.report import verdict  # noqa: PLC0415
+        from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
+        from outbox.reconcile.report import verdict  # noqa: PLC0415 - an extra
         from outbox.reconcile.run import reconcile  # noqa: PLC0415 - an extra
 
         try:

@@ -87,7 +87,7 @@ def from_body(*kinds: type) -> Any:
 def _depends(read: Callable[..., Any], fields: Mapping[str, Any], *own: inspect.Parameter) -> Any:
     """Return a dependency whose ``fields`` FastAPI puts into the document, and doesn't convert."""
     documented = (inspect.Parameter(name, _KEYWORD, annotation=Any, default=fields[name]) for name in fields)
-    read.__signature__ = inspect.Signature([*own, *documented])  # type: ignore[attr-defined]
+    read.__signature__ = inspect.Signature([*own, *documented])  # type: ignore[attr-defined]  # what FastAPI reads
     return Depends(read)
 
 

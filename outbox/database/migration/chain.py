@@ -66,7 +66,7 @@ def scripts() -> ScriptDirectory:
 
 def head(branch: str) -> str:
     """Return the newest revision that this code knows of a branch."""
-    return scripts().as_revision_number(f"{branch}@head")  # type: ignore[return-value]
+    return scripts().as_revision_number(f"{branch}@head")  # type: ignore[return-value]  # a branch has one head
 
 
 def history(branch: str) -> Iterator[str]:

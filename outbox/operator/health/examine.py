@@ -295,7 +295,7 @@ def _inspect(examination: Examination, inspection: Inspection, findings: list[Di
         examination.require(inspection.parts.split())
         # Not extend(): what was found before the inspection fails stays found.
         for finding in inspection.run(examination):
-            findings.append(finding)  # noqa: PERF402
+            findings.append(finding)  # noqa: PERF402 - those found before an error are kept
     except (NotInspected, OutboxError) as error:
         why = str(error)
     except DBAPIError as error:

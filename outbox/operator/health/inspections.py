@@ -351,7 +351,7 @@ def replication(examination: Examination) -> Iterator[Diagnosis]:
 def migrations(examination: Examination) -> Iterator[Diagnosis]:
     """Which parts are installed, and are they of this code's version?"""
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.database.migration import chain  # noqa: PLC0415
+    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
 
     schema, server = examination.settings.schema, examination.server
     try:
@@ -378,7 +378,7 @@ def migrations(examination: Examination) -> Iterator[Diagnosis]:
 
 def differences(examination: Examination) -> Iterator[Diagnosis]:
     """Columns, defaults, constraints and indexes; storage parameters are the operator's own business."""
-    from outbox.database import migration  # noqa: PLC0415
+    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
 
     server = examination.server
     if not examination.parts:
@@ -480,7 +480,7 @@ def _tracks(examination: Examination) -> bool:
 
     One transaction stays on one server process, so nothing is left behind on it for others.
     """
-    from psycopg import pq  # noqa: PLC0415
+    from psycopg import pq  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     name = f"outbox_doctor_{uuid4().hex}"
     with examination.reading() as connection:

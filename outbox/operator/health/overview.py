@@ -294,7 +294,7 @@ def why_unreachable(error: BaseException) -> str:
 
 def _view(database: Database) -> DatabaseView:
     from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.database.migration import chain  # noqa: PLC0415
+    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
 
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}

@@ -86,7 +86,7 @@ _REPORT_EVERY = 0.2
 
 def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> pa.Table:
     """Return the rows of a plan; ``report`` is called with the share that is finished, under 1, which only grows."""
-    from pyspark import InheritableThread  # noqa: PLC0415
+    from pyspark import InheritableThread  # noqa: PLC0415 - an extra
 
     name = f"outbox-{uuid4().hex}"
     box: list[pa.Table | BaseException] = []

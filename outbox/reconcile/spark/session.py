@@ -68,7 +68,7 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
         ReconcileError: Spark isn't installed, finds no Java, or doesn't start.
     """
     try:
-        import pyspark  # noqa: F401, PLC0415
+        import pyspark  # noqa: F401, PLC0415 - an extra
     except ImportError:
         raise ReconcileError(f"Spark isn't installed; mend: {pip_install('spark')}") from None
     with (
@@ -110,7 +110,7 @@ def _launched(
     While it starts, and only then, this process has other values of JAVA_HOME, PATH, SPARK_LOCAL_IP and
     PYSPARK_PYTHON.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     with as_file(files(__package__) / "log4j2.properties") as log_config:
         ours = _settings(options, workers) | _local_settings(master, folder, log_config)
@@ -136,8 +136,8 @@ def _launched(
 @contextmanager
 def _submitted(options: Spark, workers: int) -> Iterator[Session]:
     """Start a session in the Java process of spark-submit, which has chosen the master; it ends with the block."""
-    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     SparkContext._ensure_initialized()
     chosen: dict[str, str] = dict(SparkConf().getAll())
@@ -152,7 +152,7 @@ def _submitted(options: Spark, workers: int) -> Iterator[Session]:
 
 @contextmanager
 def _borrowed(active: SparkSession, options: Spark) -> Iterator[Session]:
-    from pyspark.sql.utils import is_remote  # noqa: PLC0415
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415 - an extra
 
     # Of its own settings, in the same application: what is set here isn't seen there.
     spark = active.newSession()
@@ -168,7 +168,7 @@ def _borrowed(active: SparkSession, options: Spark) -> Iterator[Session]:
 
 @contextmanager
 def _connected(options: Spark, master: Master) -> Iterator[Session]:
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     # PySpark marks the whole process as a client, and the next session could be no other.
     with _environment({}, also=("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE")):
@@ -188,9 +188,9 @@ def _connected(options: Spark, master: Master) -> Iterator[Session]:
 
 
 def _active() -> SparkSession | None:
-    from pyspark import SparkContext  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-    from pyspark.sql.utils import is_remote  # noqa: PLC0415
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415 - an extra
 
     if is_remote():
         return SparkSession.getActiveSession()
@@ -278,7 +278,7 @@ def _own_interrupts() -> Iterator[None]:
 
 def _end_java() -> None:
     # SparkContext keeps its Java process for the next session: 400 MB in a worker that sleeps until the next night.
-    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra
 
     gateway: Any = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = None

@@ -135,7 +135,7 @@ def jdbc_options(url: str) -> dict[str, str]:
 
 
 def _read(spark: SparkSession, side: PostgresSide, tasks: Sequence[Task]) -> DataFrame:
-    from pyspark.sql import functions  # noqa: PLC0415
+    from pyspark.sql import functions  # noqa: PLC0415 - an extra
 
     # A setting of the session: JDBC commits each statement, and a transaction's would be gone before the query.
     options = jdbc_options(side.access.url) | {"sessionInitStatement": PLAN_SESSION.sql}
