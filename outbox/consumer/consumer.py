@@ -455,9 +455,13 @@ class Consumer:
             _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
             if known[0][0]:
                 return
-            rows = read_source(source, sql.heads(schema, topic=subscription.topic))[0] or [(0, 0, 1, None, False)]
-            for queue, last, first, last_id, _ in rows:
-                position, message_id = (last, last_id) if subscription.start == "now" else (first - 1, None)
+            if subscription.start == "now":
+                (rows,) = read_source(source, sql.heads(schema, topic=subscription.topic))
+                begin = [(queue, last, last_id) for queue, last, last_id, _ in rows]
+            else:
+                (rows,) = read_source(source, sql.beginnings(schema, topic=subscription.topic))
+                begin = [(queue, first - 1, None) for queue, first in rows]
+            for queue, position, message_id in begin or [(0, 0, None)]:
                 at = (*pair, queue, position)
                 execute(connection, sql.append_offset(schema, *at, 0, message_id), sql.write_start(schema, *at))
 
@@ -511,7 +515,7 @@ class Consumer:
             offsets += read_source(connection, sql.offsets(schema, group=group, topic=topic, queues=unread))[0]
         offset_of = {row[0]: row[1:] for row in offsets}
         waiting = []
-        for queue, last, _, last_id, is_standby in rows:
+        for queue, last, last_id, is_standby in rows:
             if queue not in self._queues:
                 self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
             position, message_id = offset_of[queue]

@@ -46,10 +46,10 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
     """
     names = {"topic": queue.topic, "queue": queue.queue}
     (heads,) = read_source(source, sql.heads(queue.schema, topic=queue.topic))
-    last, first, _, is_standby = next((row[1:] for row in heads if row[0] == queue.queue), (0, 1, None, False))
+    last, _, is_standby = next((row[1:] for row in heads if row[0] == queue.queue), (0, None, False))
     if is_standby and last < position:
         return False  # it lags behind the primary from which the group has read
-    agreed, message_id = _agreed(connection, source, queue, position) or (first - 1, None)
+    agreed, message_id = _agreed(connection, source, queue, position) or (_before_first(source, queue), None)
     values = names | {"group": queue.group, "agreed": agreed, "position": position}
     # The last message of a queue is never pruned: if none is left of before the offset, there never was one.
     after = agreed if agreed <= position else 0
@@ -64,6 +64,11 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
         extra={"event": "log.went_back", **values, "lost": [str(id_) for id_ in lost]},
     )
     return True
+
+
+def _before_first(source: Connection, queue: GroupQueue) -> int:
+    (rows,) = read_source(source, sql.beginnings(queue.schema, topic=queue.topic))
+    return next((first for number, first in rows if number == queue.queue), 1) - 1
 
 
 def _agreed(connection: Connection, source: Connection, queue: GroupQueue, position: int) -> tuple[int, UUID] | None:

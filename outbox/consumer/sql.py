@@ -10,15 +10,20 @@ from outbox.database.sql import GroupQueue, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
-#: Read the ends of each queue. Rows: ``(queue, last, first, id of the last, is read on a standby)``; none while the
-#: topic doesn't exist.
+#: Read the end of each queue. Rows: ``(queue, last, id of the last, is read on a standby)``; none while the topic
+#: doesn't exist.
 heads = Template("""
-SELECT q, coalesce(l.position, 0),
-       coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 1),
-       l.half_id, pg_is_in_recovery()
+SELECT q, coalesce(l.position, 0), l.half_id, pg_is_in_recovery()
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
   LEFT JOIN LATERAL (SELECT position, half_id FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q
                       ORDER BY position DESC LIMIT 1) l ON true
+""")
+
+# Not for each pass: while an old snapshot is held, it steps over all that was pruned meanwhile.
+#: Read the beginning of each queue. Rows: ``(queue, first position)``; none while the topic doesn't exist.
+beginnings = Template("""
+SELECT q, coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 1)
+  FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
 """)
 
 MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))

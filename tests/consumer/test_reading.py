@@ -6,12 +6,15 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from outbox import Message
+from outbox.consumer import consumer as consumer_module
 from outbox.consumer import sql as consumer_sql
-from outbox.database.execute import execute
+from outbox.database.execute import Row, Statement, execute, read_source
 from outbox.errors import MessagesPruned
+from outbox.prune.once import prune_producer_once
 from tests.consumer.support import Bench, record
 
 OFFSETS = "SELECT queue, max(position) FROM outbox.consumer_offset GROUP BY queue ORDER BY queue"
@@ -192,3 +195,28 @@ def test_a_stop_between_two_transactions(bench: Bench) -> None:
     bench.consume(consumer)
     assert bench.ledger() == ["1", "2"]
     assert bench.statuses() == [("consumed", 1)] * 2
+
+
+def test_an_idle_pass_steps_over_nothing_that_was_pruned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an old snapshot keeps pruned messages in the indexes, a pass with nothing to do reads no block more."""
+    blocks: list[int] = []
+
+    def explained(connection: Connection, *statements: Statement) -> list[list[Row]]:
+        for statement in statements:
+            sql = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {statement.sql}"
+            (((plan,),),) = execute(connection, Statement(sql, statement.values))
+            blocks.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+        return read_source(connection, *statements)
+
+    bench.app.declare_topic("t", 1)
+    consumer = bench.declare(batch=1_000)
+    bench.send(*range(3_000))
+    bench.consume(consumer)
+    monkeypatch.setattr(consumer_module, "read_source", explained)
+    assert not consumer.consume_once(bench.connection, bench.connection)
+    before, blocks[:] = sum(blocks), []
+    with bench.producer.connect().execution_options(isolation_level="REPEATABLE READ") as pinned:
+        pinned.exec_driver_sql("SELECT pg_current_snapshot()")
+        assert prune_producer_once(bench.connection, replace(bench.settings, retention=1e-6)).done == 2_999
+        assert not consumer.consume_once(bench.connection, bench.connection)
+    assert sum(blocks) <= before
