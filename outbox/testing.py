@@ -11,6 +11,7 @@ from outbox.check.once import check_once
 from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
+from outbox.database import migration
 from outbox.database.engines import EngineRunner, Runner
 from outbox.database.execute import execute
 from outbox.dispatch.once import dispatch_once, release_due_once
@@ -104,8 +105,6 @@ def bulk(outbox: Outbox) -> Counts:
 
 
 def _dispatch(engine: Engine, settings: Settings) -> None:
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     if migration.current(engine, settings.schema)["producer"] is None:
         return
     with engine.connect() as connection:

@@ -19,7 +19,8 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Output, OutputOption, print_as, say, table
-from outbox.database import engines
+from outbox.database import engines, migration
+from outbox.database.migration import chain
 from outbox.errors import pip_install
 from outbox.reader import environment, option
 from outbox.settings import Settings
@@ -248,8 +249,6 @@ def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: Lo
       outbox db upgrade --url postgresql+psycopg://me@localhost/shop
       outbox db upgrade --part consumer
     """
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     done = migration.upgrade(database.engine, part or None, database.settings.schema, lock_timeout=lock_timeout)
     say(f"{_listed('installed', done)} in {database}")
 
@@ -264,8 +263,6 @@ def downgrade(
     Example:
       outbox db downgrade --part consumer
     """
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     parts = part or list(SchemaPart)
     what = f"the {' and '.join(parts)} tables in {database}"
     confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
@@ -276,9 +273,6 @@ def downgrade(
 @command(app)
 def current(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> None:
     """Show the versions of the tables and of this code."""
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
-
     revisions = migration.current(database.engine, database.settings.schema)
     document = {branch: {"database": found, "code": chain.head(branch)} for branch, found in revisions.items()}
     rows = [(branch, found or "not installed", chain.head(branch)) for branch, found in revisions.items()]
@@ -293,8 +287,6 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
     installed (or, with --part, of those which should be). The exit code is 6 if anything differs. Nothing is
     changed, but the privilege to make temporary tables is needed.
     """
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     differences = migration.check(database.engine, part or None, database.settings.schema)
     rows = [table(("difference",), [(difference,) for difference in differences])] if differences else []
     print_as(output, {"differences": differences}, *rows)
@@ -315,8 +307,6 @@ def show_sql(
     Example:
       outbox db sql --part producer > outbox.sql
     """
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     sys.stdout.write(migration.sql(part or list(SchemaPart), Settings.from_env(schema=schema or None).schema))
 
 

@@ -24,6 +24,7 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, WordsArgument, all_rows, commands_of, item_word
 from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, command, gathered
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
+from outbox.database import migration
 from outbox.errors import MessageNotFound
 from outbox.message.model import Answer, Resolution, Status
 from outbox.operator import model
@@ -291,7 +292,6 @@ def check_half(
 
 def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
     from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - what the other commands needn't import
     from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415 - what the other commands needn't import
 

@@ -236,7 +236,7 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statement
     missing = errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject
     what = error.diag.message_primary or ""
     if isinstance(error, missing) and (schema := _schema_in(what, statements)):
-        from outbox.database.migration.state import command, described  # noqa: PLC0415 - Alembic is slow to import
+        from outbox.database.migration.state import command, described  # noqa: PLC0415 - it imports this module
 
         mend = command(connection, "upgrade", _parts_in(what), schema)
         where = described(connection, schema)

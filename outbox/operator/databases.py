@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.database import migration
 from outbox.database.execute import Row, Template, execute
 from outbox.database.sql import plan_by_index, read_only, wait_at_most
 from outbox.errors import InvalidSettings, MessageNotFound, SchemaMissing, UnknownDatabase
@@ -91,8 +92,6 @@ def open_database(name: str, engine: Engine, settings: Settings) -> Database:
     Raises:
         SchemaMissing, SchemaOutdated: it has no outbox tables, or not those of this code.
     """
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     with engine.connect() as connection:
         revisions = migration.current(connection, settings.schema)
         parts = tuple(part for part in migration.PARTS if revisions[part])

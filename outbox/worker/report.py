@@ -19,6 +19,7 @@ from uuid import UUID
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database import migration
 from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.model import Counts, uuid7
@@ -154,8 +155,6 @@ class Reporter:
 
     def _sample(self, connection: Connection) -> dict[str, Any]:
         """Return the statistics; or why there are none, which is one line in the log however often it happens."""
-        from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
         try:
             # Of all tables that are there, whichever of them this worker serves: one sample is for all workers.
             revisions = migration.current(connection, self._settings.schema)

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from outbox.database import migration
 from outbox.errors import InvalidSettings
 from outbox.worker.clock import Clock
 from outbox.worker.duty import Health
@@ -151,8 +152,6 @@ class Worker:
         named = not self._all and self._roles & {"dispatch", "release", "check"}
         if named or (not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}):
             return True
-        from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
         return migration.current(self._outbox.engine, self._outbox.settings.schema)["producer"] is not None
 
     def _require(self, plan: Plan) -> None:
@@ -162,8 +161,6 @@ class Worker:
                 f"nothing to do for the roles {', '.join(sorted(self._roles))}: the Outbox has no consumers; "
                 "import the modules that register them before the worker starts"
             )
-        from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
         schema = self._outbox.settings.schema
         for database, parts in plan.parts.items():
             with closing(database.connect()) as connection:

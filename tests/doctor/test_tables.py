@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from alembic.config import Config
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Settings
@@ -63,23 +62,16 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     shutil.copytree(PROJECT / "migrations", folder)
     head = chain.head("producer")
     (folder / "versions" / "producer_0999.py").write_text(
-        f'revision, down_revision, branch_labels, depends_on = "producer_0999", "{head}", None, None\n'
+        f'revision = "producer_0999"\ndown_revision = "{head}"\nbranch_labels = None\ndepends_on = None\n'
         "def upgrade(): pass\n"
     )
 
-    config = chain.config
-
-    def config_of_release(**attributes: object) -> Config:
-        made = config(**attributes)
-        made.set_main_option("script_location", str(folder))
-        return made
-
     def install() -> None:
-        monkeypatch.setattr(chain, "config", config_of_release)
-        chain.scripts.cache_clear()
+        monkeypatch.setattr(chain, "folder", lambda: folder)
+        chain._built_on.cache_clear()
 
     yield install
-    chain.scripts.cache_clear()
+    chain._built_on.cache_clear()
 
 
 def test_older(empty_url: str, next_release: Callable[[], None]) -> None:

@@ -1,21 +1,23 @@
 """The chain of revisions: where its files are, and which revision belongs to which part.
 
 One folder of revisions, three branches: ``common``, ``producer``, ``consumer``, each a line. The last two depend on
-the first, which is therefore installed with either, and only once. A revision's id begins with its branch
+the first, which is therefore installed with either, and only once. A revision's id is its branch and its number there
 (``producer_0001``): that tells the part of a revision which is newer than this code.
+
+What the files declare is read from their text. Alembic, which runs them, is slow to import; workers and commands only
+want to know which revisions there are.
 
 For the ``env.py`` of a service whose own migrations look at all schemas.
 """
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 
 from outbox.errors import InvalidSettings
 from outbox.settings import Settings
@@ -26,6 +28,8 @@ VERSION_TABLE = "outbox_version"
 PARTS = ("producer", "consumer")
 #: All branches, in the order of their installation.
 BRANCHES = ("common", *PARTS)
+
+_DECLARED = re.compile(r"^(revision|down_revision|depends_on) = (.+)$", re.MULTILINE)
 
 
 def check_parts(parts: Collection[str]) -> tuple[str, ...]:
@@ -45,40 +49,37 @@ def check_schema(schema: str) -> str:
     return Settings(schema=schema).schema
 
 
-def config(**attributes: object) -> Config:
-    """Return Alembic's configuration for this chain, with what ``env.py`` needs to know."""
-    # Inside the installed package, or beside it in a checkout.
+def folder() -> Path:
+    """Return where Alembic finds the chain: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "migrations"
-    folder = inside if inside.is_dir() else package.parent / "migrations"
-    result = Config()
-    # The path is no format string: Alembic would read a % in it.
-    result.set_main_option("script_location", str(folder).replace("%", "%%"))
-    result.attributes.update(attributes)
-    return result
+    return inside if inside.is_dir() else package.parent / "migrations"
 
 
 @cache
-def scripts() -> ScriptDirectory:
-    """Return the revisions of this code."""
-    return ScriptDirectory.from_config(config())
+def _built_on() -> Mapping[str, tuple[str, ...]]:
+    """Return the revisions of this code, each with those that it is built on."""
+    result = {}
+    for path in (folder() / "versions").glob("*.py"):
+        declared = {name: ast.literal_eval(value) for name, value in _DECLARED.findall(path.read_text("utf-8"))}
+        before, others = declared["down_revision"], declared["depends_on"] or ()
+        result[declared["revision"]] = (*([before] if before else ()), *others)
+    return result
 
 
 def head(branch: str) -> str:
     """Return the newest revision that this code knows of a branch."""
-    return scripts().as_revision_number(f"{branch}@head")  # type: ignore[return-value]  # a branch has one head
+    return history(branch)[0]
 
 
-def history(branch: str) -> Iterator[str]:
-    """Yield the revisions of a branch, the newest first."""
-    # What the branch depends on comes with it.
-    line = (script.revision for script in scripts().walk_revisions("base", f"{branch}@head"))
-    return (revision for revision in line if revision.startswith(f"{branch}_"))
+def history(branch: str) -> list[str]:
+    """Return the revisions of a branch, the newest first."""
+    return sorted((revision for revision in _built_on() if revision.startswith(f"{branch}_")), reverse=True)
 
 
 def known(revision: str) -> bool:
     """Does this code have the revision?"""
-    return any(revision in history(branch) for branch in BRANCHES)
+    return revision in _built_on()
 
 
 def is_usable(branch: str, revision: str | None) -> bool:
@@ -89,8 +90,11 @@ def is_usable(branch: str, revision: str | None) -> bool:
 
 def applied(versions: Collection[str]) -> set[str]:
     """Return all revisions which the version table's rows stand for: a row implies what it is built on."""
-    ours = tuple(version for version in versions if known(version))
-    return {script.revision for script in scripts().iterate_revisions(ours, "base")}
+    result, ahead = set[str](), list(filter(known, versions))
+    while ahead:
+        result.add(revision := ahead.pop())
+        ahead += _built_on()[revision]
+    return result
 
 
 def include_name(

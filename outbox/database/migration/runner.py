@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from alembic import command
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -58,7 +57,7 @@ def upgrade(
         if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
             connection.execute(text(f'CREATE SCHEMA "{schema}"'))
         for branch in branches:
-            command.upgrade(config, f"{branch}@head")
+            _alembic().upgrade(config, f"{branch}@head")
     return done
 
 
@@ -82,10 +81,10 @@ def downgrade(
         refuse_newer(connection, installed, schema)
         for part in reversed(parts):
             if installed[part]:
-                command.downgrade(config, f"{part}@base")
+                _alembic().downgrade(config, f"{part}@base")
         left = read(connection, schema)
         if left["common"] and not any(left[part] for part in chain.PARTS):
-            command.downgrade(config, "common@base")
+            _alembic().downgrade(config, "common@base")
         if not versions(connection, schema):
             connection.execute(text(f'DROP TABLE IF EXISTS "{schema}".{chain.VERSION_TABLE}'))
     return done
@@ -97,10 +96,10 @@ def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
     The same version of this package always returns the same text.
     """
     parts = chain.check_parts(parts)
-    config = chain.config(schema=chain.check_schema(schema))
+    config = _config(schema=chain.check_schema(schema))
     config.output_buffer = written = io.StringIO()
     with _one_at_a_time:
-        command.upgrade(config, "heads" if parts == chain.PARTS else f"{parts[0]}@head", sql=True)
+        _alembic().upgrade(config, "heads" if parts == chain.PARTS else f"{parts[0]}@head", sql=True)
     return written.getvalue()
 
 
@@ -120,7 +119,7 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
                 connection.execute(turn, {"name": f"outbox migration {schema}"})
                 set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
                 with _one_at_a_time:
-                    yield connection, chain.config(connection=connection, schema=schema, on_version_apply=note), done
+                    yield connection, _config(connection=connection, schema=schema, on_version_apply=note), done
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
@@ -129,3 +128,20 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
                 "a lock on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
                 "try again when it has ended"
             ) from error
+
+
+def _alembic() -> Any:
+    from alembic import command  # noqa: PLC0415 - slow to import, and who imports this package mostly reads
+
+    return command
+
+
+def _config(**attributes: object) -> Config:
+    """Return Alembic's configuration for the chain, with what ``env.py`` needs to know."""
+    from alembic.config import Config  # noqa: PLC0415 - as above
+
+    result = Config()
+    # The path is no format string: Alembic would read a % in it.
+    result.set_main_option("script_location", str(chain.folder()).replace("%", "%%"))
+    result.attributes.update(attributes)
+    return result

@@ -15,8 +15,10 @@ from uuid import uuid4
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database import migration
 from outbox.database.engines import discard
 from outbox.database.execute import Statement, driver_of, execute, sqlstate
+from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
 from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged
@@ -350,9 +352,6 @@ def replication(examination: Examination) -> Iterator[Diagnosis]:
 
 def migrations(examination: Examination) -> Iterator[Diagnosis]:
     """Which parts are installed, and are they of this code's version?"""
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
-
     schema, server = examination.settings.schema, examination.server
     try:
         with examination.reading() as connection:
@@ -378,8 +377,6 @@ def migrations(examination: Examination) -> Iterator[Diagnosis]:
 
 def differences(examination: Examination) -> Iterator[Diagnosis]:
     """Columns, defaults, constraints and indexes; storage parameters are the operator's own business."""
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-
     server = examination.server
     if not examination.parts:
         raise NotInspected("there are no tables of this code's version to compare with")

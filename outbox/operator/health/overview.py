@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
+from outbox.database.migration import chain
 from outbox.errors import SchemaError
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats
@@ -293,9 +295,6 @@ def why_unreachable(error: BaseException) -> str:
 
 
 def _view(database: Database) -> DatabaseView:
-    from outbox.database import migration  # noqa: PLC0415 - Alembic is slow to import
-    from outbox.database.migration import chain  # noqa: PLC0415 - Alembic is slow to import
-
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
     view = DatabaseView(database.name, rules.address(database.engine.url), parts, code_revisions=heads)
