@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sqlalchemy import text
 
@@ -25,12 +25,27 @@ from examples.bank_transfer.teller import arguments
 from outbox import Counts, Outbox, Settings, testing
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once
+from tests.examples import paused_teller
 from tests.examples.conftest import HEADER
 from tests.kit import wait_until
 
-ROOT = Path(__file__).parents[2]
 #: One order for 30.00, and one to a receiver on the compliance desk's watch list.
 GOOD, LISTED = '7;1;"AB";"71000001";30.00;"RENT"', '8;1;"AB";"71000013";30.00;"RENT"'
+
+
+@dataclass(frozen=True)
+class Teller:
+    """The process of a teller, and the lines that it reports."""
+
+    process: BaseProcess
+    lines: IO[str]
+
+    def reported(self) -> list[dict[str, Any]]:
+        """Let it come to its end; return what it reported."""
+        facts = [json.loads(line) for line in self.lines]
+        self.process.join(60)
+        assert self.process.exitcode == 0
+        return [fact for fact in facts if "ready" not in fact and "step" not in fact]
 
 
 @dataclass
@@ -55,50 +70,48 @@ class Scene:
     # --- the teller ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def paused(self, point: str) -> Iterator[subprocess.Popen[str]]:
+    def paused(self, point: str) -> Iterator[Teller]:
         """Yield a teller that has stopped at the point; see `paused_teller`."""
-        with self._teller(point) as process:
-            wait_until(lambda: (self.folder / "paused").exists() or process.poll(), f"the teller is at {point}")
-            assert process.poll() is None, process.communicate()[1]
-            yield process
+        with self._teller(point) as teller:
+            here = self.folder / "paused"
+            wait_until(lambda: here.exists() or teller.process.exitcode is not None, f"the teller is at {point}")
+            assert teller.process.exitcode is None
+            yield teller
 
     def kill_at(self, point: str) -> None:
         """Let a teller work until it is at the point, and kill it there."""
-        with self.paused(point) as process:
-            process.kill()
-            process.wait()
+        with self.paused(point):
+            pass
         wait_until(lambda: not self._at_work(), "the database has noticed that the teller is gone")
 
-    def go_on(self, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    def go_on(self, teller: Teller) -> list[dict[str, Any]]:
         """Let a paused teller finish; return what it reported."""
         (self.folder / "go").touch()
-        return _reported(process)
+        return teller.reported()
 
     def work(self) -> list[dict[str, Any]]:
         """Let a teller that nothing happens to execute the orders; return what it reported."""
-        with self._teller("none:0") as process:
-            return _reported(process)
+        with self._teller("none:0") as teller:
+            return teller.reported()
 
     @contextmanager
-    def _teller(self, point: str) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "tests.examples.paused_teller", str(self.folder), point]
-        process = subprocess.Popen(
-            [*command, *arguments(self.source, 0, 1, self.mode)],
-            cwd=ROOT,
-            env={**os.environ, **self.banks.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdin
-        process.stdin.write("1000\n")
-        process.stdin.flush()
-        with process:
+    def _teller(self, point: str) -> Iterator[Teller]:
+        """Yield a teller that may execute all orders; it is killed at the end if it is still there."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(paused_teller.LIBRARIES)
+        (lifeline, held), (reports, said) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        os.write(held.fileno(), b"1000\n")
+        mine = arguments(self.source, 0, 1, self.mode)
+        told = (lifeline, said, self.banks.environment, self.folder, point, mine)
+        process = context.Process(target=paused_teller.work, args=told, daemon=True)
+        with lifeline, held, reports, open(reports.fileno(), closefd=False) as lines:
+            process.start()
+            said.close()
             try:
-                yield process
+                yield Teller(process, lines)
             finally:
                 process.kill()
+                process.join()
 
     def _at_work(self) -> bool:
         others = (
@@ -167,12 +180,3 @@ def deliver(banks: Banks) -> None:
         consumer.start(connection, source)
         while consumer.consume_once(connection, source):
             pass
-
-
-def _reported(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    # Not by communicate: it would close the lifeline.
-    assert process.stdout
-    assert process.stderr
-    facts = [json.loads(line) for line in process.stdout]
-    assert process.wait(60) == 0, process.stderr.read()
-    return [fact for fact in facts if "ready" not in fact and "step" not in fact]
