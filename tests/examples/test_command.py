@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from examples.bank_transfer.__main__ import main
+from outbox.embedded import ServerLike
+from outbox.embedded.external import URL_VARIABLE
 from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +34,13 @@ def test_the_command_prints_tables_and_verdict() -> None:
     assert "Two banks, a database each. 50 orders (generated with seed 1)" in done.stderr
 
 
-def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(tmp_path: Path) -> None:
+def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(server: ServerLike, tmp_path: Path) -> None:
     """One JSON object; the package is found wherever the demo was started, also beside another copy of it."""
     for decoy in ("outbox", "examples"):
         (tmp_path / decoy).mkdir()
         (tmp_path / decoy / "__init__.py").write_text("raise ImportError('the wrong copy')")
     command = [sys.executable, "-P", *COMMAND[1:], "--transfers", "20", "--kills", "1", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), URL_VARIABLE: server.url("postgres")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -48,10 +50,11 @@ def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_spark_finds_and_mends_the_faults_and_java_says_nothing() -> None:
+def test_spark_finds_and_mends_the_faults_and_java_says_nothing(server: ServerLike) -> None:
     """With Spark installed it is what compares: every fault is found as such, and stderr has our own words only."""
     command = [*COMMAND, "--engine", "auto", "--transfers", "60", "--faults", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, URL_VARIABLE: server.url("postgres")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     reconciled = json.loads(done.stdout)["reconciliation"]
     assert reconciled["planted"] == reconciled["found"]
