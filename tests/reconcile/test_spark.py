@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -77,7 +77,7 @@ def elsewhere(night: Night, database: str) -> PostgresSide:
     return replace(side, access=Access(url, side.access.settings))
 
 
-@pytest.mark.parametrize("number", [1, 7, 40])
+@pytest.mark.parametrize("number", [1, 7, 15])
 def test_the_result_is_that_of_the_local_engine(engine: SparkEngine, night: Night, number: int) -> None:
     """However the ids are cut into tasks, Spark finds and counts what threads of this process do."""
     mine: list[int] = []
@@ -192,14 +192,10 @@ def test_another_master_than_that_of_the_session_is_refused(engine: SparkEngine)
         pass
 
 
-@pytest.fixture
-def shown(engine: SparkEngine, night: Night) -> Callable[[], None]:
-    """A function that runs the comparison, so that there is something to show."""
-
-    def run() -> None:
-        list(engine.run(night.comparison, night.tasks(), lambda _: None))
-
-    return run
+@pytest.fixture(scope="module")
+def shown(engine: SparkEngine, night: Night) -> None:
+    """The comparison has been run, so that there is something to show."""
+    list(engine.run(night.comparison, night.tasks(), lambda _: None))
 
 
 def test_the_password_is_in_no_plan(engine: SparkEngine, night: Night) -> None:
@@ -210,25 +206,22 @@ def test_the_password_is_in_no_plan(engine: SparkEngine, night: Night) -> None:
     assert not spark_secrets.told(plan)
 
 
-def test_the_password_is_in_no_setting(engine: SparkEngine, shown: Callable[[], None]) -> None:
+def test_the_password_is_in_no_setting(engine: SparkEngine, shown: None) -> None:
     """Neither Spark's settings nor Java's properties hold the password."""
-    shown()
     settings = spark_secrets.settings(engine.session)
     assert "spark.app.name" in settings
     assert not spark_secrets.told(settings)
 
 
-def test_the_password_is_on_no_page(engine: SparkEngine, shown: Callable[[], None]) -> None:
+def test_the_password_is_on_no_page(engine: SparkEngine, shown: None) -> None:
     """No page of the web interface and nothing that its REST interface tells holds the password."""
-    shown()
     seen = dict(spark_secrets.pages(engine.session))
     assert any("MapInArrow" in page for page in seen.values())
     assert [address for address, page in seen.items() if spark_secrets.told(page)] == []
 
 
-def test_the_password_is_in_no_log(engine: SparkEngine, shown: Callable[[], None], logs: Path) -> None:
+def test_the_password_is_in_no_log(engine: SparkEngine, shown: None, logs: Path) -> None:
     """Neither the event log nor Spark's own log, told to write everything, holds the password."""
-    shown()
     seen = dict(spark_secrets.files(logs))
     assert any("SparkListenerJobEnd" in page for page in seen.values())
     assert any("Finished task" in page for page in seen.values())

@@ -46,7 +46,9 @@ print(json.dumps(told))
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the script in a folder of its own, with nothing in the environment but what is needed, and this."""
-    kept = {"HOME": str(folder), "PYTHONPATH": str(ROOT)} | environment
+    # For how long Java compiles has nothing to do with what is asked here.
+    quick = {name: os.environ[name] for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")}
+    kept = {"HOME": str(folder), "PYTHONPATH": str(ROOT), **quick} | environment
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT],
         cwd=folder,
