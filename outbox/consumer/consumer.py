@@ -95,13 +95,14 @@ class QueueConsumer:
         return bool(self._ahead)
 
     def next_messages(self, position: int) -> Statement:
-        """Return the statement that reads ahead from a position; its rows are for `read`."""
+        """Return the statement that reads ahead from a position, whole batches; its rows are for `read`."""
+        batch = self._subscription.batch
         return sql.messages_after(
             self._settings.schema,
             topic=self._subscription.topic,
             queue=self._queue.queue,
             position=position,
-            limit=max(self._settings.read_ahead, self._subscription.batch),
+            limit=-(-self._settings.read_ahead // batch) * batch,
             bytes=self._settings.read_ahead_bytes,
             **filter_of(self._subscription),
         )
@@ -213,18 +214,19 @@ class QueueConsumer:
         self, connection: Connection, entry: Entry, known: dict[object, Row]
     ) -> tuple[State, Counts] | None:
         """Return how the step ends where the first message isn't to be handled now; None where it may be."""
-        if self._is_sent_again(entry, known):
+        row = known.get(entry.id, _NO_ROW)
+        if self._is_sent_again(entry, row):
             return self._retry_resent(connection, entry)
-        _, status, _, wait, *_ = known.get(entry.id, _NO_ROW)
+        _, status, _, wait, *_ = row
         if self._subscription.ordered and status == Status.FAILED and wait > 0:
             return State.BLOCKED, Counts()
         return None
 
-    def _is_sent_again(self, entry: Entry, known: dict[object, Row]) -> bool:
+    def _is_sent_again(self, entry: Entry, row: Row) -> bool:
         """Tell whether this is a newer send of a message that the group has failed or parked."""
-        if entry.id not in known or entry.message is None or entry.message.send_number == 1:
+        if row is _NO_ROW or entry.message is None or entry.message.send_number == 1:
             return False
-        _, status, _, _, queue, position, discarded = known[entry.id]
+        _, status, _, _, queue, position, discarded = row
         tries = status == Status.FAILED or (status == Status.PARKED and not discarded)
         return tries and (queue, position) != (self._queue.queue, entry.position)
 
@@ -273,19 +275,20 @@ class QueueConsumer:
         passed: list[Entry] = []
         attempt, known_failed = 1, False
         for entry in candidates:
-            if self._is_sent_again(entry, known):
+            row = known.get(entry.id, _NO_ROW)
+            if row is _NO_ROW:
+                if entry.message is not None:
+                    # A message that was resent may stand in the batch twice.
+                    todo.setdefault(entry.id, entry)
+            elif self._is_sent_again(entry, row):
                 break
-            _, status, attempts, *_ = known.get(entry.id, _NO_ROW)
-            if status == Status.FAILED and self._subscription.ordered:
+            elif row[1] == Status.FAILED and self._subscription.ordered:
                 if passed:
                     break
-                attempt, known_failed = attempts + 1, True
+                attempt, known_failed = row[2] + 1, True
                 todo[entry.id] = entry
                 passed.append(entry)
                 break
-            if status is None and entry.message is not None:
-                # A message that was resent may stand in the batch twice.
-                todo.setdefault(entry.id, entry)
             passed.append(entry)
         entries = list(todo.values())
         schema, group = self._settings.schema, self._queue.group

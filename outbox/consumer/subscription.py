@@ -198,6 +198,8 @@ def crashed(claims: int) -> HandlerFailure:
 
 def failure_of(answer: Any) -> HandlerFailure | None:
     """Return what a handler's return value says; None is success, and so is any other value."""
+    if answer is None:
+        return None
     match answer:
         case Retry(after=after, reason=reason):
             return _retry(after, reason)

@@ -90,11 +90,6 @@ def _in_transaction(driver: Any) -> bool:
     return bool(driver.info.transaction_status)  # 0 is PQTRANS_IDLE
 
 
-def is_idle(connection: Connection) -> bool:
-    """Tell, as libpq knows it without I/O, whether the server is in no transaction, whatever SQLAlchemy believes."""
-    return not _in_transaction(driver_of(connection))
-
-
 def is_lost(connection: Connection) -> bool:
     """Tell whether the server has gone away under this connection."""
     return connection.closed or connection.invalidated or bool(getattr(driver_of(connection), "closed", False))

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.execute import is_idle
+from outbox.database.execute import driver_of
 from outbox.errors import InvalidHandler, TransactionRequired
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
+#: libpq's PQTRANS_IDLE: the server is in no transaction.
+_IDLE = 0
+
+
 class JoinedSession:
     """One session, joined to the transaction that runs on a connection; made when it is first asked for.
 
@@ -46,6 +50,7 @@ class JoinedSession:
     def __init__(self, connection: Connection, *, is_async: bool) -> None:
         self._connection = connection
         self._transaction = connection.get_transaction()
+        self._libpq = driver_of(connection).pgconn
         self._is_async = is_async
         self._opened: Any = None
         self._session: Session | None = None
@@ -77,8 +82,11 @@ class JoinedSession:
 
     @property
     def ended(self) -> bool:
-        """Did the application's code end the transaction in SQL or through the driver, which SQLAlchemy can't see?"""
-        return not self.rolled_back and is_idle(self._connection)
+        """Did the application's code end the transaction in SQL or through the driver, which SQLAlchemy can't see?
+
+        libpq knows it without I/O; it is asked for each message, and so directly.
+        """
+        return self._libpq.transaction_status == _IDLE and not self.rolled_back
 
     def flush(self) -> None:
         """Write what the session has yet to write."""
