@@ -168,12 +168,12 @@ class SchemaBusy(SchemaError):
 class HalvesHidden(SchemaError):
     """Row security hides committed half messages from the role that dispatches: dispatch stops, and loses none."""
 
-    def __init__(self, schema: str, half_ids: Sequence[UUID]) -> None:
+    def __init__(self, schema: str, count: int, half_id: UUID) -> None:
         super().__init__(
-            f"row security hides {len(half_ids)} committed half messages, such as {half_ids[0]}, from this role: "
+            f"row security hides {count} committed half messages, such as {half_id}, from this role: "
             f"dispatch stops at them; let it see all rows of {schema}.half_message (a policy, or BYPASSRLS)"
         )
-        self.half_ids = list(half_ids)
+        self.half_id = half_id
 
 
 class MessageNotFound(OutboxError):

@@ -124,14 +124,16 @@ def execute(
     connection: Connection,
     *statements: Statement,
     then_commit: bool = False,
+    prepare_before: bool = False,
     afterwards: Statement | None = None,
 ) -> list[list[Row]]:
     """Run statements on the caller's connection, in order, in one round trip; return the rows of each.
 
     ``then_commit`` adds COMMIT to the round trip and is for the moment in which the caller commits anyway.
     In the pipeline an error skips all that follows, COMMIT included (PostgreSQL, "Pipeline Mode"). Rows come
-    in binary format. ``afterwards`` follows the COMMIT in a transaction of its own; it may fail or be left out, and
-    nothing must depend on it.
+    in binary format. ``prepare_before`` is for a transaction that must be one round trip also where the driver has yet
+    to prepare a statement: each is run before, in a transaction of its own, in which it must do nothing. ``afterwards``
+    follows the COMMIT in a transaction of its own; it may fail or be left out, and nothing must depend on it.
 
     Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
     first round trip; the driver would take one of its own for it.
@@ -160,20 +162,18 @@ def execute(
     last = [(afterwards.sql, afterwards.values)] if afterwards else []
     try:
         trip = _round_trip(driver, pairs + last)
+        if prepare_before and begins and trip is not None and not trip.ready:
+            _send(connection, driver, [(each.sql, each.values) for each in statements], None)
+            trip = _round_trip(driver, pairs + last)
         # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it. With
         # a driver whose private parts are unknown it always does.
         by_driver = trip is None or not trip.ready or (idle and not driver.autocommit)
         if by_driver and trip is not None:
             trip = _round_trip(driver, last)
-        before = pairs if by_driver else []
-        if isinstance(driver, psycopg.AsyncConnection):
-            adapted = cast("Any", connection.connection.dbapi_connection)
-            rows = adapted.run_async(lambda raw: _run_async(raw, before, trip))
-        else:
-            rows = _run(driver, before, trip)
+        rows = _send(connection, driver, pairs if by_driver else [], trip)
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
-    return cast("list[list[Row]]", rows[int(begins) : int(begins) + len(statements)])
+    return rows[int(begins) : int(begins) + len(statements)]
 
 
 def query(connection: Connection, schema: str, template: str, **values: Any) -> list[Row]:
@@ -198,6 +198,18 @@ def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | No
     except ImportError:  # a private part of the driver has another name
         return None
     return RoundTrip(driver, pairs) if is_known() else None
+
+
+def _send(
+    connection: Connection, driver: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None
+) -> list[list[Row]]:
+    """Run statements one by one as the driver does, then others in one round trip; return the rows of each."""
+    import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
+
+    if not isinstance(driver, psycopg.AsyncConnection):
+        return _run(driver, before, trip)
+    adapted = cast("Any", connection.connection.dbapi_connection)
+    return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, before, trip)))
 
 
 def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:

@@ -139,11 +139,12 @@ def take_lock(key: int) -> Statement:
     return Statement("SELECT pg_advisory_xact_lock(%s)", (key,))
 
 
-# A worker that can't go on, for whatever reason, mustn't keep all others from work.
-_UNLESS_IDLE = "set_config('idle_in_transaction_session_timeout', '60s', true)"
+#: Has the server end this transaction when the client leaves it idle: a worker that can't go on, for whatever reason,
+#: mustn't keep all others from work.
+UNLESS_IDLE = "set_config('idle_in_transaction_session_timeout', '60s', true)"
 
 
-def try_lock(key: int, setting: str = _UNLESS_IDLE) -> Statement:
+def try_lock(key: int, setting: str = UNLESS_IDLE) -> Statement:
     """Try a transaction-level advisory lock without waiting. Rows: ``(taken, …)``.
 
     ``setting`` is the SQL that sets something for the transaction: by default, that the server ends it when the client

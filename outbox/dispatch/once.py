@@ -21,20 +21,25 @@ ops are of one moment. What no identity shows (a volume that its storage put bac
 themselves: `outbox.consumer.log_loss`. Dispatch commits synchronously whatever the setting says, so that a crash
 forgets nothing that was read.
 
+A pass looks at the cursor without the lock, and goes on only if there is something to do. Lock, batch and COMMIT are
+then one round trip, in which nothing waits for the client: a worker whose host vanishes leaves no lock behind. What was
+seen before the lock is compared after it, in a statement of its own, which sees what the last holder wrote.
+
 Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Information Functions".
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.database import sql as database_sql
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import COMMIT_SYNCHRONOUSLY, HALF_MISSING, plan_by_index, take_lock, try_lock
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index, take_lock
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, HalvesHidden
 from outbox.message.model import Counts
@@ -62,66 +67,90 @@ def dispatch_once(connection: Connection, settings: Settings, *, limit: int | No
 
     Returns ``taken`` ops and ``done`` messages; nothing where another worker is dispatching. ``more`` is set
     while a backlog is left over from a cut.
+
+    Raises:
+        HalvesHidden: row security hides the half of a committed op; nothing was dispatched.
     """
-    with connection.begin() as transaction:
-        *_, taken, cursors = execute(
-            connection,
-            plan_by_index(),
-            COMMIT_SYNCHRONOUSLY,
-            try_lock(dispatch_lock(settings.schema)),
-            sql.newest_cursor(settings.schema),
-        )
-        # The cursor was read in a statement of its own, after the lock: what the last holder wrote is seen. Passes that
-        # find nothing commit, since psycopg throws its prepared statements away with each rollback.
-        if not taken[0][0]:
-            return NOTHING
-        if not cursors or (cursor := sql.Cursor(*cursors[0])).restored:
-            if not _rebase(connection, settings.schema):
-                transaction.rollback()
-                return NOTHING
-            return Counts(taken=1, more=True)
-        if cursor.fell_back:
-            begun, cursors = execute(connection, sql.begin_epoch(settings.schema), sql.newest_cursor(settings.schema))
-            _tell(begun)
-            cursor = sql.Cursor(*cursors[0])
-        if not cursor.pending:
-            return NOTHING
-        placement = _placement(settings, limit)
-        (((ops, messages, scheduled, _, unseen),),) = execute(connection, sql.dispatch_batch(placement, cursor))
-        if unseen:
-            _report_missing(connection, settings.schema, unseen)
+    while (counts := _dispatch(connection, settings, limit)) is None:
+        pass  # each time, another worker has come further, or a new epoch has begun
+    return counts
+
+
+def _dispatch(connection: Connection, settings: Settings, limit: int | None) -> Counts | None:
+    """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
+    with connection.begin():
+        # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
+        _, cursors = execute(connection, plan_by_index(), sql.newest_cursor(settings.schema), then_commit=True)
+    if not cursors or (cursor := sql.Cursor(*cursors[0])).restored:
+        return _start_over(connection, settings.schema)
+    if cursor.fell_back:
+        taken, begun = _in_turn(connection, settings.schema, sql.begin_epoch_in_turn(settings.schema))
+        _tell(begun)
+        return None if taken else NOTHING
+    if not cursor.pending:
+        return NOTHING
+    placement = _placement(settings, limit)
+    keep_turn = sql.keep_turn(settings.schema, cursor=cursor.id, log=cursor.current_log)
+    taken, ((kept,),), ((ops, messages, scheduled, _, unseen),) = _in_turn(
+        connection, settings.schema, keep_turn, sql.dispatch_batch(placement, cursor)
+    )
+    if not kept:
+        return None if taken else NOTHING
+    _tell_missing(unseen)
     cut = cursor.until_sequence is not None or ops == placement.limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)
 
 
-def _rebase(connection: Connection, schema: str) -> bool:
-    """Start over in this cluster; False while a transaction has an op written and is still open."""
-    try:
-        _, _, begun, _ = execute(
-            connection, sql.WAIT_SHORTLY, sql.lock_ops(schema), sql.begin_epoch(schema), sql.rebase(schema)
-        )
-    except OperationalError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-        return False
-    _tell(begun)
-    return True
+def _in_turn(connection: Connection, schema: str, *statements: Statement) -> Any:
+    """Run statements, which do nothing without the lock, in a transaction that holds it; return if it does, their rows.
 
-
-def _report_missing(connection: Connection, schema: str, half_ids: Sequence[UUID]) -> None:
-    """Go on without committed ops whose halves are gone; each leaves a row in the audit, of which the doctor tells.
-
-    Raises:
-        HalvesHidden: the halves may only be hidden from this role; nothing was dispatched.
+    All is one round trip: a host that vanishes meanwhile leaves no lock behind.
     """
-    (((hidden,),),) = execute(connection, sql.hides_halves(schema))
-    if hidden:
-        raise HalvesHidden(schema, half_ids)
-    reason = "its half message is gone, so that it can't become a message"
-    audits = (database_sql.audit(schema, "dispatch", HALF_MISSING, str(half_id), reason) for half_id in half_ids)
-    execute(connection, *audits)
-    for half_id in half_ids:
+    begin = plan_by_index(), COMMIT_SYNCHRONOUSLY, sql.try_turn(dispatch_lock(schema))
+    try:
+        with connection.begin():
+            _, _, ((taken, *_),), *rows = execute(
+                connection, *begin, *statements, then_commit=True, prepare_before=True
+            )
+    except DBAPIError as error:
+        if hidden := re.search(rf"{sql.HIDDEN}(\d+) ([0-9a-f-]+)", str(error)):
+            raise HalvesHidden(schema, int(hidden[1]), UUID(hidden[2])) from error
+        raise
+    return taken, *rows
+
+
+def _start_over(connection: Connection, schema: str) -> Counts | None:
+    """Re-base in this cluster; nothing while another worker dispatches, or a transaction has an op written and is open.
+
+    Once in the life of a database, and not in one round trip: writers of ops are kept out meanwhile.
+    """
+    with connection.begin() as transaction:
+        ((taken, *_),), cursors = execute(connection, sql.try_turn(dispatch_lock(schema)), sql.newest_cursor(schema))
+        if not taken:
+            return NOTHING
+        if cursors and not sql.Cursor(*cursors[0]).restored:
+            return None
+        try:
+            *_, begun, _ = execute(
+                connection,
+                COMMIT_SYNCHRONOUSLY,
+                sql.WAIT_SHORTLY,
+                sql.lock_ops(schema),
+                sql.begin_epoch(schema),
+                sql.rebase(schema),
+            )
+        except OperationalError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            transaction.rollback()
+            return NOTHING
+    _tell(begun)
+    return Counts(taken=1, more=True)
+
+
+def _tell_missing(half_ids: Sequence[UUID] | None) -> None:
+    for half_id in half_ids or ():
         logger.error(
             "the committed half message %s is gone: somebody has deleted it, and it can't become a message",
             half_id,
@@ -148,17 +177,20 @@ def _tell(begun: list[Row]) -> None:
 
 
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
-    """Turn due scheduled messages into messages, in one transaction on ``connection``."""
+    """Turn due scheduled messages into messages, in one transaction on ``connection``.
+
+    Raises:
+        HalvesHidden: as by `dispatch_once`.
+    """
     placement = _placement(settings, limit)
-    with connection.begin():
-        ((taken,),) = execute(connection, try_lock(dispatch_lock(settings.schema)))
-        if not taken[0]:
-            return NOTHING
-        ((due, messages, _, _, unseen),) = _append(connection, placement, placement.statement(sql.RELEASE_DUE))
-        if not due:
-            return NOTHING
-        if unseen:
-            _report_missing(connection, settings.schema, unseen)
+    _, begun, ((due, messages, _, _, unseen),) = _in_turn(
+        connection,
+        settings.schema,
+        sql.begin_epoch_in_turn(settings.schema),
+        placement.statement(sql.RELEASE_DUE),
+    )
+    _tell(begun)
+    _tell_missing(unseen)
     return Counts(taken=due, done=messages, more=due == placement.limit)
 
 

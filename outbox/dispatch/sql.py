@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import LOG, NUMBER_BITS, channel, number
+from outbox.database.sql import HALF_MISSING, LOG, NUMBER_BITS, UNLESS_IDLE, channel, number
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
 newest_cursor = Template(f"""
-SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
+SELECT c.id, c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
        c.base_sequence, c.system_identifier, s.system_identifier, c.epoch, c.log, {LOG},
        c.until_sequence IS NOT NULL
        OR EXISTS (SELECT FROM {{s}}.op_message o WHERE o.xid >= c.next_xid)
@@ -18,17 +18,40 @@ SELECT c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, 
   FROM (SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
 """)
 
-_FRESH = """
+# Nobody waits for an answer while the lock is held: a host that vanishes then would keep it from all others. So the
+# statements of one round trip learn from the transaction itself whether it is their turn.
+_TURN = "current_setting('outbox.dispatching', true) = 'true'"
+
+
+def try_turn(lock: int) -> Statement:
+    """Try dispatch's lock without waiting; what follows in the transaction does nothing without it.
+
+    Rows: ``(taken, …)``.
+    """
+    return Statement(
+        f"SELECT set_config('outbox.dispatching', pg_try_advisory_xact_lock(%s)::text, true)::boolean, {UNLESS_IDLE}",
+        (lock,),
+    )
+
+
+#: Give the turn up if cursor and log aren't those any more which were read before the lock. Rows: ``(it is kept,)``.
+keep_turn = Template(f"""
+SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
+           SELECT FROM (SELECT id FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
+            WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean
+""")
+
+_FRESH = f"""
 fresh AS MATERIALIZED (
-    SELECT half_id, sequence, resolution FROM {s}.op_message
-     WHERE xid >= %(next_xid)s::xid8
+    SELECT half_id, sequence, resolution FROM {{s}}.op_message
+     WHERE xid >= %(next_xid)s::xid8 AND {_TURN}
      UNION ALL
-    SELECT half_id, sequence, resolution FROM {s}.op_message
-     WHERE xid = ANY (%(in_flight)s::xid8[])
+    SELECT half_id, sequence, resolution FROM {{s}}.op_message
+     WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}
 ), batch AS MATERIALIZED (
     SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s
 ), cursor AS (
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
+    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
                                      base_sequence, system_identifier, epoch, log)
     SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
@@ -40,15 +63,15 @@ fresh AS MATERIALIZED (
      WHERE last IS NOT NULL
 )"""
 
-_REST = """
+_REST = f"""
 batch AS MATERIALIZED (
-    SELECT half_id, sequence, resolution FROM {s}.op_message
+    SELECT half_id, sequence, resolution FROM {{s}}.op_message
      WHERE sequence > %(after)s AND sequence <= %(until)s
        AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))
-       AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
+       AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot) AND {_TURN}
      ORDER BY sequence LIMIT %(limit)s
 ), cursor AS (
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
+    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
                                      base_sequence, system_identifier, epoch, log)
     SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
            CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
@@ -57,28 +80,30 @@ batch AS MATERIALIZED (
            CASE WHEN NOT done THEN %(until)s END,
            %(base)s, %(system)s, %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
+     WHERE {_TURN}
 )"""
 
 # Of before a re-base. Their xids may be ahead of this cluster's, and would be taken for new ones: 0 is behind all.
-_MISSED = """
+_MISSED = f"""
 old AS MATERIALIZED (
-    SELECT half_id, sequence, resolution FROM {s}.op_message
-     WHERE sequence > %(after)s AND sequence <= %(until)s
+    SELECT half_id, sequence, resolution FROM {{s}}.op_message
+     WHERE sequence > %(after)s AND sequence <= %(until)s AND {_TURN}
      ORDER BY sequence LIMIT %(limit)s
 ), forgotten AS (
-    UPDATE {s}.op_message SET xid = '0' WHERE half_id IN (SELECT half_id FROM old)
+    UPDATE {{s}}.op_message SET xid = '0' WHERE half_id IN (SELECT half_id FROM old)
 ), batch AS MATERIALIZED (
     SELECT * FROM old
      WHERE resolution = 'commit'
-       AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = old.half_id)
-       AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = old.half_id)
+       AND NOT EXISTS (SELECT FROM {{s}}.message m WHERE m.half_id = old.half_id)
+       AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = old.half_id)
 ), cursor AS (
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
+    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
                                      base_sequence, system_identifier, epoch, log)
     SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
            CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s,
            %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
+     WHERE {_TURN}
 )"""
 
 _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
@@ -89,6 +114,25 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
       LEFT JOIN {s}.topic t ON t.name = h.topic
      WHERE b.resolution = 'commit'
        AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
+)"""
+
+# Entries without a half, which is gone or can't be seen.
+_UNSEEN = """, unseen AS MATERIALIZED (
+    SELECT array_agg(half_id) AS half_ids FROM entry WHERE topic IS NULL
+)"""
+
+#: What the error of a statement with `_MISSING` says, before how many halves there are and one of them.
+HIDDEN = "halves are hidden: "
+
+# A committed op whose half is gone is passed over, and the doctor tells of it. Where row security may only hide the
+# half from this role, the statement must fail, or the op would be lost: the cast of that text is an error.
+_MISSING = f"""{_UNSEEN}, missing AS (
+    INSERT INTO {{s}}.audit (actor, action, target, reason)
+    SELECT 'dispatch', '{HALF_MISSING}', unnest(half_ids),
+           'its half message is gone, so that it can''t become a message'
+      FROM unseen
+     WHERE CASE WHEN row_security_active('{{s}}.half_message'::regclass)
+                THEN ('{HIDDEN}' || cardinality(half_ids) || ' ' || half_ids[1])::boolean ELSE true END
 )"""
 
 _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1)"
@@ -128,7 +172,7 @@ _APPEND = f""", new_topic AS (
     SELECT pg_notify(%(channel)s, topic) FROM (SELECT DISTINCT topic FROM dispatched) d WHERE %(notify)s
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
-       (SELECT count(*) FROM told), (SELECT array_agg(half_id) FROM entry WHERE topic IS NULL)
+       (SELECT count(*) FROM told), (SELECT half_ids FROM unseen)
 """
 
 #: Wait until no transaction is writing an op, and keep new ones out until this one ends.
@@ -141,8 +185,7 @@ WAIT_SHORTLY = Statement("SELECT set_config('lock_timeout', '200ms', true)")
 # By the clock, since the epochs of a log that was lost aren't known here; and never one that is known.
 _NEXT_EPOCH = "greatest({epoch} + 1, extract(epoch FROM clock_timestamp() - timestamptz '2024-01-01 00:00+00')::bigint)"
 
-#: Begin a new epoch if the log isn't the one that the newest cursor knows. Rows: ``(epoch, log before, log now)``.
-begin_epoch = Template(f"""
+_BEGIN_EPOCH = f"""
 WITH newest AS (
     SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1
 ), begun AS (
@@ -150,11 +193,16 @@ WITH newest AS (
                                        base_sequence, system_identifier, epoch, log)
     SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
            {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}
-      FROM newest, pg_control_system() s WHERE log <> {LOG}
+      FROM newest, pg_control_system() s WHERE log <> {LOG} AND {{turn}}
     RETURNING epoch, log
 )
 SELECT begun.epoch, newest.log, begun.log FROM begun, newest
-""")
+"""
+
+#: Begin a new epoch if the log isn't the one that the newest cursor knows. Rows: ``(epoch, log before, log now)``.
+begin_epoch = Template(_BEGIN_EPOCH.replace("{turn}", "true"))
+#: The same, if it is the transaction's turn.
+begin_epoch_in_turn = Template(_BEGIN_EPOCH.replace("{turn}", _TURN))
 
 #: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
 rebase = Template(f"""
@@ -168,14 +216,14 @@ SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_
   FROM {{s}}.op_message
 """)
 
-#: Turn due scheduled messages into messages. For `Placement.statement`; rows as of `dispatch_batch`.
+#: Turn due scheduled messages into messages, in turn. For `Placement.statement`; rows as of `dispatch_batch`.
 RELEASE_DUE = (
-    """
+    f"""
 WITH batch AS MATERIALIZED (
-    DELETE FROM {s}.scheduled_message
+    DELETE FROM {{s}}.scheduled_message
      WHERE half_id = ANY (ARRAY(
-           SELECT half_id FROM {s}.scheduled_message
-            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp()
+           SELECT half_id FROM {{s}}.scheduled_message
+            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp() AND {_TURN}
             ORDER BY deliver_at, half_id LIMIT %(limit)s))
        AND recalled_at IS NULL
     RETURNING half_id, deliver_at
@@ -183,10 +231,11 @@ WITH batch AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
            1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN {s}.half_message h ON h.id = b.half_id
-      LEFT JOIN {s}.op_message o ON o.half_id = b.half_id
-      LEFT JOIN {s}.topic t ON t.name = h.topic
+      LEFT JOIN {{s}}.half_message h ON h.id = b.half_id
+      LEFT JOIN {{s}}.op_message o ON o.half_id = b.half_id
+      LEFT JOIN {{s}}.topic t ON t.name = h.topic
 )"""
+    + _MISSING
     + _APPEND
 )
 
@@ -217,6 +266,7 @@ WITH batch AS MATERIALIZED (
       LEFT JOIN {s}.half_message h ON h.id = b.half_id
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
+    + _UNSEEN
     + _APPEND
 )
 
@@ -244,6 +294,7 @@ WITH batch AS MATERIALIZED (
     SELECT half_id, sequence, resolution FROM {s}.op_message WHERE half_id = ANY (%(half_ids)s::uuid[])
 )"""
     + _OPS_TO_ENTRIES
+    + _UNSEEN
     + _APPEND
 )
 
@@ -266,9 +317,6 @@ SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resol
        (SELECT count(*) FROM recalled),
        EXISTS (SELECT FROM {s}.message m WHERE m.half_id = %(half_id)s)
 """)
-
-#: Tell whether row security hides halves from this role. Rows: ``(it may,)``.
-hides_halves = Template("SELECT row_security_active('{s}.half_message'::regclass)")
 
 #: Create a topic or give it more queues; never fewer, since messages may wait in them.
 declare_topic = Template("""
@@ -294,6 +342,7 @@ class Cursor:
     messages of ``epoch``; None before the first.
     """
 
+    id: int
     next_xid: str
     in_flight: list[str]
     target: str | None
@@ -334,7 +383,7 @@ class Placement:
 
 
 def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
-    """Turn the next ops into messages and move the cursor, all in one snapshot.
+    """Turn the next ops into messages and move the cursor, all in one snapshot, if `keep_turn` has kept the turn.
 
     Rows: ``(ops taken, messages, scheduled, topics notified, halves that can't be seen or None)``.
     """
@@ -345,7 +394,7 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     else:
         source = _MISSED
     return placement.statement(
-        f"WITH {source}{_OPS_TO_ENTRIES}{_APPEND}",
+        f"WITH {source}{_OPS_TO_ENTRIES}{_MISSING}{_APPEND}",
         next_xid=cursor.next_xid,
         in_flight=cursor.in_flight,
         target=cursor.target,

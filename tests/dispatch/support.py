@@ -14,7 +14,7 @@ from outbox.database import at_commit
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import number_of, plan_by_index
 from outbox.dispatch import sql as dispatch_sql
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.message import content
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS
@@ -114,7 +114,7 @@ def run(connection: Connection, sql: str, **values: Any) -> None:
 def scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
     """Run a statement of a dispatch pass, undo it, and return the plan's nodes that read a table."""
     with connection.begin() as transaction:
-        execute(connection, plan_by_index())
+        execute(connection, plan_by_index(), dispatch_sql.try_turn(dispatch_lock("outbox")))
         found = table_scans(connection, statement)
         transaction.rollback()
     return found

@@ -187,12 +187,12 @@ def test_an_idle_pass_after_a_bulk_load(
     dispatch_all(connection, settings)
     nodes: list[dict[str, Any]] = []
 
-    def explained(connection: Connection, *statements: Statement) -> list[list[Row]]:
-        rows = execute(connection, *statements)
-        for statement in statements:
+    def explained(connection: Connection, *statements: Statement, **how: Any) -> list[list[Row]]:
+        for number, statement in enumerate(statements):
             if "dispatch_cursor" in statement.sql:
+                execute(connection, *statements[:number])
                 nodes.extend(table_scans(connection, statement))
-        return rows
+        return execute(connection, *statements, **how)
 
     monkeypatch.setattr(once, "execute", explained)
     assert not dispatch_once(connection, settings)

@@ -109,16 +109,23 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- dispatch --------------------------------------------------------------------------------------------
     Mutant(
         "dispatch: one at a time",
-        "dispatch/once.py",
-        "        if not taken[0][0]:\n            return NOTHING",
-        "        if False:\n            return NOTHING",
+        "dispatch/sql.py",
+        "_TURN = \"current_setting('outbox.dispatching', true) = 'true'\"",
+        '_TURN = "true"',
+        "dispatch,dispatch@committed",
+    ),
+    Mutant(
+        "dispatch: a cursor that was read before the lock is still the newest",
+        "dispatch/sql.py",
+        "            WHERE c.id = %(cursor)s AND {LOG} = %(log)s))",
+        "            WHERE {LOG} = %(log)s))",
         "dispatch,dispatch@committed",
     ),
     Mutant(
         "release: one at a time, and not beside a dispatch",
-        "dispatch/once.py",
-        "        if not taken[0]:\n            return NOTHING",
-        "        if False:\n            return NOTHING",
+        "dispatch/sql.py",
+        "deliver_at <= statement_timestamp() AND {_TURN}\n",
+        "deliver_at <= statement_timestamp()\n",
         "release,release@due:recall,release@due",
     ),
     Mutant(
@@ -131,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: ops of transactions that were in flight are looked up",
         "dispatch/sql.py",
-        "     WHERE xid = ANY (%(in_flight)s::xid8[])\n), batch",
+        "     WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}\n), batch",
         "     WHERE xid = ANY (%(in_flight)s::xid8[]) AND false\n), batch",
         "send,dispatch@committed",
     ),
@@ -180,10 +187,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "release: what was recalled stays recalled",
         "dispatch/sql.py",
-        "            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp()\n"
+        "            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp() AND {_TURN}\n"
         "            ORDER BY deliver_at, half_id LIMIT %(limit)s))\n"
         "       AND recalled_at IS NULL",
-        "            WHERE deliver_at <= statement_timestamp()\n"
+        "            WHERE deliver_at <= statement_timestamp() AND {_TURN}\n"
         "            ORDER BY deliver_at, half_id LIMIT %(limit)s))",
         "recall,release@due",
     ),

@@ -49,7 +49,7 @@ def test_it_finds_a_message_that_is_lost(one: Weaver, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         dispatch_sql,
         "Cursor",
-        lambda *values: cursor(values[0], [], *values[2:]),
+        lambda *values: cursor(values[0], values[1], [], *values[3:]),
     )
     (meeting,) = meetings_of("send", "dispatch@committed")
     found = one.explore(meeting, kills=False, schedules=100, hurts=0)
