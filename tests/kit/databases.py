@@ -10,19 +10,26 @@ import itertools
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from outbox.embedded import ServerLike
 
 _numbers = itertools.count()
 
-_END_CONNECTIONS = """
-SELECT bool_and(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity
- WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-"""
+#: Connections that are ending by themselves take a moment too: asking often is faster than to wait in
+#: pg_terminate_backend, which looks ten times a second.
 _EMPTY = """
+SET lock_timeout = '5s';
 DO $$
-DECLARE each record; tables text;
+DECLARE each record; tables text; until timestamptz := clock_timestamp() + interval '10 s';
 BEGIN
+    LOOP
+        PERFORM pg_terminate_backend(pid) FROM pg_stat_get_activity(NULL)
+          WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+        EXIT WHEN NOT FOUND OR clock_timestamp() > until;
+        PERFORM pg_sleep(0.002), pg_stat_clear_snapshot();
+    END LOOP;
     FOR each IN SELECT oid::regclass AS name, relkind FROM pg_class
                  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'S') LOOP
         IF to_regclass(each.name::text) IS NOT NULL THEN
@@ -98,19 +105,21 @@ class Databases:
         with self._connect(template) as connection:
             self._catalog = connection.execute(_CATALOG).fetchone()
             tables = [row[0] for row in connection.execute(_TABLES)]
-            self._rows = [
-                (
-                    f"INSERT INTO outbox.{table} OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(x, %s)).*"
-                    f" FROM (SELECT NULL::outbox.{table}) AS r (x)",
-                    row,
-                )
+            rows = [
+                sql.SQL(
+                    "INSERT INTO outbox.{0} OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(x, {1})).*"
+                    " FROM (SELECT NULL::outbox.{0}) AS r (x)"
+                ).format(sql.Identifier(table), row)
                 for table in tables
-                for row in connection.execute(f"SELECT to_jsonb(t)::text FROM outbox.{table} t".encode())
+                for (row,) in connection.execute(f"SELECT to_jsonb(t)::text FROM outbox.{table} t".encode())
             ]
-            self._sequences = [
-                (name, last or start, last is not None)
-                for name, last, start in connection.execute(_SEQUENCES).fetchall()
+            sequences = [
+                sql.SQL("setval({}, {}, {})").format(name, last or start, last is not None)
+                for name, last, start in connection.execute(_SEQUENCES)
             ]
+        numbered = sql.SQL("SELECT ") + sql.SQL(", ").join(sequences)
+        #: In one round trip, and one transaction.
+        self._make_new = sql.SQL("; ").join([sql.SQL(_EMPTY), *rows, numbered, sql.SQL(_CATALOG)])
 
     def take(self) -> str:
         """Return the name of a database as it is after the migration."""
@@ -133,16 +142,10 @@ class Databases:
 
     def _clean(self, name: str) -> bool:
         with self._connect(name) as connection:
-            connection.execute(_END_CONNECTIONS)
-            connection.execute("SET lock_timeout = '5s'")
-            connection.execute(_EMPTY)
-            if connection.execute(_CATALOG).fetchone() != self._catalog:
-                return False
-            for sql, row in self._rows:
-                connection.execute(sql.encode(), row)
-            for sequence in self._sequences:
-                connection.execute("SELECT setval(%s, %s, %s)", sequence)
-        return True
+            cursor = connection.execute(self._make_new)
+            while cursor.nextset():
+                pass
+            return cursor.fetchone() == self._catalog
 
     def _connect(self, name: str) -> psycopg.Connection[Any]:
         return psycopg.connect(self._server.url(name, driver="postgresql"), autocommit=True)
