@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +29,20 @@ from tests.kit.databases import Databases
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests start hundreds of processes, each of which would compile all modules of the project for itself.
+# Tests start hundreds of processes, each of which would compile all modules of the project for itself. And each process
+# of a run would compile all tests again, with their assertions explained, which takes longer than all else before them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Java compiles the more the longer a program is to run. A Spark of the tests lives for seconds, and its Java takes half
 # as much of a processor when it only compiles quickly.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
+
+#: Memory as a folder, on Linux; and how much of it the databases of a run may need (bytes).
+_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own is made there
+_ROOM = 8 << 30
 
 #: Files and folders that are exhaustive, or take more than about ten seconds: the fast tier, ``-m "not slow"``, leaves
 #: them out. Single tests of other files are marked where they stand.
@@ -66,13 +77,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected and imported lives as long as the run: the garbage collector needn't look at it again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerLike]:
-    """A server that is fast and forgets everything when the machine loses power."""
-    with embedded.server([], durable=False) as running:
+    """A server that is fast and forgets everything when the machine loses power.
+
+    Nobody vacuums unless a test does: statistics, plans and transaction ids are what the tests make of them.
+    """
+    settings = {"autovacuum_naptime": "1d", "max_wal_size": "256MB"}
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", _memory())
+            running = stack.enter_context(embedded.server([], durable=False, settings=settings))
         if isinstance(running, embedded.Server):
             _log_in_fast(running)
         yield running
+
+
+def _memory() -> str | None:
+    """Return a folder in memory with room for databases: making and removing their files is slow on some disks."""
+    with suppress(OSError):
+        if shutil.disk_usage(_MEMORY).free > _ROOM and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
+            return _MEMORY
+    return None
 
 
 def _log_in_fast(server: embedded.Server) -> None:
