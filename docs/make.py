@@ -25,7 +25,7 @@ from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console.problems import as_problem
-from outbox.operator.acts import Act, Noun, acts_for
+from outbox.operator.acts import END, Act, Noun, acts_for
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
@@ -312,6 +312,11 @@ def acts() -> Iterator[str]:
     for noun, title in nouns.items():
         yield f"## {title}\n"
         yield from _table(("Act", "What it does", "From the states", "Role", "Options"), map(_act, acts_for(noun)))
+    yield "## To a session that holds a lock\n"
+    what = _escaped(f"{END.summary}. {END.details}")
+    yield from _table(
+        ("Act", "What it does", "Role", "Options"), iter([(f"`{END.name}`", what, END.role, "needs a reason")])
+    )
 
 
 def _act(act: Act) -> tuple[object, ...]:

@@ -81,6 +81,7 @@ for noun in (nouns.messages_app, nouns.half_app, nouns.inbox_app, nouns.dead_app
 app.add_typer(processes.app, name="console")
 app.command("workers")(health.show_workers)
 app.command("handlers")(health.show_handlers)
+app.add_typer(health.lock_app)
 app.add_typer(reconcile.app, name="reconcile")
 app.command()(processes.demo)
 

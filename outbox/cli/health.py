@@ -1,4 +1,4 @@
-"""What is wrong, how far all has come, and what runs: ``outbox doctor``, ``stats``, ``workers``, ``handlers``."""
+"""What is wrong, how far all has come, what runs, and who holds a lock: ``outbox doctor``, ``stats``, ``lock`` …"""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.cli import output
+from outbox.cli import options, output
 from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, opened
 from outbox.cli.exits import Code, Failure, if_away
-from outbox.cli.options import AppOption, gathered
+from outbox.cli.options import ActorOptions, AppOption, cli_actor, command, gathered
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings
+from outbox.operator.acts import END
+from outbox.operator.health.locks import LockRow
 from outbox.operator.health.rules import HandlerRow, WorkerRow
 from outbox.text import counted, plain
 
@@ -249,3 +251,57 @@ def show_handlers(
             row for row in operator.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
         ]
         output.print_rows(rows, _HANDLERS, form, databases=len(operator.databases) > 1)
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+_LOCKS = RowShape(LockRow, "session lock age state application=application_name client", {}, attrgetter("session"))
+lock_app = typer.Typer(
+    name="lock",
+    help="See which sessions hold the lock of dispatch or of a group's queue, and end one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@command(lock_app, "list")
+def list_locks(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
+    """List the locks of dispatch and of the groups' queues that are held at this moment, the longest first.
+
+    Most are held for milliseconds. One that isn't let go is that of a handler which takes its time, of a host that has
+    vanished, or of a program that was stopped.
+
+    \b
+    Example:
+      outbox lock list
+    """
+    with databases.opened() as operator:
+        rows = operator.locks(databases.only)
+        output.print_rows(rows, _LOCKS, form, databases=len(operator.databases) > 1)
+
+
+@gathered
+def end_session(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session, as `outbox lock list` names it.")],
+    databases: DatabasesOptions,
+    acting: ActorOptions,
+) -> None:
+    """End the session that holds a lock."""
+    actor, refusal = cli_actor(acting.actor), f"session {session} was not ended"
+    if not acting.dry_run:
+        options.need_terminal(refusal, yes=acting.yes)
+    with databases.opened() as operator:
+        held = operator.lock_of(session, databases.only)
+        say(
+            f"session {session} (pid {held.pid}, {held.state}, application {held.application_name!r}, client "
+            f"{held.client}) has held the lock of {held.lock} for {held.age:.0f} s"
+        )
+        if not acting.dry_run:
+            options.confirm(f"{END.consequence} {END.button}?", refusal, yes=acting.yes)
+            say(operator.end(session, by=actor, why=acting.reason, database=held.database))
+    if acting.output is Output.JSON:
+        output.print_json(held)
+
+
+_EXAMPLE = f'\b\nExample:\n  outbox lock end 6564f1a2.1267 --reason "{END.why}"'
+lock_app.command(END.name, help=f"{END.summary}.\n\n{END.details}\n\n{_EXAMPLE}")(end_session)

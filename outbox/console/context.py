@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outbox.console.connections import OperatorSource
 from outbox.console.problems import Problem, log
 from outbox.errors import InvalidSettings
-from outbox.operator.acts import ACTS
+from outbox.operator.acts import ACTS, DECLARATIONS
 from outbox.operator.model import Actor
 from outbox.operator.operator import Operator
 
@@ -75,7 +75,7 @@ class Role(enum.StrEnum):
     """A bundle of permissions; each role has those of the one before it.
 
     ``viewer`` sees, with bodies masked. ``operator`` acts where nothing is lost. ``admin`` decides halves, compensates
-    local transactions and sees bodies unmasked.
+    local transactions, ends sessions that hold a lock and sees bodies unmasked.
     """
 
     VIEWER = "viewer"
@@ -93,10 +93,10 @@ class Role(enum.StrEnum):
 
 
 _VIEWER = frozenset({VIEW})
-_OPERATOR = _VIEWER | {CANCEL, *(act.permission for act in ACTS.values() if act.role == "operator")}
+_OPERATOR = _VIEWER | {CANCEL, *(act.permission for act in DECLARATIONS if act.role == "operator")}
 
 #: Every permission that there is.
-PERMISSIONS = _OPERATOR | {REVEAL, *(act.permission for act in ACTS.values())}
+PERMISSIONS = _OPERATOR | {REVEAL, *(act.permission for act in DECLARATIONS)}
 #: The permissions of each role.
 ROLES = {Role.VIEWER: _VIEWER, Role.OPERATOR: _OPERATOR, Role.ADMIN: PERMISSIONS}
 

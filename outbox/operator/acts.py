@@ -57,38 +57,45 @@ class ActOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
-    """One act. Its name is the word of the command, the endpoint, the page's address and the audit.
-
-    ``change`` does it, in a transaction (`outbox.operator.changes.apply`). ``from_states`` are those in which it can be
-    done, ``mends`` what an operator can do instead in each other state.
+class Declaration:
+    """What an act is called, says and demands. Its name is the word of the command, the endpoint and the audit.
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
-    ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``participle`` completes "message …
-    can't be …"; ``verb`` begins "… 12 messages" and ``button`` stands on the button, where that isn't the name.
-    ``grave`` is what can't be taken back, or loses something.
-
-    ``permission`` is what a user of the console needs, ``role`` the smallest role that has it. With ``as_job`` the act
-    is a bulk job even for one message: ``change`` is None, and a duty of its own carries it out. ``handler`` is the
-    kind of handler that a worker must have for the message's topic.
+    ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
+    that isn't the name. ``grave`` is what can't be taken back, or loses something. ``permission`` is what a user of the
+    console needs, ``role`` the smallest role that has it.
     """
 
     name: str
-    noun: Noun
-    from_states: frozenset[str]
-    change: Change | None
     summary: str
     details: str
     why: str
     consequence: str
     happened: str
-    participle: str
     permission: str
     role: Literal["operator", "admin"] = "operator"
-    verb: str = ""
     button: str = ""
     needs_reason: bool = True
     grave: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act(Declaration):
+    """One act on messages.
+
+    ``change`` does it, in a transaction (`outbox.operator.changes.apply`). ``from_states`` are those in which it can be
+    done, ``mends`` what an operator can do instead in each other state.
+
+    ``participle`` completes "message … can't be …"; ``verb`` begins "… 12 messages", where that isn't the name. With
+    ``as_job`` the act is a bulk job even for one message: ``change`` is None, and a duty of its own carries it out.
+    ``handler`` is the kind of handler that a worker must have for the message's topic.
+    """
+
+    noun: Noun
+    from_states: frozenset[str]
+    change: Change | None
+    participle: str
+    verb: str = ""
     as_job: bool = False
     handler: str = ""
     options: tuple[ActOption, ...] = ()
@@ -393,10 +400,38 @@ _TABLE = (
 #: Every act by its name.
 ACTS: Mapping[str, Act] = {act.name: act for act in _TABLE}
 
+#: The act on what holds a lock of dispatch or of a group's queue; `outbox.operator.health.locks` does it.
+END = Declaration(
+    name="end",
+    summary="End the session that keeps a lock of dispatch or of a group's queue from all workers",
+    details="The database ends the session: its transaction rolls back, and another worker goes on where it began. A "
+    "handler that still runs there fails at its next statement, and its message is handled again. Refused if the "
+    "session holds no such lock any more.",
+    why="its host is gone",
+    consequence="The database ends this session: its transaction rolls back, and another worker goes on where it "
+    "began. A handler that still runs there fails at its next statement, and its message is handled again.",
+    happened="Ended: what its transaction did is rolled back, and another worker goes on.",
+    permission="lock:end",
+    role="admin",
+    button="End it",
+    grave=True,
+)
+
+#: What every act says and demands: those on messages, and the others.
+DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END)
+
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
 #: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, write the
 #: message or the status that was missing.
-AUDITED: tuple[str, ...] = (*ACTS, "bulk", "reveal", "quarantine", "release", "dispatch", "sync_status")
+AUDITED: tuple[str, ...] = (
+    *(act.name for act in DECLARATIONS),
+    "bulk",
+    "reveal",
+    "quarantine",
+    "release",
+    "dispatch",
+    "sync_status",
+)
 
 
 def acts_for(noun: Noun) -> tuple[Act, ...]:

@@ -26,6 +26,7 @@ from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
 from outbox.operator.databases import PATIENCE, Database, Databases
+from outbox.operator.health.locks import LockViews
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.lists import Lists
@@ -47,7 +48,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, MessageViews, BulkJobs, HealthViews):
+class Operator(Lists, MessageViews, BulkJobs, HealthViews, LockViews):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

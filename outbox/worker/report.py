@@ -23,8 +23,9 @@ from outbox.database import migration
 from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.model import Counts, uuid7
+from outbox.operator.health.locks import held_locks
 from outbox.operator.health.rules import Thresholds
-from outbox.operator.health.stats import as_sample, held_locks, stats
+from outbox.operator.health.stats import as_sample, stats
 from outbox.text import database_address, storable, summary_of
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty

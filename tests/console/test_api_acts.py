@@ -10,7 +10,10 @@ from uuid import UUID
 
 import httpx
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
+from outbox.dispatch.once import dispatch_lock
 from outbox.operator.acts import ACTS, Act
 from tests.console.web import GROUP, Http, Shop
 
@@ -148,3 +151,24 @@ def test_names_in_paths_are_checked(acting: Http) -> None:
     """A group that can't be one, or an id that is none."""
     for path in (f"/inbox/a b/{uuid.uuid4()}/retry", "/messages/42/resend"):
         assert problem(acting.post(path, WHY)) == (422, "invalid")
+
+
+def test_the_holder_of_a_lock_is_ended(shop: Shop, acting: Http) -> None:
+    """Only an admin may; the session is named by its start and pid, and one that holds no lock is left alone."""
+    with shop.engine.connect() as holder:
+        holder.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
+        (row,) = acting.get("/locks").json()
+        assert (row["lock"], row["state"]) == ("dispatch", "idle in transaction")
+        end = f"/locks/{row['session']}/end"
+        refused = acting.as_role("operator").post(end, WHY)
+        assert problem(refused) == (403, "forbidden")
+        assert "permission 'lock:end'" in refused.json()["detail"]
+        assert holder.execute(text("SELECT true")).scalar_one()
+        assert problem(acting.post("/locks/0.0/end", WHY)) == (409, "state-conflict")
+        answer = acting.post(end, WHY)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outcome"].startswith(f"session {row['session']}, which held the lock of dispatch")
+        with pytest.raises(DBAPIError):
+            holder.execute(text("SELECT true"))
+    (audited_row,) = acting.get("/audit", params={"action": "end"}).json()["items"]
+    assert (audited_row["target"], audited_row["reason"]) == (row["session"], "ticket 4711")

@@ -30,7 +30,15 @@ BODIES: dict[str, Any] = {
     f"{API}/messages/{{message_id}}/compensate/preview": {},
 }
 ID = str(uuid.uuid4())
-VALUES = {"message_id": ID, "bulk_job_id": ID, "group": GROUP, "action": "resend", "name": "x.css", "rest": "nothing"}
+VALUES = {
+    "message_id": ID,
+    "bulk_job_id": ID,
+    "group": GROUP,
+    "session": "6564f1a2.1267",
+    "action": "resend",
+    "name": "x.css",
+    "rest": "nothing",
+}
 #: What forms of the pages send.
 FORM = {"action": "resend", "reason": "x", "token": "x", "of": "messages", "target": f"{ID}//console_museum"}
 

@@ -7,7 +7,9 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
+from outbox.dispatch.once import dispatch_lock
 from outbox.operator.acts import ACTS, Act
 from outbox.testing import bulk, check
 from tests.console.reading import Page, Visitor
@@ -238,3 +240,20 @@ def test_what_was_done_is_told_by_a_code_only(visitor: Visitor) -> None:
     """A link can't put words into the console's mouth."""
     assert "flash" not in [values.get("id") for _, values in visitor.go("messages?did=You+won").tags]
     assert "You won" not in visitor.go("messages?did=You+won").text
+
+
+def test_the_holder_of_a_lock_is_ended(visitor: Visitor, shop: Shop) -> None:
+    """The page of locks names who holds one; the question says what it will do, and the audit who did it."""
+    with shop.engine.connect() as holder:
+        holder.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
+        page = visitor.go("locks")
+        assert sum("dispatch" in row for row in page.rows) == 1
+        asked = visitor.go(page.link("End it"))
+        assert "its transaction rolls back" in asked.text
+        told = visitor.send(asked.form("/end"), reason=WHY)
+        assert "another worker goes on" in told.text
+        assert "No lock is held" in told.text
+        assert visitor.send(asked.form("/end"), reason=WHY).status == 409
+        with pytest.raises(DBAPIError):
+            holder.execute(text("SELECT true"))
+    assert WHY in " ".join(visitor.go("audit?action=end").rows)

@@ -13,13 +13,13 @@ from outbox.consumer.consumer import Consumer
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.operator.health.rules import Severity, Thresholds
-from tests.doctor.support import codes, examine, mend_by_sql, raw, the
+from tests.doctor.support import codes, examine, mend_by_command, raw, the
 
 AT_ONCE = Thresholds(lock=0)
 
 
 def test_dispatch_is_held(engine: Engine, outbox: Outbox) -> None:
-    """Whoever keeps dispatch from all workers is named, with the SQL that ends it; then others dispatch."""
+    """Whoever keeps dispatch from all workers is named, with the command that ends it; then others dispatch."""
     with engine.begin() as connection:
         outbox.send(connection, "orders", {})
     with closing(raw(engine.url, application_name="gone")) as holder, engine.connect() as connection:
@@ -30,7 +30,8 @@ def test_dispatch_is_held(engine: Engine, outbox: Outbox) -> None:
         assert (finding.details["lock"], finding.severity) == ("dispatch", Severity.PROBLEM)
         assert finding.details["pid"] == holder.info.backend_pid
         assert "application 'gone', client 127.0.0.1:" in finding.sentence
-        mend_by_sql(engine, finding)
+        (line, _) = finding.mend.splitlines()
+        assert mend_by_command(engine, line.replace("…", "gone"), "--yes").code == 0
         assert "lock.held" not in codes(examine(engine, outbox.settings, thresholds=AT_ONCE))
         assert dispatch_once(connection, outbox.settings).done == 1
 

@@ -14,7 +14,7 @@ from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, prob
 from outbox.console.context import CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
-from outbox.operator.acts import ACTS, Act
+from outbox.operator.acts import ACTS, END, Act
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
 
@@ -247,3 +247,36 @@ def resend_by_ids(
 def cancel(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""
     return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)
+
+
+# --- locks -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndBody(ReasonBody):
+    """Why a session is ended."""
+
+    database: str | None = option(None, "The database in which it holds a lock, if not any.", most=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of the end of a session, in a sentence."""
+
+    outcome: str
+
+
+@router.post(
+    "/locks/{session}/end",
+    summary=END.summary,
+    description=f"{END.details}\n\nAn example of a reason: {END.why}.",
+    dependencies=[requires(END.permission)],
+    tags=["state"],
+)
+def end(
+    context: Context,
+    session: Annotated[str, Path(pattern=r"^[0-9a-f]+\.[0-9a-f]+$")],
+    body: EndBody = from_body(EndBody),
+) -> Ended:
+    """End the session that holds a lock."""
+    return Ended(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))

@@ -19,7 +19,7 @@ from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of,
 from outbox.console.pages.view import PageView, View
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
-from outbox.operator.acts import ACTS, Act, act_named
+from outbox.operator.acts import ACTS, END, Act, act_named
 from outbox.operator.model import Actor, MessageView, Selector, Target
 from outbox.reader import option
 
@@ -277,6 +277,20 @@ def cancel(view: View, bulk_job_id: UUID, pairs: FormPairs) -> Response:
     """Cancel what is left of a bulk job."""
     view.operator.cancel(bulk_job_id, by=view.context.actor, why=read(OrderForm, pairs).reason)
     return view.done("cancel", "bulk-jobs", bulk_job_id)
+
+
+@router.get("/locks/{session}/end", dependencies=[requires(END.permission)])
+def confirm_end(view: View, session: str, database: str | None = None) -> Response:
+    """Show whose session would be ended, with the form that does it."""
+    return view.page("end.html", held=view.operator.lock_of(session, database), act=END)
+
+
+@router.post("/locks/{session}/end", dependencies=[requires(END.permission)])
+def end(view: View, session: str, pairs: FormPairs) -> Response:
+    """End the session that holds a lock."""
+    order = read(OrderForm, pairs)
+    view.operator.end(session, by=view.context.actor, why=order.reason, database=order.database)
+    return view.done(END.name, "locks")
 
 
 def _preview(view: PageView, form: BulkForm) -> Response:

@@ -17,7 +17,7 @@ from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, InvalidRequest
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import AUDITED, Act
+from outbox.operator.acts import AUDITED, END, Act
 from outbox.operator.model import MAX_PAGE, Page, PageRequest
 from outbox.reader import Reader, grouped, option, shape_of
 
@@ -192,6 +192,12 @@ def dead(view: View, tab: str = "open") -> Response:
 def handlers(view: View) -> Response:
     """Show the workers and what is registered on them."""
     return view.page("handlers.html", handlers=view.operator.handlers(), workers=view.operator.workers())
+
+
+@router.get("/locks")
+def locks(view: View) -> Response:
+    """Show who holds a lock of dispatch or of a group's queue."""
+    return view.page("locks.html", locks=view.operator.locks(), act=END)
 
 
 @router.get("/system")

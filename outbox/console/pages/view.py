@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.console.context import RequestContext, context_of
 from outbox.console.problems import Problem, log
 from outbox.errors import OutboxError
-from outbox.operator.acts import ACTS, acts_for
+from outbox.operator.acts import ACTS, DECLARATIONS, acts_for
 from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from outbox.text import duration, plain
@@ -49,7 +49,7 @@ _GOOD_FOR = 10.0
 _MOST_GROUPS = 500
 
 #: What was done last, by its code: a link can only name an act, never bring its own text.
-_DONE = {act.name: act.happened for act in ACTS.values()} | {
+_DONE = {act.name: act.happened for act in DECLARATIONS} | {
     "start": "Ordered. Workers carry it out.",
     "cancel": "Cancelled: what is left is not done.",
 }

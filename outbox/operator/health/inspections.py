@@ -21,6 +21,7 @@ from outbox.database.execute import Statement, driver_of, execute, sqlstate
 from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
+from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged
 from outbox.text import duration
 
@@ -75,8 +76,8 @@ def workers(subject: Subject) -> Iterator[Diagnosis]:
 
 def locks(subject: Subject) -> Iterator[Diagnosis]:
     """A worker whose host has vanished keeps its lock until the server has noticed; a handler may also take long."""
-    for held in stats.held_locks(subject.read, subject.settings.schema, subject.parts, subject.thresholds.lock):
-        severity = None if held.lock == stats.DISPATCH else Severity.NOTE
+    for held in held_locks(subject.read, subject.settings.schema, subject.parts, subject.thresholds.lock):
+        severity = None if held.lock == DISPATCH else Severity.NOTE
         yield subject.finding("lock.held", dataclasses.asdict(held), severity=severity)
 
 

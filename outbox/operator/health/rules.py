@@ -298,7 +298,8 @@ RULES: Mapping[str, Rule] = {
     "lock.held": Rule(
         "The lock of {lock} has been held for {age:duration} by one transaction (pid {pid}, {state}, application "
         "{application_name!r}, client {client}): no other worker can go on there.",
-        "SELECT pg_terminate_backend({pid});\nthe server rolls back what the transaction did, and others go on",
+        "outbox lock end {session} --reason … {at}\nthe server rolls back what the transaction did, and others go on",
+        page="locks",
     ),
     "duty.missing/dispatch": Rule(
         "No living worker dispatches database {database!r}: what is committed there never becomes a message.",

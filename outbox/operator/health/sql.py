@@ -384,17 +384,28 @@ SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, a
  ORDER BY xact_start LIMIT 1
 """)
 
-#: Who has held these advisory locks for longer than ``lock`` seconds. Rows: ``(key, pid, age of the transaction
-#: in s, state, application name, client)``.
-LOCK_HOLDERS = Template("""
-SELECT k.key, a.pid, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.state, a.application_name,
-       coalesce(host(a.client_addr) || ':' || a.client_port, 'this host')
+# PostgreSQL's own name of a session, as in its log (%c): a pid is used again, a pid with its start isn't.
+_SESSION = "to_hex(trunc(extract(epoch FROM a.backend_start))::bigint) || '.' || to_hex(a.pid)"
+
+_HOLDERS = """
   FROM pg_locks l
   JOIN unnest(%(keys)s::bigint[]) k (key) ON k.key = (l.classid::bigint << 32) | l.objid::bigint
   JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
-   AND l.database = a.datid AND a.xact_start < clock_timestamp() - make_interval(secs => %(lock)s)
+   AND l.database = a.datid AND a.pid <> pg_backend_pid()"""
+
+#: Who has held these advisory locks for longer than ``lock`` seconds. Rows: ``(key, session, pid, age of the
+#: transaction in s, state, application name, client)``.
+LOCK_HOLDERS = Template(f"""
+SELECT k.key, {_SESSION}, a.pid, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.state,
+       a.application_name, coalesce(host(a.client_addr) || ':' || a.client_port, 'this host'){_HOLDERS}
+   AND a.xact_start < clock_timestamp() - make_interval(secs => %(lock)s)
  ORDER BY a.xact_start
+""")
+
+#: End a session if it holds one of these advisory locks. Rows: ``(it was told to,)``, or none.
+END_HOLDER = Template(f"""
+SELECT pg_terminate_backend(pid) FROM (SELECT DISTINCT a.pid{_HOLDERS} AND {_SESSION} = %(session)s OFFSET 0) h
 """)
 
 #: The sessions of this database that don't show their transactions. One row: without the privilege, not tracked.

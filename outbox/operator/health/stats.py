@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, Statement, execute
-from outbox.database.sql import NOW, GroupQueue, behind, number_of, plan_by_index, read_only
-from outbox.dispatch.once import dispatch_lock
+from outbox.database.execute import Row, execute
+from outbox.database.sql import NOW, behind, number_of, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
 from outbox.operator.health import sql
@@ -30,38 +29,10 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
-#: The name of the lock that whoever appends messages holds.
-DISPATCH = "dispatch"
-
 _IN_SAMPLE_OF_TOPIC = (
     "messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled", "capped",
 )  # fmt: skip
 _IN_SAMPLE_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLock:
-    """A lock that one transaction, ``age`` seconds old, keeps from all other workers."""
-
-    lock: str
-    pid: int
-    age: float
-    state: str
-    application_name: str
-    client: str
-
-
-def held_locks(
-    read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str], seconds: float
-) -> list[HeldLock]:
-    """Return who has held the locks of dispatch and of the groups' queues for longer than ``seconds``."""
-    names = {dispatch_lock(schema): DISPATCH} if "producer" in parts else {}
-    if "consumer" in parts:
-        for group, topic, queue, _ in read(sql.OFFSETS(schema))[0]:
-            lock = GroupQueue(schema, group, topic, queue).lock
-            names[lock] = f"queue {queue} of topic {topic!r} in group {group!r}"
-    (rows,) = read(sql.LOCK_HOLDERS(schema, keys=list(names), lock=seconds))
-    return [HeldLock(names[key], *facts) for key, *facts in rows]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,144 @@
+"""Who holds the locks of dispatch and of the groups' queues; and the act that ends a holder's session.
+
+A lock ends with its transaction, and the server ends a transaction whose client is gone. A lock that is held for long
+is that of a handler which takes its time, of a host that the server has yet to miss, or of a program that was stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import Row, Statement, execute, sqlstate
+from outbox.database.sql import GroupQueue, audit
+from outbox.dispatch.once import dispatch_lock
+from outbox.errors import ActRefused, InvalidRequest
+from outbox.operator.acts import END
+from outbox.operator.changes import check_audited
+from outbox.operator.databases import OverDatabases
+from outbox.operator.health import sql
+from outbox.operator.model import Actor, as_actor
+
+#: The name of the lock that whoever appends messages holds.
+DISPATCH = "dispatch"
+_NO_PRIVILEGE = "42501"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A lock that one transaction, ``age`` seconds old, keeps from all other workers.
+
+    ``session`` is PostgreSQL's name of the session, of its start and its ``pid`` (``%c`` in its log): another session
+    that is given the same pid has another name.
+    """
+
+    lock: str
+    session: str
+    pid: int
+    age: float
+    state: str
+    application_name: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockRow(HeldLock):
+    """A held lock of one of several databases."""
+
+    database: str
+
+
+def held_locks(
+    read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str], seconds: float
+) -> list[HeldLock]:
+    """Return who has held the locks of dispatch and of the groups' queues for longer than ``seconds``."""
+    names = _names(read, schema, parts)
+    (rows,) = read(sql.LOCK_HOLDERS(schema, keys=list(names), lock=seconds))
+    return [HeldLock(names[key], *facts) for key, *facts in rows]
+
+
+def _names(read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str]) -> dict[int, str]:
+    """Return what our locks are called, by their keys."""
+    names = {dispatch_lock(schema): DISPATCH} if "producer" in parts else {}
+    if "consumer" in parts:
+        for group, topic, queue, _ in read(sql.OFFSETS(schema))[0]:
+            lock = GroupQueue(schema, group, topic, queue).lock
+            names[lock] = f"queue {queue} of topic {topic!r} in group {group!r}"
+    return names
+
+
+class LockViews(OverDatabases):
+    """What an operator sees of the locks that are held, and the act that ends a holder."""
+
+    def locks(self, database: str | None = None) -> list[LockRow]:
+        """Return which locks of dispatch and of the groups' queues are held at this moment, and by whom, longest first.
+
+        Only sessions that the role of this connection may see: its own role's, or with pg_monitor all.
+
+        Raises:
+            UnknownDatabase: no database of that name.
+        """
+        rows = []
+        for each in self.databases.having(None, database):
+            with each.reading() as connection:
+                held = held_locks(partial(execute, connection), each.schema, each.parts, 0.0)
+            rows += [LockRow(**dataclasses.asdict(lock), database=each.name) for lock in held]
+        return sorted(rows, key=lambda row: -row.age)
+
+    def lock_of(self, session: str, database: str | None = None) -> LockRow:
+        """Return the lock that a session holds, in one of the databases or the one named.
+
+        Raises:
+            ActRefused: it holds none of ours, or not any more.
+            UnknownDatabase: no database of that name.
+        """
+        for row in self.locks(database):
+            if row.session == session:
+                return row
+        raise ActRefused(_refusal(session))
+
+    def end(self, session: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
+        """End the session that holds a lock of dispatch or of a group's queue; return a sentence about it.
+
+        Its transaction rolls back, and another worker goes on. ``session`` is as in `HeldLock`.
+
+        Raises:
+            ActRefused: the session holds none of our locks, or not any more; or this role may not end it.
+            UnknownDatabase: no database of that name.
+            InvalidRequest: no reason, an actor without a name, or what the audit can't record.
+        """
+        actor = as_actor(by)
+        if not why.strip():
+            raise InvalidRequest(f"give a reason: the audit must tell why ({END.name})", field="reason")
+        check_audited(actor, why)
+        held = self.lock_of(session, database)
+        chosen = self.databases[held.database]
+        recorded = audit(
+            chosen.schema, actor.name, END.name, session, why.strip(), dataclasses.asdict(held), actor.origin
+        )
+        try:
+            with chosen.acting() as connection:
+                keys = list(_names(partial(execute, connection), chosen.schema, chosen.parts))
+                _, ended = execute(connection, recorded, sql.END_HOLDER(chosen.schema, keys=keys, session=session))
+                if not any(told for (told,) in ended):
+                    raise ActRefused(_refusal(session))
+        except DBAPIError as error:
+            if sqlstate(error) != _NO_PRIVILEGE:
+                raise
+            role = chosen.engine.url.username
+            raise ActRefused(
+                f"session {session}, which holds the lock of {held.lock}, can't be ended by the role {role!r} of this "
+                f"connection: connect as the session's role, or GRANT pg_signal_backend TO {role}"
+            ) from error
+        return f"session {session}, which held the lock of {held.lock}, is ended: another worker goes on"
+
+
+def _refusal(session: str) -> str:
+    return (
+        f"session {session} can't be ended: it holds no lock of dispatch or of a group's queue (any more); see who "
+        "does: outbox lock list"
+    )
