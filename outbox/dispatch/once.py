@@ -91,10 +91,10 @@ def _dispatch(connection: Connection, settings: Settings, limit: int | None) -> 
         return NOTHING
     placement = _placement(settings, limit)
     keep_turn = sql.keep_turn(settings.schema, cursor=cursor.id, log=cursor.current_log)
-    taken, ((kept,),), ((ops, messages, scheduled, _, unseen),) = _in_turn(
+    taken, ((unchanged,),), ((ops, messages, scheduled, _, unseen),) = _in_turn(
         connection, settings.schema, keep_turn, sql.dispatch_batch(placement, cursor)
     )
-    if not kept:
+    if not unchanged:
         return None if taken else NOTHING
     _tell_missing(unseen)
     cut = cursor.until_sequence is not None or ops == placement.limit

@@ -124,7 +124,7 @@ class LockViews(OverDatabases):
             with chosen.acting() as connection:
                 keys = list(_names(partial(execute, connection), chosen.schema, chosen.parts))
                 _, ended = execute(connection, recorded, sql.END_HOLDER(chosen.schema, keys=keys, session=session))
-                if not any(told for (told,) in ended):
+                if not any(row[0] for row in ended):
                     raise ActRefused(_refusal(session))
         except DBAPIError as error:
             if sqlstate(error) != _NO_PRIVILEGE:
