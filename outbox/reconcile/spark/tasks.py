@@ -13,6 +13,7 @@ for that reason is gone at the second look.
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -47,6 +48,8 @@ def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], 
                     yield from answers(comparison(tasks[number]))
         except SourceError as error:
             yield _sent(error)
+            # Whose input isn't read to its end is thrown away, and the next task begins with all the imports.
+            deque(batches, maxlen=0)
 
     return spark.range(0, len(tasks), 1, partitions).mapInArrow(run, _ANSWER)
 
