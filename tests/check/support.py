@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import Engine, create_engine
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.database.engines import NewRunner
 from outbox.worker.connections import OwnRunner, Runners, WorkerDatabase
-from tests.kit import Tables, dispatch_all, python, wait_until
+from tests.kit import Tables, dispatch_all, open_observer, python, wait_until
 
 #: The time (seconds) of a checker that is to be given up: on a busy machine, only to be asked takes a while.
 SHORT = 2
@@ -179,7 +179,7 @@ def open_bench(url: str, stack: ExitStack, new_runner: NewRunner | None = None, 
     engine = create_engine(url)
     stack.callback(engine.dispose)
     outbox = Outbox(engine, settings=Settings(**settings))
-    return Bench(outbox, create_engine(url, poolclass=NullPool), stack, new_runner)
+    return Bench(outbox, open_observer(url, stack), stack, new_runner)
 
 
 def asking_threads() -> list[str]:

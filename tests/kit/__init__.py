@@ -6,7 +6,7 @@ process is in the test's own hands.
 
 from tests.kit.passes import consume_all, declare, dispatch_all, send_each
 from tests.kit.processes import ROOT, python, read_until
-from tests.kit.tables import Tables, make_odd_schema
+from tests.kit.tables import Tables, empty, make_odd_schema, open_observer
 from tests.kit.waiting import wait_until
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "consume_all",
     "declare",
     "dispatch_all",
+    "empty",
     "make_odd_schema",
+    "open_observer",
     "python",
     "read_until",
     "send_each",

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from outbox.embedded import ServerLike
+from tests.kit import empty
 from tests.operator.acting import Desk, open_desk
+
+_TABLES = (
+    *("consumer_message", "bulk_job", "bulk_item", "audit", "compensation"),
+    *("half_message", "half_check", "op_message", "message", "scheduled_message"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +25,6 @@ def _desk(server: ServerLike, template: str) -> Iterator[Desk]:
 @pytest.fixture
 def desk(_desk: Desk) -> Desk:
     """A desk over one database that is the producer's and the consumer's, with nothing on it."""
-    _desk.run(
-        "TRUNCATE outbox.consumer_message, outbox.bulk_job, outbox.bulk_item, outbox.audit, outbox.half_message,"
-        " outbox.half_check, outbox.op_message, outbox.message, outbox.scheduled_message, outbox.compensation"
-    )
+    with _desk.engine.begin() as connection:
+        empty(connection, *(f"outbox.{table}" for table in _TABLES))
     return _desk

@@ -8,7 +8,7 @@ from outbox import Settings
 from outbox.dispatch.once import dispatch_once
 
 #: What these tests write beside the tables that every test of this folder finds empty.
-FURTHER_TABLES = ", ".join(
+FURTHER_TABLES = tuple(
     f"{schema}.{table}"
     for schema in ("outbox", "second")
     for table in ("message", "scheduled_message", "dispatch_cursor", "consumer_message", "consumer_offset")

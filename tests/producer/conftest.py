@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
+from tests.kit import empty
 from tests.producer import bank
 
 SECOND_SCHEMA = "second"
@@ -39,9 +40,7 @@ def url(_database_url: str) -> str:
     """The URL of the emptied database."""
     engine = create_engine(_database_url)
     with engine.begin() as connection:
-        # Fails, rather than hang, when an earlier test left a transaction open.
-        connection.execute(text("SET LOCAL lock_timeout = '10s'"))
-        connection.execute(text(f"TRUNCATE {', '.join(_TABLES)}"))
+        empty(connection, *_TABLES)
     engine.dispose()
     return _database_url
 

@@ -16,9 +16,10 @@ from outbox.database.execute import Statement, execute
 from outbox.dispatch.once import dispatch_once
 from outbox.producer import sql as producer_sql
 from tests.dispatch.support import rows_read, table_scans
+from tests.kit import empty
 from tests.producer.backlog import FURTHER_TABLES, dispatch_all, prepare_many, send_many, waiting
 
-TABLES = f"{FURTHER_TABLES}, outbox.half_message, outbox.half_check, outbox.op_message"
+TABLES = (*FURTHER_TABLES, "outbox.half_message", "outbox.half_check", "outbox.op_message")
 TOPICS = ("a", "b", "c")
 SETTINGS = Settings(listen=False)
 
@@ -26,7 +27,7 @@ SETTINGS = Settings(listen=False)
 def clear(engine: Engine) -> None:
     """Empty the tables."""
     with engine.begin() as connection:
-        connection.execute(text(f"TRUNCATE {TABLES}"))
+        empty(connection, *TABLES)
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from outbox import Message, Outbox, Settings
 from outbox.worker import Worker
-from tests.kit import Tables, send_each
+from tests.kit import Tables, open_observer, send_each
 
 
 @dataclass
@@ -58,9 +58,9 @@ def open_bench(url: str, settings: Settings) -> Bench:
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS effect (message_id uuid NOT NULL)"))
-    bench = Bench(engine, create_engine(url, poolclass=NullPool), Outbox(engine, settings=settings))
-    bench.stack.callback(engine.dispose)
-    return bench
+    stack = ExitStack()
+    stack.callback(engine.dispose)
+    return Bench(engine, open_observer(url, stack), Outbox(engine, settings=settings), stack)
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from outbox.database.execute import Statement, execute
 from outbox.producer import flow_control
+from tests.kit import empty
 from tests.producer.backlog import FURTHER_TABLES
 
 
@@ -18,7 +19,7 @@ def cleared(engine: Engine) -> Iterator[None]:
     """Leave no message behind, and begin with none."""
     for last in (False, True):
         with engine.begin() as connection:
-            connection.execute(text(f"TRUNCATE {FURTHER_TABLES}"))
+            empty(connection, *FURTHER_TABLES)
         if not last:
             yield
 
