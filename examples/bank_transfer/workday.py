@@ -21,7 +21,8 @@ from .source import Source, Survey
 
 DISPATCHERS = 2
 _POLL_SECONDS = 0.05
-_STALL_SECONDS = 60.0
+# On a busy machine processes that were killed may need a minute until they are back at work.
+_STALL_SECONDS = 180.0
 
 #: Orphans are to be decided within the run, so that check and tellers have shorter times than by default (seconds).
 _SHORT_TIMES = {
