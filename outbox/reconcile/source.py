@@ -6,12 +6,14 @@ password of a URL in it.
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -196,20 +198,45 @@ class PostgresSide:
             raise_bare(SourceError(f"{described(self.access.url)} can't be read: {text}"))
 
     def _fetch(self, query: str) -> pa.Table:
-        from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - loads a library that not every process needs
-
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
         settings = [sql.READ_IN_ONE_SNAPSHOT, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
         if self.snapshot is not None:
             settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
         with (
-            dbapi.connect(conninfo(self.access.url)) as connection,
+            _adbc_connection(conninfo(self.access.url)) as connection,
             connection.cursor() as cursor,
             cancellable(cursor),
         ):
             for statement in (*map(rendered, settings), query):
                 cursor.execute(statement)
             return cursor.fetch_arrow_table()
+
+
+@contextmanager
+def _adbc_connection(address: str) -> Iterator[Any]:
+    database, counting = _adbc_database(address)
+    with counting:
+        connection = database.adbc_clone()
+    try:
+        yield connection
+    finally:
+        with counting:
+            connection.close()
+
+
+@cache
+def _adbc_database(address: str) -> tuple[Any, threading.Lock]:
+    """Return what connections of this process are cloned from, which keeps none to the server itself; and a lock.
+
+    To know the types, ADBC reads the catalog of all tables first, which takes longer than most of what is read here.
+    It counts the connections of a database, and has no lock for that.
+    """
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - loads a library that not every process needs
+
+    database = dbapi.connect(address, autocommit=True)
+    database.adbc_connection.close()
+    atexit.register(database.close)  # it would fail to do so by itself then
+    return database, threading.Lock()
 
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
