@@ -179,8 +179,10 @@ def late(town: Town, chance: random.Random, ids: list[UUID]) -> None:
 
 
 def resend(town: Town, chance: random.Random, ids: list[UUID]) -> None:
-    """Resend any message."""
-    if (one := one_of(town, chance, "SELECT half_id FROM outbox.message")) is not None:
+    """Resend any message but a compensated one."""
+    sql = """SELECT half_id FROM outbox.message m
+              WHERE NOT EXISTS (SELECT FROM outbox.compensation c WHERE c.half_id = m.half_id)"""
+    if (one := one_of(town, chance, sql)) is not None:
         town.resend(one)
 
 
