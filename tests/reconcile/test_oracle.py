@@ -213,9 +213,11 @@ def resume(town: Town, chance: random.Random, ids: list[UUID]) -> None:
 
 
 def consume(town: Town, chance: random.Random, ids: list[UUID]) -> None:
-    """Have a message consumed that the inbox doesn't know."""
-    sql = """SELECT half_id FROM outbox.message m
-              WHERE NOT EXISTS (SELECT FROM outbox.consumer_message c WHERE c.message_id = m.half_id)"""
+    """Have a message consumed that the inbox doesn't know; the group never comes back to one that it left out."""
+    sql = """SELECT half_id FROM outbox.message m JOIN outbox.half_message h ON h.id = m.half_id
+              WHERE tag = 'mine' AND NOT EXISTS (SELECT FROM outbox.consumer_start s
+                                                  WHERE s.queue = m.queue AND s.position >= m.position)
+                AND NOT EXISTS (SELECT FROM outbox.consumer_message c WHERE c.message_id = m.half_id)"""
     if (one := one_of(town, chance, sql)) is not None:
         town.run(
             "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts,"
