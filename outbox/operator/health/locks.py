@@ -129,9 +129,9 @@ class LockViews(OverDatabases):
         except DBAPIError as error:
             if sqlstate(error) != _NO_PRIVILEGE:
                 raise
-            role = chosen.engine.url.username
+            role = chosen.engine.url.username or "that role"  # a URL may leave it to the environment
             raise ActRefused(
-                f"session {session}, which holds the lock of {held.lock}, can't be ended by the role {role!r} of this "
+                f"session {session}, which holds the lock of {held.lock}, can't be ended by the role of this "
                 f"connection: connect as the session's role, or GRANT pg_signal_backend TO {role}"
             ) from error
         return f"session {session}, which held the lock of {held.lock}, is ended: another worker goes on"
