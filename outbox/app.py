@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from uuid import UUID
 
 from outbox.check.checker import Checker
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
     from outbox.operator.operator import OutboxOperator
-    from outbox.producer.producer import Carrier
+    from outbox.producer.producer import AnyCarrier, Carrier
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
@@ -43,7 +44,8 @@ class Outbox:
     the producer group written into its half messages. ``settings`` default to `Settings.from_env`.
 
     Raises:
-        InvalidSettings: settings that contradict each other, or an engine that isn't PostgreSQL by psycopg 3.
+        InvalidSettings: settings that contradict each other, or an engine that isn't PostgreSQL by psycopg 3, psycopg2
+            or asyncpg.
         InvalidMessage: the group's name isn't one.
     """
 
@@ -98,55 +100,98 @@ class Outbox:
 
     # --- producer ----------------------------------------------------------------------------------------
 
-    def send(self, carrier: Carrier, topic: str, body: Any, **options: Unpack[SendOptions]) -> UUID:
+    @overload
+    def send(self, carrier: Carrier | RawConnection, topic: str, body: Any, **options: Unpack[SendOptions]) -> UUID: ...
+    @overload
+    def send(
+        self, carrier: RawAsyncConnection, topic: str, body: Any, **options: Unpack[SendOptions]
+    ) -> Coroutine[Any, Any, UUID]: ...
+    def send(self, carrier: AnyCarrier, topic: str, body: Any, **options: Unpack[SendOptions]) -> Any:
         """Send a message with the transaction of ``carrier``; return its id.
 
-        Does no I/O: half message and op(commit) are written in the round trip of the COMMIT, or vanish with the
-        transaction or savepoint. ``carrier`` is a Session, AsyncSession, Connection or AsyncConnection. ``body`` is
-        a dict, dataclass, pydantic model, str or bytes. The options are those of `SendOptions`: ``key``, ``tag``,
-        ``headers``, ``deliver_at``, ``delay``, ``delay_level``, ``id``.
+        With a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy it does no I/O: half message and
+        op(commit) are written in the round trip of the COMMIT, or vanish with the transaction or savepoint. (Through
+        psycopg2 and asyncpg they take one statement of their own, just before the COMMIT.)
+
+        With a connection of psycopg or psycopg2 itself, which has no hook for its COMMIT, the half message is written
+        at once. With psycopg's AsyncConnection, or one of asyncpg, the call only checks the message: **await** what it
+        returns, for nothing is sent before. Errors of the database are the driver's own then.
+
+        ``body`` is a dict, dataclass, pydantic model, str or bytes. The options are those of `SendOptions`: ``key``,
+        ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``, ``id``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
             OutboxBusy: (at commit at the latest) the topic has reached ``max_undispatched`` of the settings.
+            TransactionRequired: ``carrier`` is in AUTOCOMMIT mode, on another database, or takes no more messages.
             SchemaMissing: (at commit) the database has no outbox tables.
             TypeError: an option that a message doesn't have.
         """
         return self._producer.send(carrier, topic, Outgoing(body, **options))
 
+    @overload
     def prepare(
         self,
-        carrier: Carrier,
+        carrier: Carrier | RawConnection,
         topic: str,
         body: Any,
         *,
         immunity: dt.timedelta | float | None = None,
         **options: Unpack[SendOptions],
-    ) -> UUID:
+    ) -> UUID: ...
+    @overload
+    def prepare(
+        self,
+        carrier: RawAsyncConnection,
+        topic: str,
+        body: Any,
+        *,
+        immunity: dt.timedelta | float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Coroutine[Any, Any, UUID]: ...
+    def prepare(
+        self,
+        carrier: AnyCarrier,
+        topic: str,
+        body: Any,
+        *,
+        immunity: dt.timedelta | float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Any:
         """Write a half message with the transaction of ``carrier``, to be decided later; return its id.
 
         For an outcome that isn't known at the local commit. Decide with `commit` or `rollback`; an orphan is left
         alone for ``immunity`` (timedelta or seconds) before its first check. ``delay`` counts from the writing of
-        the half. Arguments and errors otherwise as of `send`; `OutboxBusy` also at ``max_undecided``.
+        the half. Arguments, results and errors otherwise as of `send`; `OutboxBusy` also at ``max_undecided``.
         """
         return self._producer.prepare(carrier, topic, Outgoing(body, **options), immunity=immunity)
 
-    def commit(self, half_id: UUID, within: Carrier | None = None) -> Decision | None:
+    @overload
+    def commit(self, half_id: UUID, within: Carrier | RawConnection | None = None) -> Decision | None: ...
+    @overload
+    def commit(self, half_id: UUID, within: RawAsyncConnection) -> Coroutine[Any, Any, None]: ...
+    def commit(self, half_id: UUID, within: AnyCarrier | None = None) -> Any:
         """Commit a prepared half: its message goes out. The first decision wins.
 
         Alone, it decides in a transaction of its own and returns the decision (``first=False`` if it was committed
         before). ``within`` a session or connection, it decides at that transaction's commit, which fails if anybody
-        decided earlier, so that the business change beside it can't be made twice; returns None.
+        decided earlier, so that the business change beside it can't be made twice; returns None. ``within`` a driver's
+        own connection it decides at once, or when it is awaited: the caller rolls back if that fails, and decides last,
+        so that others don't wait for the transaction.
 
         Raises:
             AlreadyRolledBack: it was rolled back before.
             AlreadyCommitted: (``within``) it was committed before.
             HalfNotFound: no half message has this id.
-            TransactionRequired: alone, on an Outbox bound to an AsyncEngine; pass a session.
+            TransactionRequired: alone, on an Outbox bound to an AsyncEngine; pass a session. Or as of `send`.
         """
         return self._producer.decide(half_id, Resolution.COMMIT, within)
 
-    def rollback(self, half_id: UUID, within: Carrier | None = None) -> Decision | None:
+    @overload
+    def rollback(self, half_id: UUID, within: Carrier | RawConnection | None = None) -> Decision | None: ...
+    @overload
+    def rollback(self, half_id: UUID, within: RawAsyncConnection) -> Coroutine[Any, Any, None]: ...
+    def rollback(self, half_id: UUID, within: AnyCarrier | None = None) -> Any:
         """Roll a prepared half back: no consumer ever sees it. Otherwise as `commit`, with the errors swapped."""
         return self._producer.decide(half_id, Resolution.ROLLBACK, within)
 

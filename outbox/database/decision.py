@@ -5,15 +5,20 @@ Producer, check and operator decide by these functions, so that one insert settl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
+from outbox.database.drivers import run_steps
 from outbox.database.execute import Template, execute, lock_key
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Decision, Resolution
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from outbox.database.drivers import Steps
+
+T = TypeVar("T")
 
 # The insert decides every race: it waits for a rival that is under way, and the loser gets no row. Whoever decides
 # locks the half's check first, as the check pass does: in the other order the two would deadlock.
@@ -43,9 +48,7 @@ def fence_key(schema: str, half_id: UUID) -> int:
     return lock_key("half", schema, half_id)
 
 
-def decide(
-    connection: Connection, schema: str, half_id: UUID, resolution: Resolution, decided_by: str = "producer"
-) -> Decision:
+def deciding(schema: str, half_id: UUID, resolution: Resolution, decided_by: str = "producer") -> Steps[Decision]:
     """Write the op of a half in the caller's transaction, or return the decision that came first.
 
     Waits for a rival transaction that is deciding the same half.
@@ -56,19 +59,17 @@ def decide(
     """
     if resolution is Resolution.UNKNOWN:
         raise ValueError("UNKNOWN is not a decision; leave the half undecided")
-    (((found, decided_at),),) = execute(
-        connection, _DECIDE(schema, id=half_id, resolution=resolution.value, decided_by=decided_by)
-    )
+    ((found, decided_at),) = yield _DECIDE(schema, id=half_id, resolution=resolution.value, decided_by=decided_by)
     if not found:
         raise HalfNotFound(half_id)
     if decided_at is not None:
         return Decision(half_id, resolution, decided_by, decided_at, first=True)
     # A statement of its own: its snapshot sees the op that the insert has just waited for.
-    (((earlier, by, at),),) = execute(connection, op(schema, half_id))
+    ((earlier, by, at),) = yield op(schema, half_id)
     return Decision(half_id, Resolution(earlier), by, at, first=False)
 
 
-def decide_first(connection: Connection, schema: str, half_id: UUID, resolution: Resolution) -> None:
+def deciding_first(schema: str, half_id: UUID, resolution: Resolution) -> Steps[None]:
     """Write the op of a half in the caller's transaction, which must fail if anybody was faster.
 
     Also the same decision made before is refused: the business change beside it would be made twice.
@@ -77,9 +78,25 @@ def decide_first(connection: Connection, schema: str, half_id: UUID, resolution:
         AlreadyCommitted, AlreadyRolledBack: the decision that came first.
         HalfNotFound: no half message has this id.
     """
-    decision = decide(connection, schema, half_id, resolution)
+    decision = yield from deciding(schema, half_id, resolution)
     if not decision.first:
         raise already(decision)
+
+
+def decide(
+    connection: Connection, schema: str, half_id: UUID, resolution: Resolution, decided_by: str = "producer"
+) -> Decision:
+    """Decide a half as `deciding` does, on a connection of SQLAlchemy's."""
+    return _run(connection, deciding(schema, half_id, resolution, decided_by))
+
+
+def decide_first(connection: Connection, schema: str, half_id: UUID, resolution: Resolution) -> None:
+    """Decide a half as `deciding_first` does, on a connection of SQLAlchemy's."""
+    _run(connection, deciding_first(schema, half_id, resolution))
+
+
+def _run(connection: Connection, steps: Steps[T]) -> T:
+    return run_steps(steps, lambda statement: execute(connection, statement)[0])
 
 
 def already(decision: Decision) -> AlreadyDecided:

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.database.drivers import (
+    PSYCOPG,
+    PSYCOPG2,
+    check_driver,
+    encodings_of,
+    in_transaction,
+    is_closed,
+    translated,
+)
 from outbox.errors import ErrorKind, OutboxError, SchemaMissing
 
 if TYPE_CHECKING:
-    import psycopg
     from sqlalchemy import Connection
 
     from outbox.database.roundtrip import RoundTrip
@@ -82,26 +90,19 @@ def driver_of(connection: Connection) -> Any:
 
 def is_autocommit(connection: Connection) -> bool:
     """Tell whether the driver would commit the next statement by itself."""
-    driver = driver_of(connection)
-    return bool(getattr(driver, "autocommit", False)) and not _in_transaction(driver)
-
-
-def _in_transaction(driver: Any) -> bool:
-    return bool(driver.info.transaction_status)  # 0 is PQTRANS_IDLE
+    # Of asyncpg it is SQLAlchemy's adapter that knows.
+    adapted: Any = connection.connection.dbapi_connection
+    return bool(getattr(adapted, "autocommit", False)) and not in_transaction(driver_of(connection))
 
 
 def is_lost(connection: Connection) -> bool:
     """Tell whether the server has gone away under this connection."""
-    return connection.closed or connection.invalidated or bool(getattr(driver_of(connection), "closed", False))
+    return connection.closed or connection.invalidated or is_closed(driver_of(connection))
 
 
 def encodings(connection: Connection) -> set[str]:
     """Return the encodings other than UTF-8 that texts pass on their way into a table: the client's, the server's."""
-    libpq = getattr(driver_of(connection), "pgconn", None)
-    if libpq is None:  # another driver, which `execute` refuses
-        return set()
-    names = libpq.parameter_status(b"client_encoding"), libpq.parameter_status(b"server_encoding")
-    return {name.decode() for name in names if name not in {b"UTF8", None}}
+    return encodings_of(driver_of(connection))
 
 
 def _written_out(statement: Statement) -> Statement:
@@ -138,22 +139,23 @@ def execute(
     Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
     first round trip; the driver would take one of its own for it.
 
+    All this is psycopg 3's. Through another driver, each statement is a round trip, the caller's COMMIT one more, and
+    ``afterwards`` is left out.
+
     Raises:
         sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
+        InvalidSettings: a driver that messages can't be sent through.
         SchemaMissing: a table of ours isn't there.
     """
+    if connection.dialect.driver != PSYCOPG:
+        return _execute_by_dbapi(connection, statements)
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     driver = driver_of(connection)
-    if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
-        raise TypeError(
-            f"the outbox needs the psycopg 3 driver, not {type(driver).__module__}; "
-            "use a URL that begins with postgresql+psycopg://"
-        )
     if any(statement.lossy for statement in statements) and encodings(connection):
         statements = tuple(_written_out(each) if each.lossy else each for each in statements)
     pairs = [(statement.sql, statement.values) for statement in statements]
-    idle = not _in_transaction(driver)
+    idle = not in_transaction(driver)
     begins = idle and driver.autocommit and connection.in_transaction()
     if begins:
         pairs.insert(0, (BEGIN, ()))
@@ -174,6 +176,33 @@ def execute(
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
     return rows[int(begins) : int(begins) + len(statements)]
+
+
+def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -> list[list[Row]]:
+    """Run statements one by one, past SQLAlchemy's own cursor events and logs: the values are the caller's payload."""
+    dialect = connection.dialect
+    check_driver(dialect)
+    rows: list[list[Row]] = []
+    try:
+        # Cursors of psycopg2 may be of the application's own kind.
+        cursor: Any = connection.connection.cursor(**_plain_cursor(dialect.driver))
+        try:
+            for statement in statements:
+                cursor.execute(*translated(statement, dialect.driver))
+                rows.append([tuple(row) for row in cursor.fetchall()] if cursor.description else [])
+        finally:
+            cursor.close()
+    except dialect.loaded_dbapi.Error as error:
+        _raise_as_sqlalchemy(connection, error, statements)
+    return rows
+
+
+def _plain_cursor(driver: str) -> dict[str, Any]:
+    if driver != PSYCOPG2:
+        return {}
+    from psycopg2.extensions import cursor  # noqa: PLC0415 - an engine of this driver has paid for it
+
+    return {"cursor_factory": cursor}
 
 
 def query(connection: Connection, schema: str, template: str, **values: Any) -> list[Row]:
@@ -236,20 +265,17 @@ async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTri
     return rows
 
 
-def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statements: Sequence[Statement]) -> NoReturn:
+def _raise_as_sqlalchemy(connection: Connection, error: Any, statements: Sequence[Statement]) -> NoReturn:
     """Raise the driver's error as SQLAlchemy does, with the values hidden: they are the caller's payload."""
-    from psycopg import errors  # noqa: PLC0415 - importing outbox must not pay for the driver
-
-    missing = errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedObject
-    what = error.diag.message_primary or ""
-    if isinstance(error, missing) and (schema := _schema_in(what, statements)):
-        from outbox.database.migration.state import command, described  # noqa: PLC0415 - it imports this module
+    what = primary_message(error)
+    if sqlstate(error) in MISSING and (schema := _schema_in(what, statements)):
+        from outbox.database.migration.state import command, described  # noqa: PLC0415 - Alembic is slow to import
 
         mend = command(connection, "upgrade", _parts_in(what), schema)
         where = described(connection, schema)
         raise SchemaMissing(f"the outbox tables are not in {where}: {what}; run: {mend}") from error
     dialect = connection.dialect
-    disconnected = dialect.is_disconnect(cast("Any", error), connection.connection.dbapi_connection, None)
+    disconnected = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
     if disconnected:
         connection.invalidate(error)
     raise DBAPIError.instance(
@@ -261,6 +287,14 @@ def _raise_as_sqlalchemy(connection: Connection, error: psycopg.Error, statement
         connection_invalidated=disconnected,
         dialect=dialect,
     ) from error
+
+
+def primary_message(error: BaseException) -> str:
+    """Return what the server said, without the details."""
+    if (diagnostics := getattr(error, "diag", None)) is not None:
+        return diagnostics.message_primary or ""
+    # asyncpg's, as SQLAlchemy's adapter raises it.
+    return str(getattr(error.__cause__, "message", error))
 
 
 def _parts_in(message: str) -> tuple[str, ...]:
@@ -279,6 +313,9 @@ def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
 
 
 # --- errors: one classification for every way in ---------------------------------------------------------
+
+#: No such table, schema, or object of another kind.
+MISSING = frozenset({"42P01", "3F000", "42704"})
 
 LOCK_NOT_AVAILABLE = "55P03"
 
@@ -302,7 +339,8 @@ _LOST = frozenset({"OperationalError", "ConnectionTimeout", "InterfaceError"})
 
 def sqlstate(error: BaseException | None) -> str:
     """Return the SQLSTATE of an error of SQLAlchemy or of the driver; "" where there is none."""
-    return getattr(getattr(error, "orig", error), "sqlstate", None) or ""
+    original = getattr(error, "orig", error)
+    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
 
 
 def kind_of(error: BaseException) -> ErrorKind | None:

@@ -28,6 +28,7 @@ from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.generators import fetch_many, send
 
+from outbox.database.drivers import in_order, numbered
 from outbox.database.execute import COMMIT, UNPREPARED, Row
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ KNOWN = ((3, 2), (3, 4))
 logger = logging.getLogger("outbox.database")
 
 _DONE = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
-_PLACEHOLDER = re.compile(r"%(?:%|(?P<plain>[sb])|\((?P<name>\w+)\)(?P<named>[sb]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,7 @@ class RoundTrip:
     def _dump(self, sql: str, values: Values) -> _Sending:
         query = _parse(sql)
         transformer = Transformer(self._connection)
-        ordered = [values[name] for name in query.names] if isinstance(values, Mapping) else values
-        return _Sending(query, transformer, transformer.dump_sequence(ordered, query.formats))
+        return _Sending(query, transformer, transformer.dump_sequence(in_order(query.names, values), query.formats))
 
     def _send(self, sending: _Sending) -> None:
         libpq, transformer = self._connection.pgconn, sending.transformer
@@ -175,19 +174,5 @@ def _prepared(connection: Connection[Any] | AsyncConnection[Any]) -> Mapping[Any
 @lru_cache(maxsize=1000)
 def _parse(sql: str) -> _Query:
     """Turn psycopg's placeholders into PostgreSQL's; ``%b`` asks for binary values."""
-    names: list[str] = []
-    formats: list[PyFormat] = []
-
-    def number(match: re.Match[str]) -> str:
-        kind = match["plain"] or match["named"]
-        if kind is None:
-            return "%"
-        name = match["name"]
-        if name is not None and name in names:
-            return f"${names.index(name) + 1}"
-        names.append(name or "")
-        formats.append(PyFormat.BINARY if kind == "b" else PyFormat.AUTO)
-        return f"${len(formats)}"
-
-    text = _PLACEHOLDER.sub(number, sql)
-    return _Query(text.encode(), tuple(names), tuple(formats))
+    text, names, binary = numbered(sql)
+    return _Query(text.encode(), names, tuple(PyFormat.BINARY if asked else PyFormat.AUTO for asked in binary))

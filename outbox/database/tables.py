@@ -191,6 +191,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
             # each row would take three times as long. Generated, so that it changes with a body that somebody changes.
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
+            # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
+            Column("at_commit", Boolean),
             CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
             CheckConstraint("octet_length(key) <= 255", name="key"),
         ],

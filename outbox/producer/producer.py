@@ -7,6 +7,9 @@ beside it until the COMMIT of the connection which carries the business change, 
 
 Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
 that transactions which a lock serialised are dispatched in that order.
+
+A driver's own connection tells nobody of its COMMIT: there a send writes the half message at once, and the database
+draws the sequence at the COMMIT, by a deferred trigger.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -24,14 +27,15 @@ from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
-from outbox.database.decision import already, decide, decide_first
+from outbox.database.decision import already, decide, decide_first, deciding_first
+from outbox.database.drivers import check_database, check_driver, raw_connection
 from outbox.database.execute import Statement, encodings, execute
 from outbox.database.sql import nudge
-from outbox.errors import InvalidMessage, InvalidSettings, TransactionRequired
+from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.sql import write_halves
+from outbox.producer.sql import write_halves, write_late
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -40,9 +44,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
+    from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection, Steps
     from outbox.settings import Settings
 
     Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
+    AnyCarrier = Carrier | RawConnection | RawAsyncConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +211,9 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     ``engine`` is that of the Outbox: a session that uses several writes on its connection to this one.
 
     Raises:
-        TransactionRequired: no transaction that could take it.
+        TransactionRequired: no transaction that could take it, or one on another database.
         InvalidMessage: ``carrier`` is neither a session nor a connection.
+        InvalidSettings: its driver is none that messages can be sent through.
         OutboxBusy: the topic is known to be full.
     """
     unwrapped: Any = carrier
@@ -214,6 +221,8 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         unwrapped = unwrapped()
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
+        check_driver(target.dialect)
+        _check_place(target, engine)
         if isinstance(value, Write):
             value.refuse_now(target.engine)
             value.refuse_unstorable(encodings(target))
@@ -226,9 +235,15 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
 
     if not isinstance(target, Session):
         raise InvalidMessage(
-            f"a message is sent with a Session, AsyncSession, Connection or AsyncConnection, not {target!r}"
+            "a message is sent with a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, or a "
+            f"connection of psycopg, psycopg2 or asyncpg, not {target!r}"
         )
     _add_to_session(target, value, engine)
+
+
+def _check_place(used: Connection | Engine, engine: Engine) -> None:
+    if used.engine.pool is not engine.pool:
+        check_database(engine.url, used.engine.url.database)
 
 
 def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> None:
@@ -242,6 +257,11 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
             "send before, or roll it back first"
         )
     sent = _sent_of(session)
+    if (certain := _certain(session, sent, engine)) is not None:
+        check_driver(certain.dialect)
+        _check_place(certain, engine)
+        if isinstance(certain, Connection):
+            refuse_autocommit(certain)
     if isinstance(value, Write) and value.flow is not None:
         used = sent.target(engine) or session.bind
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
@@ -257,6 +277,20 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
     if sent.committing and not sent.connections:
         # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
         _assign(session, sent)
+
+
+def _certain(session: Session, sent: _Sent, engine: Engine) -> Connection | Engine | None:
+    """Return what will carry the messages of an Outbox on ``engine``; None while only the COMMIT will tell.
+
+    A session that was given several engines, or chooses by code of its own, may yet come to use the Outbox's.
+    """
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+
+    if engine in sent.connections:
+        return sent.connections[engine][0]
+    if getattr(session, "_Session__binds", None) or type(session).get_bind is not Session.get_bind:
+        return None
+    return sent.target(engine) or session.bind
 
 
 def hook_sessions() -> None:
@@ -304,6 +338,8 @@ def _assign(session: Session, sent: _Sent) -> None:
             connection = session.connection()
         except UnboundExecutionError:
             connection = session.connection(bind_arguments={"bind": engine})
+        check_driver(connection.dialect)
+        _check_place(connection, engine)
         refuse_autocommit(connection)
         sent.chosen[engine] = connection
         at_commit.attach(connection, sent.take)
@@ -370,11 +406,7 @@ class Producer:
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
         self._flow = FlowControl(settings) if settings.max_undecided or settings.max_undispatched else None
-        if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
-            raise InvalidSettings(
-                f"the outbox needs PostgreSQL through psycopg 3, not {engine.dialect.name} through "
-                f"{engine.dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
-            )
+        check_driver(engine.dialect)
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
@@ -396,34 +428,63 @@ class Producer:
         with getattr(session, "sync_session", session) as opened, opened.begin():
             yield session
 
-    def send(self, carrier: Carrier, topic: str, message: Outgoing) -> UUID:
+    def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
-        half = self._half(topic, message)
         limit = self._settings.max_transaction_bytes
-        add(carrier, Write(self.schema, half, limit, nudge=self._settings.listen, flow=self._flow), self._engine)
-        return half.id
+        half = self._half(topic, message)
+        return self._add(carrier, Write(self.schema, half, limit, nudge=self._settings.listen, flow=self._flow))
 
     def prepare(
         self,
-        carrier: Carrier,
+        carrier: AnyCarrier,
         topic: str,
         message: Outgoing,
         *,
         immunity: dt.timedelta | float | None = None,
         fenced: bool = False,
-    ) -> UUID:
+    ) -> Any:
         """See `Outbox.prepare`."""
         half = self._half(topic, message)
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
         preparation = Preparation(fenced, float(own))
         limit = self._settings.max_transaction_bytes
-        add(carrier, Write(self.schema, half, limit, preparation, flow=self._flow), self._engine)
-        return half.id
+        return self._add(carrier, Write(self.schema, half, limit, preparation, flow=self._flow))
 
-    def decide(self, half_id: UUID, resolution: Resolution, within: Carrier | None) -> Decision | None:
+    def _add(self, carrier: AnyCarrier, write: Write) -> Any:
+        """Write with the transaction of ``carrier``; return the id, or what to await for it."""
+        if (raw := self._raw(carrier)) is not None:
+            write.refuse_now(self._engine)
+            return raw.run(self._writing(raw, write))
+        add(cast("Carrier", carrier), write, self._engine)
+        return write.half.id
+
+    def _raw(self, carrier: AnyCarrier | None) -> Raw | None:
+        """Return a driver's own connection that takes messages now; None if ``carrier`` is none.
+
+        Raises:
+            TransactionRequired: it is in no transaction, or on another database.
+        """
+        raw = raw_connection(carrier)
+        if raw is not None:
+            check_database(self._engine.url, raw.database)
+            raw.refuse_autocommit()
+        return raw
+
+    def _writing(self, raw: Raw, write: Write) -> Steps[UUID]:
+        write.refuse_unstorable(raw.encodings)
+        if write.preparation is None:
+            statement = write_late(self.schema, write.half)
+        else:
+            statement = write_halves(self.schema, [(write.half, write.preparation)])
+        yield statement
+        return write.half.id
+
+    def decide(self, half_id: UUID, resolution: Resolution, within: AnyCarrier | None) -> Any:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
+        if (raw := self._raw(within)) is not None:
+            return raw.run(deciding_first(self.schema, half_id, resolution))
         if within is not None:
-            add(within, Intent(self.schema, half_id, resolution), self._engine)
+            add(cast("Carrier", within), Intent(self.schema, half_id, resolution), self._engine)
             return None
         if self._sessions is None:
             raise TransactionRequired(

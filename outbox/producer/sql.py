@@ -17,10 +17,17 @@ _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliv
 _SEND_ONE = f"""
 WITH half AS (
     INSERT INTO {{s}}.half_message ({_HALF})
-    VALUES (%s, %s, %s, %s, %s, %s::jsonb, %s, %s,
+    VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
             coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
 )
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'commit', 'producer')
+"""
+
+# The op is written by a trigger, at the COMMIT.
+_SEND_LATE = f"""
+INSERT INTO {{s}}.half_message ({_HALF}, at_commit)
+VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
+        coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)), true)
 """
 
 _SEND = f"""
@@ -136,6 +143,11 @@ def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | 
         (*_columns(half), *((None, None) if prep is None else (prep.fenced, prep.immunity))) for half, prep in halves
     ]
     return Statement(in_schema(_SEND, schema), [list(column) for column in zip(*rows, strict=True)])
+
+
+def write_late(schema: str, half: HalfMessage) -> Statement:
+    """Write a half message before the COMMIT, which then draws the sequence of its op(commit)."""
+    return Statement(in_schema(_SEND_LATE, schema), _columns(half))
 
 
 def _columns(half: HalfMessage) -> tuple[object, ...]:

@@ -146,7 +146,7 @@ def test_neither_session_nor_connection(carrier: Any, outbox: Outbox) -> None:
 def test_engine_instead_of_a_connection(engine: Engine, outbox: Outbox) -> None:
     """An engine is no transaction."""
     with pytest.raises(InvalidMessage, match="Engine"):
-        outbox.send(engine, "t", {})  # type: ignore[arg-type]
+        outbox.send(engine, "t", {})  # type: ignore[call-overload]
 
 
 def test_async_connection_before_it_is_connected(url: str) -> None:

@@ -11,6 +11,9 @@ from decimal import Decimal
 from typing import Any, assert_type
 from uuid import UUID
 
+import asyncpg
+import psycopg
+import psycopg2.extensions
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -51,10 +54,30 @@ def send(
     outbox.send(session, "t", {}, delay_level=3)
     outbox.send(scoped, "t", {})
     outbox.send(async_scoped, "t", {})
-    outbox.send(session, "t")  # type: ignore[call-arg]
-    outbox.send("session", "t", {})  # type: ignore[arg-type]
-    outbox.send(session, 1, {})  # type: ignore[arg-type]
-    outbox.send(session, "t", {}, key=1)  # type: ignore[arg-type]
+    outbox.send(session, "t")  # type: ignore[call-overload]
+    outbox.send("session", "t", {})  # type: ignore[call-overload]
+    outbox.send(session, 1, {})  # type: ignore[call-overload]
+    outbox.send(session, "t", {}, key=1)  # type: ignore[call-overload]
+
+
+def send_raw(
+    outbox: Outbox,
+    raw: psycopg.Connection[Any],
+    raw_async: psycopg.AsyncConnection[Any],
+    raw_psycopg2: psycopg2.extensions.connection,
+    raw_asyncpg: asyncpg.Connection[Any],
+    raw_pooled: asyncpg.pool.PoolConnectionProxy[Any],
+) -> None:
+    """Sending with a driver's own connection: at once, or when the result is awaited."""
+    assert_type(outbox.send(raw, "t", {}, key="k"), UUID)
+    assert_type(outbox.send(raw_psycopg2, "t", {}), UUID)
+    assert_type(outbox.send(raw_async, "t", {}), Coroutine[Any, Any, UUID])
+    assert_type(outbox.send(raw_asyncpg, "t", {}), Coroutine[Any, Any, UUID])
+    assert_type(outbox.send(raw_pooled, "t", {}), Coroutine[Any, Any, UUID])
+    assert_type(outbox.prepare(raw_psycopg2, "t", {}), UUID)
+    assert_type(outbox.prepare(raw_asyncpg, "t", {}, immunity=3), Coroutine[Any, Any, UUID])
+    assert_type(outbox.commit(UUID(int=1), raw_async), Coroutine[Any, Any, None])
+    outbox.rollback(UUID(int=1), within=raw)
 
 
 def decide(outbox: Outbox, session: Session, half_id: UUID) -> None:
@@ -64,7 +87,7 @@ def decide(outbox: Outbox, session: Session, half_id: UUID) -> None:
     outbox.commit(half_id, session)
     assert_type(outbox.rollback(half_id), Decision | None)
     outbox.rollback(half_id, within=session)
-    outbox.commit("id")  # type: ignore[arg-type]
+    outbox.commit("id")  # type: ignore[call-overload]
 
 
 def decorate(outbox: Outbox) -> None:

@@ -225,7 +225,7 @@ def test_unknown_carrier_is_refused_as_ever(engine: Engine) -> None:
     outbox = limited(engine)
     for carrier in (None, "session", Session, engine):
         with pytest.raises(ValueError, match="is sent with a Session"):
-            outbox.send(carrier, "t", {})  # type: ignore[arg-type]
+            outbox.send(carrier, "t", {})  # type: ignore[call-overload]
 
 
 def test_database_without_tables(server: ServerLike) -> None:
