@@ -66,7 +66,7 @@ UPGRADE = (
     BEGIN
         said = CASE
             WHEN coalesce(producer_group, '') = '' THEN 'group is empty'
-            WHEN length(producer_group) > 120 THEN concat('group ''', left(producer_group, 40), ''', more, ' has ',
+            WHEN length(producer_group) > 120 THEN concat('group ''', left(producer_group, 40), '''', more, ' has ',
                 length(producer_group), ' characters; at most 120 are allowed')
             WHEN producer_group COLLATE "C" ~ ('[^|a-zA-Z0-9_' || chr(37) || '-]') THEN concat('group ''',
                 producer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ -')
@@ -79,7 +79,7 @@ UPGRADE = (
             WHEN length(body) > max_body_bytes THEN concat('the body has ', length(body), ' bytes; at most ',
                 max_body_bytes, ' are allowed (setting max_body_bytes): store it elsewhere and send a reference')
             WHEN coalesce(topic, '') = '' THEN 'topic is empty'
-            WHEN length(topic) > 127 THEN concat('topic ''', left(topic, 40), ''', more, ' has ', length(topic),
+            WHEN length(topic) > 127 THEN concat('topic ''', left(topic, 40), '''', more, ' has ', length(topic),
                 ' characters; at most 127 are allowed')
             WHEN topic COLLATE "C" ~ ('[^|a-zA-Z0-9_./' || chr(37) || '-]') THEN concat('topic ''', topic,
                 ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ - . /')
@@ -89,9 +89,9 @@ UPGRADE = (
                 OR starts_with(topic, chr(37) || 'DLQ' || chr(37))
                 OR starts_with(topic, 'SCHEDULE_TOPIC_') OR starts_with(topic, 'TRANS_CHECK_MAX_TIME_TOPIC')
                 THEN concat('topic ''', topic, ''' is a system name; choose another')
-            WHEN octet_length(convert_to(key, 'UTF8')) > 255 THEN concat('key ''', left(key, 40), ''', more, ' has ',
+            WHEN octet_length(convert_to(key, 'UTF8')) > 255 THEN concat('key ''', left(key, 40), '''', more, ' has ',
                 octet_length(convert_to(key, 'UTF8')), ' bytes; at most 255 are allowed')
-            WHEN octet_length(convert_to(tag, 'UTF8')) > 127 THEN concat('tag ''', left(tag, 40), ''', more, ' has ',
+            WHEN octet_length(convert_to(tag, 'UTF8')) > 127 THEN concat('tag ''', left(tag, 40), '''', more, ' has ',
                 octet_length(convert_to(tag, 'UTF8')), ' bytes; at most 127 are allowed')
             WHEN jsonb_typeof(headers) NOT IN ('object', 'null')
                 THEN concat('headers must be a mapping of str to str, not ', {{s}}.type_name(headers))

@@ -57,3 +57,25 @@ def engine(url: str) -> Iterator[Engine]:
 def outbox(engine: Engine) -> Outbox:
     """An outbox on the test's engine."""
     return Outbox(engine, settings=Settings())
+
+
+@pytest.fixture
+def deferred(engine: Engine) -> Iterator[Engine]:
+    """An engine on a database whose table `change` checks at COMMIT that no number is negative."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE check_violation USING MESSAGE = 'negative'; END $$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON change DEFERRABLE INITIALLY DEFERRED"
+                " FOR EACH ROW WHEN (NEW.number < 0) EXECUTE FUNCTION refuse()"
+            )
+        )
+    yield engine
+    with engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER late ON change"))
+        connection.execute(text("DROP FUNCTION refuse()"))

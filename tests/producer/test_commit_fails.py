@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,28 +33,6 @@ from tests.producer.bank import (
     waits_for_a_lock,
     write,
 )
-
-
-@pytest.fixture
-def deferred(engine: Engine) -> Iterator[Engine]:
-    """An engine on a database whose table `change` checks at COMMIT that no number is negative."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE check_violation USING MESSAGE = 'negative'; END $$"
-            )
-        )
-        connection.execute(
-            text(
-                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON change DEFERRABLE INITIALLY DEFERRED"
-                " FOR EACH ROW WHEN (NEW.number < 0) EXECUTE FUNCTION refuse()"
-            )
-        )
-    yield engine
-    with engine.begin() as connection:
-        connection.execute(text("DROP TRIGGER late ON change"))
-        connection.execute(text("DROP FUNCTION refuse()"))
 
 
 def nothing_hangs(engine: Engine) -> None:

@@ -60,24 +60,28 @@ def send(
     outbox.send(session, "t", {}, key=1)  # type: ignore[call-overload]
 
 
-def send_raw(
+def send_raw(outbox: Outbox, raw: psycopg.Connection[Any], raw_psycopg2: psycopg2.extensions.connection) -> None:
+    """Sending with a driver's own connection, at once."""
+    assert_type(outbox.send(raw, "t", {}, key="k"), UUID)
+    assert_type(outbox.send(raw_psycopg2, "t", {}), UUID)
+    assert_type(outbox.prepare(raw_psycopg2, "t", {}), UUID)
+    outbox.rollback(UUID(int=1), within=raw)
+
+
+async def send_raw_async(
     outbox: Outbox,
-    raw: psycopg.Connection[Any],
-    raw_async: psycopg.AsyncConnection[Any],
-    raw_psycopg2: psycopg2.extensions.connection,
+    raw: psycopg.AsyncConnection[Any],
     raw_asyncpg: asyncpg.Connection[Any],
     raw_pooled: asyncpg.pool.PoolConnectionProxy[Any],
 ) -> None:
-    """Sending with a driver's own connection: at once, or when the result is awaited."""
-    assert_type(outbox.send(raw, "t", {}, key="k"), UUID)
-    assert_type(outbox.send(raw_psycopg2, "t", {}), UUID)
-    assert_type(outbox.send(raw_async, "t", {}), Coroutine[Any, Any, UUID])
-    assert_type(outbox.send(raw_asyncpg, "t", {}), Coroutine[Any, Any, UUID])
-    assert_type(outbox.send(raw_pooled, "t", {}), Coroutine[Any, Any, UUID])
-    assert_type(outbox.prepare(raw_psycopg2, "t", {}), UUID)
-    assert_type(outbox.prepare(raw_asyncpg, "t", {}, immunity=3), Coroutine[Any, Any, UUID])
-    assert_type(outbox.commit(UUID(int=1), raw_async), Coroutine[Any, Any, None])
-    outbox.rollback(UUID(int=1), within=raw)
+    """Sending with a driver's own async connection, when it is awaited; what isn't is found."""
+    assert_type(await outbox.send(raw, "t", {}), UUID)
+    assert_type(await outbox.send(raw_asyncpg, "t", {}), UUID)
+    assert_type(await outbox.send(raw_pooled, "t", {}), UUID)
+    assert_type(await outbox.prepare(raw_asyncpg, "t", {}, immunity=3), UUID)
+    await outbox.commit(UUID(int=1), raw)
+    outbox.send(raw, "t", {})  # type: ignore[unused-coroutine]
+    outbox.commit(UUID(int=1), raw_asyncpg)  # type: ignore[unused-coroutine]
 
 
 def decide(outbox: Outbox, session: Session, half_id: UUID) -> None:
