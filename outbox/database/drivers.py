@@ -151,6 +151,8 @@ def _plain(value: Any) -> Any:
 
 #: Yields statements, gets the rows of each, and returns what comes of them: the same for sync and async connections.
 Steps = Generator["Statement", "list[Row]", T]
+#: Looks at an error of the driver's, and at the statement that failed.
+Tell = Callable[[Exception, "Statement"], None]
 
 
 def run_steps(steps: Steps[T], execute: Callable[[Statement], list[Row]]) -> T:
@@ -204,24 +206,37 @@ class Raw:
                 "psycopg 3, a BEGIN in psycopg2)"
             )
 
-    def run(self, steps: Steps[T]) -> T | Coroutine[Any, Any, T]:
-        """Run statements on the connection, at once; if it is async, when the coroutine is awaited."""
-        return self._run_async(steps) if self.is_async else run_steps(steps, self._execute)
+    def run(self, steps: Steps[T], tell: Tell) -> T | Coroutine[Any, Any, T]:
+        """Run statements on the connection, at once; if it is async, when the coroutine is awaited.
 
-    def _execute(self, statement: Statement) -> list[Row]:
+        ``tell`` may raise a better error than the driver's; otherwise that one is raised.
+        """
+        if self.is_async:
+            return self._run_async(steps, tell)
+        return run_steps(steps, lambda statement: self._execute(statement, tell))
+
+    def _execute(self, statement: Statement, tell: Tell) -> list[Row]:
         sql, values = translated(statement, self.driver)
         cursor = self._cursor()
         try:
             cursor.execute(sql, values)
             return list(cursor.fetchall()) if cursor.description else []
+        except Exception as error:
+            tell(error, statement)
+            raise
         finally:
             cursor.close()
 
-    async def _run_async(self, steps: Steps[T]) -> T:
+    async def _run_async(self, steps: Steps[T], tell: Tell) -> T:
         try:
             statement = next(steps)
             while True:
-                statement = steps.send(await self._execute_async(statement))
+                try:
+                    rows = await self._execute_async(statement)
+                except Exception as error:
+                    tell(error, statement)
+                    raise
+                statement = steps.send(rows)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # what the generator returns
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.drivers import DRIVERS, PSYCOPG
 from outbox.database.execute import is_lost
 from outbox.message.model import Counts
 from outbox.text import database_address
@@ -29,10 +30,25 @@ _CONNECT_TIMEOUT = 10
 _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
+#: What the drivers with which an application sends are called in URLs. What works on the tables has psycopg 3.
+_OTHERS = frozenset({"postgresql", *(f"postgresql+{driver}" for driver in DRIVERS if driver != PSYCOPG)})
+#: Options of asyncpg's, which libpq doesn't know.
+_OF_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_func")
+
+
 def url_of(bind: Bind) -> URL:
-    """Return the URL of a database; its driver is psycopg where it names none."""
+    """Return the URL of a database for psycopg, also where it names no driver, psycopg2 or asyncpg."""
     url = make_url(bind) if isinstance(bind, str | URL) else bind.url
-    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+    if url.drivername not in _OTHERS:
+        return url
+    if "ssl" in url.query:  # as asyncpg calls it, with libpq's values
+        url = url.update_query_dict({"sslmode": url.query["ssl"]}).difference_update_query(["ssl"])
+    return url.set(drivername="postgresql+psycopg").difference_update_query(_OF_ASYNCPG)
+
+
+def own_engine(bind: Bind) -> Engine | None:
+    """Return the engine that was given if passes and acts can run on it: a sync one of psycopg 3."""
+    return bind if isinstance(bind, Engine) and bind.dialect.driver == PSYCOPG else None
 
 
 def address_of(url: URL) -> str:
@@ -57,8 +73,8 @@ def engine_of(bind: Bind, timeout: int = _CONNECT_TIMEOUT, **options: Any) -> En
     That one doesn't wait for a host for longer than ``timeout`` seconds, unless its URL says for how long, and keeps no
     connections, unless ``options`` name another pool.
     """
-    if isinstance(bind, Engine):
-        return bind
+    if (engine := own_engine(bind)) is not None:
+        return engine
     url = url_of(bind)
     limit = {} if "connect_timeout" in url.query else {"connect_timeout": timeout}
     return create_engine(url, connect_args=limit, **({"poolclass": NullPool} | options))

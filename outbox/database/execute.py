@@ -14,17 +14,16 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database.drivers import (
     PSYCOPG,
-    PSYCOPG2,
     check_driver,
     encodings_of,
     in_transaction,
     is_closed,
     translated,
 )
-from outbox.errors import ErrorKind, OutboxError, SchemaMissing
+from outbox.errors import ErrorKind, OutboxError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import URL, Connection
 
     from outbox.database.roundtrip import RoundTrip
 
@@ -184,8 +183,7 @@ def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -
     check_driver(dialect)
     rows: list[list[Row]] = []
     try:
-        # Cursors of psycopg2 may be of the application's own kind.
-        cursor: Any = connection.connection.cursor(**_plain_cursor(dialect.driver))
+        cursor = connection.connection.cursor()
         try:
             for statement in statements:
                 cursor.execute(*translated(statement, dialect.driver))
@@ -195,14 +193,6 @@ def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -
     except dialect.loaded_dbapi.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
     return rows
-
-
-def _plain_cursor(driver: str) -> dict[str, Any]:
-    if driver != PSYCOPG2:
-        return {}
-    from psycopg2.extensions import cursor  # noqa: PLC0415 - an engine of this driver has paid for it
-
-    return {"cursor_factory": cursor}
 
 
 def query(connection: Connection, schema: str, template: str, **values: Any) -> list[Row]:
@@ -267,13 +257,7 @@ async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTri
 
 def _raise_as_sqlalchemy(connection: Connection, error: Any, statements: Sequence[Statement]) -> NoReturn:
     """Raise the driver's error as SQLAlchemy does, with the values hidden: they are the caller's payload."""
-    what = primary_message(error)
-    if sqlstate(error) in MISSING and (schema := _schema_in(what, statements)):
-        from outbox.database.migration.state import command, described  # noqa: PLC0415 - Alembic is slow to import
-
-        mend = command(connection, "upgrade", _parts_in(what), schema)
-        where = described(connection, schema)
-        raise SchemaMissing(f"the outbox tables are not in {where}: {what}; run: {mend}") from error
+    raise_if_missing(connection.engine.url, error, statements)
     dialect = connection.dialect
     disconnected = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
     if disconnected:
@@ -289,7 +273,16 @@ def _raise_as_sqlalchemy(connection: Connection, error: Any, statements: Sequenc
     ) from error
 
 
-def primary_message(error: BaseException) -> str:
+def raise_if_missing(url: URL, error: BaseException, statements: Sequence[Statement]) -> None:
+    """Raise SchemaMissing if an error of a driver's, on the database of ``url``, means that tables of ours are missing."""
+    what = _primary_message(error)
+    if sqlstate(error) in _MISSING and (schema := _schema_in(what, statements)):
+        from outbox.database.migration.state import tables_missing  # noqa: PLC0415 - Alembic is slow to import
+
+        raise tables_missing(url, what, _parts_in(what), schema) from error
+
+
+def _primary_message(error: BaseException) -> str:
     """Return what the server said, without the details."""
     if (diagnostics := getattr(error, "diag", None)) is not None:
         return diagnostics.message_primary or ""
@@ -314,8 +307,8 @@ def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
 
 # --- errors: one classification for every way in ---------------------------------------------------------
 
-#: No such table, schema, or object of another kind.
-MISSING = frozenset({"42P01", "3F000", "42704"})
+# No such table, schema, or object of another kind.
+_MISSING = frozenset({"42P01", "3F000", "42704"})
 
 LOCK_NOT_AVAILABLE = "55P03"
 

@@ -29,7 +29,7 @@ from outbox.database import at_commit
 from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import check_database, check_driver, raw_connection
-from outbox.database.execute import Statement, encodings, execute
+from outbox.database.execute import Statement, encodings, execute, raise_if_missing
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
@@ -199,10 +199,12 @@ class _Sent:
 
     def take(self, connection: Connection) -> list[Item]:
         """Give up what is to be written at the commit of ``connection``."""
-        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        taken = [entry for entry in self.entries if self.target(entry.engine) is connection]
         if taken:
             self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
-        return taken
+        for engine in {entry.engine for entry in taken}:
+            _check_place(connection, engine)
+        return [entry.item for entry in taken]
 
 
 def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
@@ -221,7 +223,6 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         unwrapped = unwrapped()
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
-        check_driver(target.dialect)
         _check_place(target, engine)
         if isinstance(value, Write):
             value.refuse_now(target.engine)
@@ -242,6 +243,8 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
 
 
 def _check_place(used: Connection | Engine, engine: Engine) -> None:
+    """Make sure that messages of an Outbox on ``engine`` can be written through a connection or engine."""
+    check_driver(used.dialect)
     if used.engine.pool is not engine.pool:
         check_database(engine.url, used.engine.url.database)
 
@@ -258,7 +261,6 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         )
     sent = _sent_of(session)
     if (certain := _certain(session, sent, engine)) is not None:
-        check_driver(certain.dialect)
         _check_place(certain, engine)
         if isinstance(certain, Connection):
             refuse_autocommit(certain)
@@ -288,7 +290,9 @@ def _certain(session: Session, sent: _Sent, engine: Engine) -> Connection | Engi
 
     if engine in sent.connections:
         return sent.connections[engine][0]
-    if getattr(session, "_Session__binds", None) or type(session).get_bind is not Session.get_bind:
+    # SQLAlchemy 2.0 keeps the engines of single classes to itself.
+    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)
+    if binds or type(session).get_bind is not Session.get_bind:
         return None
     return sent.target(engine) or session.bind
 
@@ -338,8 +342,6 @@ def _assign(session: Session, sent: _Sent) -> None:
             connection = session.connection()
         except UnboundExecutionError:
             connection = session.connection(bind_arguments={"bind": engine})
-        check_driver(connection.dialect)
-        _check_place(connection, engine)
         refuse_autocommit(connection)
         sent.chosen[engine] = connection
         at_commit.attach(connection, sent.take)
@@ -454,7 +456,7 @@ class Producer:
         """Write with the transaction of ``carrier``; return the id, or what to await for it."""
         if (raw := self._raw(carrier)) is not None:
             write.refuse_now(self._engine)
-            return raw.run(self._writing(raw, write))
+            return raw.run(self._writing(raw, write), self._tell_of_missing)
         add(cast("Carrier", carrier), write, self._engine)
         return write.half.id
 
@@ -479,10 +481,13 @@ class Producer:
         yield statement
         return write.half.id
 
+    def _tell_of_missing(self, error: Exception, statement: Statement) -> None:
+        raise_if_missing(self._engine.url, error, [statement])
+
     def decide(self, half_id: UUID, resolution: Resolution, within: AnyCarrier | None) -> Any:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
         if (raw := self._raw(within)) is not None:
-            return raw.run(deciding_first(self.schema, half_id, resolution))
+            return raw.run(deciding_first(self.schema, half_id, resolution), self._tell_of_missing)
         if within is not None:
             add(cast("Carrier", within), Intent(self.schema, half_id, resolution), self._engine)
             return None

@@ -13,11 +13,11 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox.database.engines import Pass, address_of, connect, discard, url_of
+from outbox.database.engines import Pass, address_of, connect, discard, own_engine, url_of
 from outbox.database.execute import Statement, driver_of, execute
 from outbox.message.model import Counts
 from outbox.text import database_address
@@ -57,13 +57,13 @@ _CLOSE_TIMEOUT = 5.0
 class WorkerDatabase:
     """Opens connections to one database.
 
-    From an `Engine`, they come from its pool and are detached from it: they have its connect arguments and events, and
-    don't count in its size. From an `AsyncEngine` or a URL only the URL is used.
+    From an `Engine` of psycopg 3, they come from its pool and are detached from it: they have its connect arguments and
+    events, and don't count in its size. From another engine or a URL only the URL is used.
     """
 
     def __init__(self, bind: Bind) -> None:
         self.url = url_of(bind)
-        self.engine = bind if isinstance(bind, Engine) else create_engine(self.url, poolclass=NullPool)
+        self.engine = own_engine(bind) or create_engine(self.url, poolclass=NullPool)
 
     @property
     def name(self) -> str:

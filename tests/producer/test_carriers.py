@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Coroutine
 from typing import Any
 
+import asyncpg
+import psycopg
+import psycopg2
+import psycopg2.extras
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 
-from outbox import Outbox
-from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage, TransactionRequired
+from outbox import Outbox, Settings
+from outbox.embedded import ServerLike
+from outbox.errors import (
+    AlreadyCommitted,
+    AlreadyRolledBack,
+    HalfNotFound,
+    InvalidMessage,
+    OutboxBusy,
+    SchemaMissing,
+    TransactionRequired,
+)
 from outbox.message.model import uuid7
 from tests.producer.bank import changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
 from tests.producer.carriers import CARRIERS, RAW, send
@@ -217,6 +231,28 @@ def test_bad_message(name: str, url: str, engine: Engine, outbox: Outbox) -> Non
     assert (changes(engine), messages(engine)) == ({1}, [])
 
 
+@pytest.mark.parametrize("name", [name for name in CARRIERS if name not in RAW])
+def test_full_topic(name: str, url: str, engine: Engine) -> None:
+    """What waits is counted through every driver: the COMMIT that finds the topic full writes nothing."""
+    outbox = Outbox(engine, settings=Settings(max_undispatched=3, max_undecided=3))
+
+    async def act() -> None:
+        async with CARRIERS[name](url, False) as opened:
+            for number in range(3):
+                await opened.write(number)
+                await send(Outbox(engine, settings=Settings()), opened, number)
+            await opened.commit()
+            await opened.write(4)
+            await send(outbox, opened, 4)
+            await settle(outbox.prepare(opened.carrier, "other", {"number": 4}))
+            with pytest.raises(OutboxBusy):
+                await opened.commit()
+            await opened.rollback()
+
+    run(act())
+    assert (changes(engine), messages(engine)) == ({0, 1, 2}, [0, 1, 2])
+
+
 @every_raw
 def test_sequence_is_drawn_at_the_commit(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """Of two raw transactions that send before one waits for the other's lock, the first to commit comes first."""
@@ -248,3 +284,78 @@ def test_nothing_is_sent_before_it_is_awaited(name: str, url: str, engine: Engin
 
     run(act())
     assert messages(engine) == [2]
+
+
+def test_drivers_set_up_in_other_ways(url: str, engine: Engine, outbox: Outbox) -> None:
+    """Rows as dicts, placeholders as dollars, JSON by a codec of the application's: a send works, and a decision."""
+    dsn = url.replace("postgresql+psycopg", "postgresql")
+
+    def send_and_decide(connection: Any, number: int) -> None:
+        outbox.send(connection, "t", {"number": number}, headers={"a": "b"})
+        half_id = outbox.prepare(connection, "t", {"number": 100 + number}, headers={"a": "b"})
+        connection.commit()
+        outbox.commit(half_id, connection)
+        connection.commit()
+
+    with psycopg.connect(dsn, row_factory=psycopg.rows.dict_row, cursor_factory=psycopg.RawCursor) as dicts:
+        send_and_decide(dicts, 1)
+    for factory in (psycopg2.extras.RealDictCursor, psycopg2.extras.NamedTupleCursor):
+        connection = psycopg2.connect(dsn, cursor_factory=factory)
+        send_and_decide(connection, 2)
+        connection.close()
+        through = create_engine(
+            engine.url.set(drivername="postgresql+psycopg2"), connect_args={"cursor_factory": factory}
+        )
+        with through.connect() as opened:
+            send_and_decide(opened, 3)
+        through.dispose()
+
+    async def with_codec() -> None:
+        connection = await asyncpg.connect(dsn)
+        await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+        async with connection.transaction():
+            await outbox.send(connection, "t", {"number": 4}, headers={"a": "b"})
+        async with connection.transaction():
+            half_id = await outbox.prepare(connection, "t", {"number": 104}, headers={"a": "b"})
+            await outbox.commit(half_id, connection)
+        await connection.close()
+
+    run(with_codec())
+    assert sorted(messages(engine)) == [1, 2, 3, 4, 101, 102, 103, 104]
+    assert {tuple(half.headers.items()) for half in halves(engine)} == {(("a", "b"),)}
+
+
+def test_raw_connection_in_an_explicit_transaction(url: str, engine: Engine, outbox: Outbox) -> None:
+    """A connection in autocommit mode takes messages inside a transaction that was begun on it."""
+    dsn = url.replace("postgresql+psycopg", "postgresql")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        with connection.transaction():
+            outbox.send(connection, "t", {"number": 1})
+        with pytest.raises(TransactionRequired, match="begin a transaction first"):
+            outbox.send(connection, "t", {"number": 9})
+    assert messages(engine) == [1]
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_database_without_the_tables(name: str, server: ServerLike) -> None:
+    """Without the tables a send fails, at the latest at the COMMIT, with the command that makes them."""
+    server.create_database("bare")
+    engine = create_engine(server.url("bare"))
+    outbox = Outbox(engine, settings=Settings())
+
+    async def act() -> None:
+        async with CARRIERS[name](server.url("bare"), False) as opened:
+            await opened.pid()
+            with pytest.raises(
+                SchemaMissing, match=r"not in database 'bare'.*outbox db upgrade --url postgresql"
+            ) as error:
+                await send(outbox, opened, 1)
+                await opened.commit()
+            assert str(engine.url.password) not in str(error.value)
+            await opened.rollback()
+
+    try:
+        run(act())
+    finally:
+        engine.dispose()
+        server.drop_database("bare")

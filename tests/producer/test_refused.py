@@ -37,8 +37,10 @@ def test_autocommit(way: str, carrier: str, engine: Engine, outbox: Outbox) -> N
                 session = Session(own.execution_options(**option))  # noqa: PLW2901
             with session:
                 session.add(Account(id=1, owner="one"))
-                outbox.send(session, "t", {"number": 1})
+                # A session with a connection tells at once, another one at its commit.
                 with pytest.raises(TransactionRequired, match="AUTOCOMMIT mode"):
+                    outbox.send(session, "t", {"number": 1})
+                    assert way != "connection option"
                     session.commit()
     if own is not engine:
         own.dispose()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
 
 from outbox.database.engines import url_of
 from outbox.database.migration import chain
@@ -36,16 +36,30 @@ def connected(bind: Bind) -> Iterator[Connection]:
 
 def described(connection: Connection, schema: str) -> str:
     """Return which database and schema a connection leads to, in words."""
-    url = connection.engine.url
+    return _described(connection.engine.url, schema)
+
+
+def _described(url: URL, schema: str) -> str:
     return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
 
 
 def command(connection: Connection, verb: str, parts: tuple[str, ...], schema: str) -> str:
     """Return the command that mends the tables; the password is masked."""
-    url = connection.engine.url.render_as_string(hide_password=True)
+    return _command(connection.engine.url, verb, parts, schema)
+
+
+def _command(url: URL, verb: str, parts: tuple[str, ...], schema: str) -> str:
+    # The command has psycopg 3, whatever the application uses.
+    shown = url_of(url).render_as_string(hide_password=True)
     which = "".join(f" --part {part}" for part in parts)
     where = "" if schema == "outbox" else f" --schema {schema}"
-    return f"outbox db {verb} --url {url}{which}{where}"
+    return f"outbox db {verb} --url {shown}{which}{where}"
+
+
+def tables_missing(url: URL, what: str, parts: tuple[str, ...], schema: str) -> SchemaMissing:
+    """Return the error that a statement failed for want of our tables; ``what`` is what the server said."""
+    mend = _command(url, "upgrade", parts, schema)
+    return SchemaMissing(f"the outbox tables are not in {_described(url, schema)}: {what}; run: {mend}")
 
 
 def set_local(connection: Connection, name: str, value: str) -> None:
