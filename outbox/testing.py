@@ -12,7 +12,7 @@ from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
-from outbox.database.engines import EngineRunner, Runner
+from outbox.database.engines import EngineRunner, Runner, engine_of
 from outbox.database.execute import execute
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
@@ -146,4 +146,4 @@ def _engine(outbox: Outbox) -> Engine:
 
     if not isinstance(outbox.engine, Engine):
         raise InvalidHandler("drain needs an Outbox on a sync engine; run a Worker for an AsyncEngine")
-    return outbox.engine
+    return engine_of(outbox.engine)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.app import Outbox
 from outbox.console.problems import log
-from outbox.database.engines import engine_of, url_of
+from outbox.database.engines import engine_of, psycopg_engine, url_of
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.operator.databases import Database, Databases, open_database
 from outbox.operator.operator import Operator
@@ -52,8 +52,8 @@ def own_engine(source: Bind, *, read_only: bool = False) -> Engine:
         "hide_parameters": True,
         "poolclass": QueuePool,
     }
-    if isinstance(source, Engine) and not source.dialect.is_async:
-        engine = create_engine(source.url, creator=lambda: _driver_connection(source), **options)
+    if (own := psycopg_engine(source)) is not None and not own.dialect.is_async:
+        engine = create_engine(own.url, creator=lambda: _driver_connection(own), **options)
     else:
         engine = engine_of(url_of(source).set(drivername="postgresql+psycopg"), _CONNECT_WAIT, **options)
 

@@ -46,7 +46,7 @@ def url_of(bind: Bind) -> URL:
     return url.set(drivername="postgresql+psycopg").difference_update_query(_OF_ASYNCPG)
 
 
-def own_engine(bind: Bind) -> Engine | None:
+def psycopg_engine(bind: Bind) -> Engine | None:
     """Return the engine that was given if passes and acts can run on it: a sync one of psycopg 3."""
     return bind if isinstance(bind, Engine) and bind.dialect.driver == PSYCOPG else None
 
@@ -73,7 +73,7 @@ def engine_of(bind: Bind, timeout: int = _CONNECT_TIMEOUT, **options: Any) -> En
     That one doesn't wait for a host for longer than ``timeout`` seconds, unless its URL says for how long, and keeps no
     connections, unless ``options`` name another pool.
     """
-    if (engine := own_engine(bind)) is not None:
+    if (engine := psycopg_engine(bind)) is not None:
         return engine
     url = url_of(bind)
     limit = {} if "connect_timeout" in url.query else {"connect_timeout": timeout}

@@ -274,7 +274,7 @@ def _raise_as_sqlalchemy(connection: Connection, error: Any, statements: Sequenc
 
 
 def raise_if_missing(url: URL, error: BaseException, statements: Sequence[Statement]) -> None:
-    """Raise SchemaMissing if an error of a driver's, on the database of ``url``, means that tables of ours are missing."""
+    """Raise SchemaMissing if an error of a driver's means that tables of ours aren't in the database of ``url``."""
     what = _primary_message(error)
     if sqlstate(error) in _MISSING and (schema := _schema_in(what, statements)):
         from outbox.database.migration.state import tables_missing  # noqa: PLC0415 - Alembic is slow to import

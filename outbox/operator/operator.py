@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.once import question_of
-from outbox.database.engines import EngineRunner
+from outbox.database.engines import EngineRunner, engine_of
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, sqlstate
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, TransactionRequired, VersionMismatch
@@ -225,7 +225,7 @@ class OutboxOperator(Operator):
                 "this Outbox is bound to an AsyncEngine; for acts of operators make one on a sync engine: "
                 "Outbox(create_engine(url))"
             )
-        return self._engine
+        return engine_of(self._engine)
 
     def check_now(self, message_id: UUID, *, by: By, why: str = "", new_runner: NewRunner | None = None) -> Answer:
         """Check an undecided half here and now, parked or not, by its fence or by its checker; return the answer.

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox.database.engines import Pass, address_of, connect, discard, own_engine, url_of
+from outbox.database.engines import Pass, address_of, connect, discard, psycopg_engine, url_of
 from outbox.database.execute import Statement, driver_of, execute
 from outbox.message.model import Counts
 from outbox.text import database_address
@@ -63,7 +63,7 @@ class WorkerDatabase:
 
     def __init__(self, bind: Bind) -> None:
         self.url = url_of(bind)
-        self.engine = own_engine(bind) or create_engine(self.url, poolclass=NullPool)
+        self.engine = psycopg_engine(bind) or create_engine(self.url, poolclass=NullPool)
 
     @property
     def name(self) -> str:

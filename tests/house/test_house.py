@@ -47,6 +47,10 @@ def test_importing_outbox_imports_nothing_heavy() -> None:
         "rich",
         "pydantic",
         "psycopg",
+        "psycopg2",
+        "asyncpg",
+        "sqlmodel",
+        "flask",
         "pyspark",
         "fastapi",
     }

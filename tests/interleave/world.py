@@ -321,7 +321,9 @@ def orphan(world: World) -> UUID:
     with world.engine.begin() as connection:
         from outbox.message.model import Outgoing
 
-        return world.app._producer.prepare(connection, TOPIC, Outgoing({}, key=KEY), immunity=0, fenced=True)
+        body = Outgoing({}, key=KEY)
+        half_id: UUID = world.app._producer.prepare(connection, TOPIC, body, immunity=0, fenced=True)
+        return half_id
 
 
 def committed(world: World) -> UUID:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -27,10 +28,10 @@ def app(engine: Engine, settings: Settings) -> Outbox:
     return outbox
 
 
-def send(app: Outbox, count: int, **options: object) -> list[UUID]:
+def send(app: Outbox, count: int, **options: Any) -> list[UUID]:
     """Send so many messages over four keys in one transaction."""
     with app.engine.begin() as connection:  # type: ignore[union-attr]
-        return [app.send(connection, "t", {"n": n}, key=str(n % 4), **options) for n in range(count)]  # type: ignore[arg-type]
+        return [app.send(connection, "t", {"n": n}, key=str(n % 4), **options) for n in range(count)]
 
 
 def dispatch(connection: Connection, settings: Settings) -> None:
