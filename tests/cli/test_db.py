@@ -6,20 +6,19 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox.database import migration
+from outbox.database.migration import chain
 from tests.cli.conftest import Cli
 
-ALL = {
-    "common": {"database": "common_0001", "code": "common_0001"},
-    "producer": {"database": "producer_0001", "code": "producer_0001"},
-    "consumer": {"database": "consumer_0001", "code": "consumer_0001"},
-}
+ALL = {branch: {"database": chain.head(branch), "code": chain.head(branch)} for branch in chain.BRANCHES}
+#: The producer's revisions, the newest first.
+PRODUCER = list(chain.history("producer"))
 
 
 def test_upgrade_and_current(cli: Cli, empty_url: str) -> None:
     """An upgrade says on stderr what it installed, a second one that there was nothing to do."""
     first = cli("db", "upgrade", "--url", empty_url, "--part", "producer")
     assert (first.code, first.out) == (0, "")
-    done = "common_0001, producer_0001"
+    done = ", ".join(["common_0001", *PRODUCER[::-1]])
     assert first.err == f"installed {done} in database 'cli_empty' on 127.0.0.1, schema 'outbox'\n"
     current = cli("db", "current", "--url", empty_url, "-o", "json").json
     assert current == {**ALL, "consumer": {"database": None, "code": "consumer_0001"}}
@@ -33,16 +32,16 @@ def test_upgrade_adds_no_part(cli: Cli, empty_url: str) -> None:
     assert cli("db", "upgrade", "--url", empty_url).err.startswith("nothing to do in")
     assert cli("db", "current", "--url", empty_url, "-o", "json").json["consumer"]["database"] is None
     removed = cli("db", "downgrade", "--url", empty_url, "--yes").err
-    assert removed.startswith("removed producer_0001, common_0001 in")
+    assert removed.startswith(f"removed {', '.join(PRODUCER)}, common_0001 in")
     both = cli("db", "upgrade", "--url", empty_url).err
-    assert both.startswith("installed common_0001, producer_0001, consumer_0001 in")
+    assert both.startswith(f"installed common_0001, {', '.join(PRODUCER[::-1])}, consumer_0001 in")
 
 
 def test_current_as_table(cli: Cli) -> None:
     """The table shows each part with both versions."""
     result = cli("db", "current")
     assert result.out.splitlines()[0].split() == ["part", "database", "code"]
-    assert "producer  producer_0001  producer_0001" in result.out
+    assert f"producer  {PRODUCER[0]}  {PRODUCER[0]}" in result.out
     assert (result.code, result.err) == (0, "")
 
 

@@ -110,7 +110,7 @@ def test_database_newer_than_code(cli: Cli, engine: Engine) -> None:
     """Tables of a newer version: 78."""
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox.outbox_version SET version_num = 'producer_0099' "
-                                "WHERE version_num = 'producer_0001'"))  # fmt: skip
+                                "WHERE version_num LIKE 'producer%'"))  # fmt: skip
     assert "newer than this code" in check_failure(cli("stats"), Code.CONFIG)
 
 

@@ -84,8 +84,8 @@ def test_each_minds_its_own_tables(url: str, engine: Engine, tmp_path: Path, hel
     assert "outbox" not in second
 
     assert migration.check(url) == []
-    assert migration.downgrade(url, ["producer"]) == ["producer_0001"]
-    assert migration.upgrade(url, ["producer"]) == ["producer_0001"]
+    removed = migration.downgrade(url, ["producer"])
+    assert migration.upgrade(url, ["producer"]) == removed[::-1]
     project.run("downgrade base")
     assert migration.check(url) == []
     assert "account" not in inspect(engine).get_table_names()
