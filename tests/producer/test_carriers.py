@@ -7,15 +7,19 @@ import contextlib
 import json
 from collections.abc import Coroutine
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import psycopg
 import psycopg2
 import psycopg2.extras
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, insert
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
 
-from outbox import Outbox, Settings
+from outbox import INJECTED, Outbox, Settings, testing
+from outbox.database.engines import url_of
 from outbox.embedded import ServerLike
 from outbox.errors import (
     AlreadyCommitted,
@@ -27,7 +31,8 @@ from outbox.errors import (
     TransactionRequired,
 )
 from outbox.message.model import uuid7
-from tests.producer.bank import changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
+from outbox.worker.connections import WorkerDatabase
+from tests.producer.bank import change, changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
 from tests.producer.carriers import CARRIERS, RAW, send
 
 every = pytest.mark.parametrize("name", CARRIERS)
@@ -359,3 +364,111 @@ def test_database_without_the_tables(name: str, server: ServerLike) -> None:
     finally:
         engine.dispose()
         server.drop_database("bare")
+
+
+# --- an Outbox that is bound to another driver ---------------------------------------------------------------
+
+
+def test_decorators_on_psycopg2(engine: Engine) -> None:
+    """Decorated functions get sessions of the engine's own driver; the fence of a two-phase one holds."""
+    through = create_engine(engine.url.set(drivername="postgresql+psycopg2"))
+    outbox = Outbox(through, settings=Settings())
+
+    @outbox.transactional(topic="t")
+    def place(number: int, *, session: Session = INJECTED) -> dict[str, int]:
+        session.execute(insert(change).values(number=number))
+        return {"number": number}
+
+    @outbox.two_phase(topic="t", rollback_on=(ValueError,))
+    def book(number: int, *, session: Session = INJECTED) -> None:
+        session.execute(insert(change).values(number=number))
+        if number < 0:
+            raise ValueError
+
+    place(1)
+    book(2)
+    with pytest.raises(ValueError):
+        book(-3)
+    outbox.commit(outbox_prepared(outbox, through))
+    through.dispose()
+    assert (changes(engine), messages(engine)) == ({1, 2}, [1, 2, 4])
+
+
+def outbox_prepared(outbox: Outbox, engine: Engine) -> UUID:
+    """Prepare a message about number 4 and return its id."""
+    with Session(engine) as session, session.begin():
+        return outbox.prepare(session, "t", {"number": 4})
+
+
+def test_decorators_on_asyncpg(url: str, engine: Engine) -> None:
+    """The same for coroutines."""
+
+    async def act() -> None:
+        through = create_async_engine(url.replace("+psycopg", "+asyncpg"))
+        outbox = Outbox(async_sessionmaker(through), settings=Settings())
+
+        @outbox.transactional(topic="t")
+        async def place(number: int, *, session: AsyncSession = INJECTED) -> dict[str, int]:
+            await session.execute(insert(change).values(number=number))
+            return {"number": number}
+
+        @outbox.two_phase(topic="t", rollback_on=(ValueError,))
+        async def book(number: int, *, session: AsyncSession = INJECTED) -> None:
+            await session.execute(insert(change).values(number=number))
+            if number < 0:
+                raise ValueError
+
+        await place(1)
+        await book(2)
+        with pytest.raises(ValueError):
+            await book(-3)
+        await through.dispose()
+
+    run(act())
+    assert (changes(engine), messages(engine)) == ({1, 2}, [1, 2])
+
+
+def test_acts_and_passes_beside_another_driver(engine: Engine) -> None:
+    """What is sent through psycopg2 is consumed by `drain`, and seen and undone by an operator."""
+    through = create_engine(engine.url.set(drivername="postgresql+psycopg2"))
+    outbox = Outbox(through, settings=Settings())
+    heard: list[int] = []
+    outbox.consumer("of-psycopg2", group="g")(lambda message, _: heard.append(message.body["number"]))
+    outbox.declare_topic("of-psycopg2", 2)
+    with Session(through) as session, session.begin():
+        outbox.send(session, "of-psycopg2", {"number": 1})
+    assert testing.drain(outbox).done == 1
+    assert heard == [1]
+    half_id = outbox_prepared(outbox, through)
+    outbox.operator.rollback(half_id, by="ops", why="a test")
+    through.dispose()
+    assert [half.resolution for half in halves(engine) if half.id == half_id] == ["rollback"]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://h/d", "postgresql+psycopg://h/d"),
+        ("postgresql+asyncpg://u@h:1/d?ssl=require", "postgresql+psycopg://u@h:1/d?sslmode=require"),
+        ("postgresql+asyncpg://h/d?prepared_statement_cache_size=0", "postgresql+psycopg://h/d"),
+        ("postgresql+psycopg2://h/d?sslmode=disable", "postgresql+psycopg://h/d?sslmode=disable"),
+        ("postgresql+psycopg://h/d", "postgresql+psycopg://h/d"),
+    ],
+)
+def test_url_for_psycopg(url: str, expected: str) -> None:
+    """What works on the tables reaches the same database with psycopg 3."""
+    assert str(url_of(url)) == expected
+
+
+def test_worker_connects_beside_asyncpg(url: str) -> None:
+    """A worker of an Outbox on asyncpg has connections of psycopg 3."""
+
+    async def act() -> None:
+        through = create_async_engine(url.replace("+psycopg", "+asyncpg"))
+        database = WorkerDatabase(Outbox(through, settings=Settings()).engine)
+        with database.connect() as connection:
+            assert connection.dialect.driver == "psycopg"
+        database.engine.dispose()
+        await through.dispose()
+
+    run(act())
