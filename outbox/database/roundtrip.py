@@ -175,4 +175,4 @@ def _prepared(connection: Connection[Any] | AsyncConnection[Any]) -> Mapping[Any
 def _parse(sql: str) -> _Query:
     """Turn psycopg's placeholders into PostgreSQL's; ``%b`` asks for binary values."""
     text, names, binary = numbered(sql)
-    return _Query(text.encode(), names, tuple(PyFormat.BINARY if asked else PyFormat.AUTO for asked in binary))
+    return _Query(text.encode(), names, tuple(PyFormat.BINARY if is_binary else PyFormat.AUTO for is_binary in binary))

@@ -203,7 +203,7 @@ class _Sent:
         if taken:
             self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
         for engine in {entry.engine for entry in taken}:
-            _check_place(connection, engine)
+            _refuse_other_database(connection, engine)
         return [entry.item for entry in taken]
 
 
@@ -223,7 +223,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         unwrapped = unwrapped()
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
-        _check_place(target, engine)
+        _refuse_other_database(target, engine)
         if isinstance(value, Write):
             value.refuse_now(target.engine)
             value.refuse_unstorable(encodings(target))
@@ -242,7 +242,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     _add_to_session(target, value, engine)
 
 
-def _check_place(used: Connection | Engine, engine: Engine) -> None:
+def _refuse_other_database(used: Connection | Engine, engine: Engine) -> None:
     """Make sure that messages of an Outbox on ``engine`` can be written through a connection or engine."""
     check_driver(used.dialect)
     if used.engine.pool is not engine.pool:
@@ -261,7 +261,7 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         )
     sent = _sent_of(session)
     if (certain := _certain(session, sent, engine)) is not None:
-        _check_place(certain, engine)
+        _refuse_other_database(certain, engine)
         if isinstance(certain, Connection):
             refuse_autocommit(certain)
     if isinstance(value, Write) and value.flow is not None:

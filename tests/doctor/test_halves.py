@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
@@ -204,6 +204,26 @@ def test_more_than_are_inspected(engine: Engine, outbox: Outbox, monkeypatch: py
     monkeypatch.setattr(inspections, "PARKED_HALVES", 2)
     prepare(outbox, "payments", 3, immunity=3600)
     assert inspected(examine(engine), "parked halves").why == "only the oldest 2 undecided halves were inspected"
+
+
+# --- sent, and never to go out -----------------------------------------------------------------------------
+
+
+def test_trigger_that_did_not_run(engine: Engine, outbox: Outbox) -> None:
+    """What was sent in SQL while triggers were switched off is found, and goes out by the decision of an operator."""
+    with engine.begin() as connection:
+        connection.execute(text("SELECT outbox.send('payments', '1'), outbox.prepare('payments', '1')"))
+    assert codes(examine(engine)) == []
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        half_id = connection.scalar(text("SELECT outbox.send('payments', '1')"))
+    report = examine(engine)
+    assert codes(report) == ["half.unsent"]
+    finding = the(report, "half.unsent")
+    assert (finding.details["halves"], finding.details["half_id"]) == (1, half_id)
+    assert "has no op: the trigger commit_half of half_message didn't run" in finding.sentence
+    assert mend_by_command(engine, finding.mend.splitlines()[1], "--yes").code == 0
+    assert codes(examine(engine)) == []
 
 
 # --- old -------------------------------------------------------------------------------------------------

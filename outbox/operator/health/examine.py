@@ -213,6 +213,7 @@ INSPECTIONS = (
     Inspection("parked halves", inspections.parked_halves, "producer"),
     Inspection("dispatch", inspections.undispatched, "producer"),
     Inspection("missing halves", judging(sql.MISSING_HALVES, "half.missing"), "producer"),
+    Inspection("unsent messages", judging(sql.UNSENT, "half.unsent"), "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("parked messages", judging(sql.FAILURES, "message.parked"), "consumer"),

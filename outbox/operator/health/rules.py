@@ -189,6 +189,15 @@ RULES: Mapping[str, Rule] = {
         value="halves",
         details="halves half_id age",
     ),
+    "half.unsent": Rule(
+        "{halves:message|messages} sent in SQL or with a driver's own connection, the first ({half_id}) {age:duration} "
+        "ago, {halves:=has|have} no op: the trigger commit_half of half_message didn't run, and "
+        "{halves:=it|they} will never go out.",
+        "have the trigger run: ALTER TABLE … ENABLE TRIGGER commit_half, and session_replication_role = origin\n"
+        "send {halves:=it|each of them}: outbox half commit {half_id} --reason … {at}",
+        value="halves",
+        details="halves half_id age",
+    ),
     "message.overdue": Rule(
         "{messages:scheduled message|scheduled messages} of topic {topic!r} should have been released, the first "
         "{overdue:duration} ago: no worker releases them, or it can't keep up.",

@@ -160,6 +160,14 @@ SELECT count(*), (array_agg(o.half_id ORDER BY a.id))[1],
  WHERE a.action = '{HALF_MISSING}' AND NOT EXISTS (SELECT FROM {{s}}.message m WHERE m.half_id = o.half_id)
 """)
 
+#: Of the newest ``limit`` halves, those that were sent at once and have no op: the trigger that writes it didn't run.
+UNSENT = Query("""
+-- halves half_id age
+SELECT count(*), (array_agg(h.id ORDER BY h.id))[1], extract(epoch FROM clock_timestamp() - min(h.born_at))::float8
+  FROM (SELECT id, born_at, at_commit FROM {s}.half_message ORDER BY id DESC LIMIT %(limit)s) h
+ WHERE h.at_commit AND NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = h.id)
+""")
+
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 
