@@ -72,7 +72,7 @@ def test_findings_as_table(engine: Engine, outbox: Outbox) -> None:
     assert lines[start + 1].startswith("  1 undecided half of topic 'payments', such as ")
     assert lines[start + 2].startswith("  mend: register one with @outbox.checker('payments')")
     assert lines[start + 3].startswith(f"        or decide one by hand: outbox half commit|rollback {half_id}")
-    assert "; 30 of 31 inspections done in " in lines[-1]
+    assert "; 31 of 32 inspections done in " in lines[-1]
     assert result.out.index("PROBLEM") < result.out.index("NOTE  durability.full_page_writes")
     assert str(engine.url.password) not in result.out
 
