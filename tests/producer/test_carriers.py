@@ -304,16 +304,14 @@ def test_drivers_set_up_in_other_ways(url: str, engine: Engine, outbox: Outbox) 
 
     with psycopg.connect(dsn, row_factory=psycopg.rows.dict_row, cursor_factory=psycopg.RawCursor) as dicts:
         send_and_decide(dicts, 1)
-    for factory in (psycopg2.extras.RealDictCursor, psycopg2.extras.NamedTupleCursor):
-        connection = psycopg2.connect(dsn, cursor_factory=factory)
-        send_and_decide(connection, 2)
-        connection.close()
-        through = create_engine(
-            engine.url.set(drivername="postgresql+psycopg2"), connect_args={"cursor_factory": factory}
-        )
-        with through.connect() as opened:
-            send_and_decide(opened, 3)
-        through.dispose()
+    connection = psycopg2.connect(dsn, cursor_factory=psycopg2.extras.RealDictCursor)
+    send_and_decide(connection, 2)
+    connection.close()
+    named = {"cursor_factory": psycopg2.extras.NamedTupleCursor}
+    through = create_engine(engine.url.set(drivername="postgresql+psycopg2"), connect_args=named)
+    with through.connect() as opened:
+        send_and_decide(opened, 3)
+    through.dispose()
 
     async def with_codec() -> None:
         connection = await asyncpg.connect(dsn)
