@@ -97,7 +97,7 @@ def test_findings_as_json(engine: Engine, outbox: Outbox) -> None:
     assert outcomes["parked halves"] == ("finding", None)
     assert outcomes["dispatch"] == ("ok", None)
     assert outcomes["retention of consumers"] == ("skipped", "the application and its consumers aren't known")
-    assert len(outcomes) == 31
+    assert len(outcomes) == 32
     assert str(engine.url.password) not in result.out
 
 
