@@ -1,34 +1,22 @@
-"""The drivers that a message may be sent through: psycopg 3, psycopg2 and asyncpg.
+"""Connections that are used without SQLAlchemy: of psycopg 3, psycopg2 or asyncpg.
 
-Statements are written with psycopg 3's placeholders and translated here for the other two. Through SQLAlchemy each of
-those runs a statement by its DBAPI (`outbox.database.execute`). A connection that is used without SQLAlchemy is a
-`Raw` one, of any of the three: it tells nobody of its COMMIT, so that what is to be written is written at once.
+They tell nobody of their COMMIT, so that what is to be written is written at once.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from uuid import UUID
 
-from outbox.errors import InvalidSettings, TransactionRequired
+from outbox.database.execute import ASYNCPG, PSYCOPG, PSYCOPG2, encodings_of, in_transaction, translated
+from outbox.errors import TransactionRequired
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Dialect
-
     from outbox.database.execute import Row, Statement
 
 T = TypeVar("T")
-
-PSYCOPG, PSYCOPG2, ASYNCPG = "psycopg", "psycopg2", "asyncpg"
-DRIVERS = (PSYCOPG, PSYCOPG2, ASYNCPG)
-
-_PLACEHOLDER = re.compile(r"%(?:%|(?P<plain>[sb])|\((?P<name>\w+)\)(?P<named>[sb]))")
-_BINARY = re.compile(r"%(\(\w+\))?b")
 
 
 class RawConnection(Protocol):
@@ -62,89 +50,6 @@ class RawAsyncpg(Protocol):
 
 
 RawAsyncConnection = RawPsycopgAsync | RawAsyncpg
-
-
-def check_driver(dialect: Dialect) -> None:
-    """Make sure that messages can be sent through a dialect of SQLAlchemy's.
-
-    Raises:
-        InvalidSettings: it isn't PostgreSQL's, or not through one of `DRIVERS`.
-    """
-    if dialect.name != "postgresql" or dialect.driver not in DRIVERS:
-        raise InvalidSettings(
-            f"the outbox needs PostgreSQL through psycopg 3, psycopg2 or asyncpg, not {dialect.name} through "
-            f"{dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
-        )
-
-
-def check_database(own: URL, database: str | None) -> None:
-    """Make sure that a carrier leads to the database of its Outbox, as far as their names tell, which costs no I/O.
-
-    Raises:
-        TransactionRequired: it leads to a database of another name.
-    """
-    if own.database and database and own.database != database:
-        raise TransactionRequired(
-            f"the session or connection is on database {database!r}, but this Outbox is on {own.database!r}: the "
-            "message would be written where nothing dispatches it, or not at all; send with a session of the Outbox's "
-            "database, or make an Outbox on the engine of the other one"
-        )
-
-
-@lru_cache(maxsize=1000)
-def numbered(sql: str) -> tuple[str, tuple[str, ...], tuple[bool, ...]]:
-    """Turn psycopg's placeholders into PostgreSQL's.
-
-    Returns the SQL, the name of each parameter ("" where it has none), and whether ``%b`` asked for a binary value.
-    """
-    names: list[str] = []
-    binary: list[bool] = []
-
-    def number(match: re.Match[str]) -> str:
-        kind = match["plain"] or match["named"]
-        if kind is None:
-            return "%"
-        name = match["name"]
-        if name is not None and name in names:
-            return f"${names.index(name) + 1}"
-        names.append(name or "")
-        binary.append(kind == "b")
-        return f"${len(names)}"
-
-    text = _PLACEHOLDER.sub(number, sql)
-    return text, tuple(names), tuple(binary)
-
-
-def in_order(names: Sequence[str], values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
-    """Return values in the order of their parameters, whose names `numbered` returns."""
-    return [values[name] for name in names] if isinstance(values, Mapping) else values
-
-
-def translated(statement: Statement, driver: str) -> tuple[str, Any]:
-    """Return SQL and values as ``driver`` takes them."""
-    if driver == ASYNCPG:
-        sql, names, _ = numbered(statement.sql)
-        return sql, tuple(in_order(names, statement.values))
-    if driver == PSYCOPG2:
-        return _for_psycopg2(statement.sql), _plain(statement.values)
-    return statement.sql, statement.values
-
-
-@lru_cache(maxsize=1000)
-def _for_psycopg2(sql: str) -> str:
-    return _BINARY.sub(r"%\1s", sql)
-
-
-def _plain(value: Any) -> Any:
-    """Write UUIDs out: psycopg2 only takes them where somebody has registered the type."""
-    match value:
-        case UUID():
-            return str(value)
-        case Mapping():
-            return {name: _plain(each) for name, each in value.items()}
-        case list() | tuple():
-            return type(value)(map(_plain, value))
-    return value
 
 
 # --- connections without SQLAlchemy ------------------------------------------------------------------------
@@ -276,31 +181,3 @@ def raw_connection(carrier: object) -> Raw | None:
     if asyncpg is not None and isinstance(carrier, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)):
         return Raw(carrier, ASYNCPG, True)
     return None
-
-
-def in_transaction(driver: Any) -> bool:
-    """Tell, without I/O, whether a driver's own connection is in a transaction on the server."""
-    if hasattr(driver, "is_in_transaction"):  # asyncpg's
-        return bool(driver.is_in_transaction())
-    return bool(driver.info.transaction_status)  # 0 is PQTRANS_IDLE
-
-
-def is_closed(driver: Any) -> bool:
-    """Tell whether a driver's own connection has ended."""
-    if hasattr(driver, "is_closed"):  # asyncpg's
-        return bool(driver.is_closed())
-    return bool(getattr(driver, "closed", False))
-
-
-def encodings_of(driver: Any) -> set[str]:
-    """Return the encodings other than UTF-8 that texts pass on their way into a table: the client's, the server's."""
-    return {_parameter(driver, name) for name in ("client_encoding", "server_encoding")} - {"UTF8", ""}
-
-
-def _parameter(driver: Any, name: str) -> str:
-    """Return a parameter of the server's as it was reported to the driver; "" if it wasn't."""
-    if (libpq := getattr(driver, "pgconn", None)) is not None:
-        return (libpq.parameter_status(name.encode()) or b"").decode()
-    if hasattr(driver, "get_settings"):  # asyncpg's
-        return getattr(driver.get_settings(), name, "")
-    return driver.info.parameter_status(name) or ""

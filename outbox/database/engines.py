@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.drivers import DRIVERS, PSYCOPG
-from outbox.database.execute import is_lost
+from outbox.database.execute import DRIVERS, PSYCOPG, is_lost
 from outbox.message.model import Counts
 from outbox.text import database_address
 

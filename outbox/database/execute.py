@@ -6,28 +6,28 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, cast
+from uuid import UUID
 
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.database.drivers import (
-    PSYCOPG,
-    check_driver,
-    encodings_of,
-    in_transaction,
-    is_closed,
-    translated,
-)
-from outbox.errors import ErrorKind, OutboxError
+from outbox.errors import ErrorKind, InvalidSettings, OutboxError, TransactionRequired
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
+    from sqlalchemy import URL, Connection, Dialect
 
     from outbox.database.roundtrip import RoundTrip
 
 Row = tuple[Any, ...]
+
+#: The drivers that a message may be sent through. Statements are written with the placeholders of psycopg 3.
+PSYCOPG, PSYCOPG2, ASYNCPG = "psycopg", "psycopg2", "asyncpg"
+DRIVERS = (PSYCOPG, PSYCOPG2, ASYNCPG)
+
+_PLACEHOLDER = re.compile(r"%(?:%|(?P<plain>[sb])|\((?P<name>\w+)\)(?P<named>[sb]))")
+_BINARY = re.compile(r"%(\(\w+\))?b")
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT = "COMMIT"
@@ -85,6 +85,34 @@ def lock_key(*parts: object) -> int:
 def driver_of(connection: Connection) -> Any:
     """Return the driver's own connection, also where it is detached from its pool."""
     return connection.dialect.get_driver_connection(cast("Any", connection.connection.dbapi_connection))
+
+
+def in_transaction(driver: Any) -> bool:
+    """Tell, without I/O, whether a driver's own connection is in a transaction on the server."""
+    if hasattr(driver, "is_in_transaction"):  # asyncpg's
+        return bool(driver.is_in_transaction())
+    return bool(driver.info.transaction_status)  # 0 is PQTRANS_IDLE
+
+
+def is_closed(driver: Any) -> bool:
+    """Tell whether a driver's own connection has ended."""
+    if hasattr(driver, "is_closed"):  # asyncpg's
+        return bool(driver.is_closed())
+    return bool(getattr(driver, "closed", False))
+
+
+def encodings_of(driver: Any) -> set[str]:
+    """Return the encodings other than UTF-8 that texts pass on their way into a table: the client's, the server's."""
+    return {_parameter(driver, name) for name in ("client_encoding", "server_encoding")} - {"UTF8", ""}
+
+
+def _parameter(driver: Any, name: str) -> str:
+    """Return a parameter of the server's as it was reported to the driver; "" if it wasn't."""
+    if (libpq := getattr(driver, "pgconn", None)) is not None:
+        return (libpq.parameter_status(name.encode()) or b"").decode()
+    if hasattr(driver, "get_settings"):  # asyncpg's
+        return getattr(driver.get_settings(), name, "")
+    return driver.info.parameter_status(name) or ""
 
 
 def is_autocommit(connection: Connection) -> bool:
@@ -303,6 +331,92 @@ def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
     """Return the schema of ours that a message names; the user's deferred triggers, run by COMMIT, miss others."""
     schemas = {schema for statement in statements for schema in re.findall(r'"(\w+)"\.', statement.sql)}
     return next((schema for schema in schemas if re.search(rf"\b{schema}\b", message)), None)
+
+
+# --- other drivers ---------------------------------------------------------------------------------------
+
+
+def check_driver(dialect: Dialect) -> None:
+    """Make sure that messages can be sent through a dialect of SQLAlchemy's.
+
+    Raises:
+        InvalidSettings: it isn't PostgreSQL's, or not through one of `DRIVERS`.
+    """
+    if dialect.name != "postgresql" or dialect.driver not in DRIVERS:
+        raise InvalidSettings(
+            f"the outbox needs PostgreSQL through psycopg 3, psycopg2 or asyncpg, not {dialect.name} through "
+            f"{dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
+        )
+
+
+def check_database(own: URL, database: str | None) -> None:
+    """Make sure that a carrier leads to the database of its Outbox, as far as their names tell, which costs no I/O.
+
+    Raises:
+        TransactionRequired: it leads to a database of another name.
+    """
+    if own.database and database and own.database != database:
+        raise TransactionRequired(
+            f"the session or connection is on database {database!r}, but this Outbox is on {own.database!r}: the "
+            "message would be written where nothing dispatches it, or not at all; send with a session of the Outbox's "
+            "database, or make an Outbox on the engine of the other one"
+        )
+
+
+@lru_cache(maxsize=1000)
+def numbered(sql: str) -> tuple[str, tuple[str, ...], tuple[bool, ...]]:
+    """Turn psycopg's placeholders into PostgreSQL's.
+
+    Returns the SQL, the name of each parameter ("" where it has none), and whether ``%b`` asked for a binary value.
+    """
+    names: list[str] = []
+    binary: list[bool] = []
+
+    def number(match: re.Match[str]) -> str:
+        kind = match["plain"] or match["named"]
+        if kind is None:
+            return "%"
+        name = match["name"]
+        if name is not None and name in names:
+            return f"${names.index(name) + 1}"
+        names.append(name or "")
+        binary.append(kind == "b")
+        return f"${len(names)}"
+
+    text = _PLACEHOLDER.sub(number, sql)
+    return text, tuple(names), tuple(binary)
+
+
+def in_order(names: Sequence[str], values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
+    """Return values in the order of their parameters, whose names `numbered` returns."""
+    return [values[name] for name in names] if isinstance(values, Mapping) else values
+
+
+def translated(statement: Statement, driver: str) -> tuple[str, Any]:
+    """Return SQL and values as ``driver`` takes them."""
+    if driver == ASYNCPG:
+        sql, names, _ = numbered(statement.sql)
+        return sql, tuple(in_order(names, statement.values))
+    if driver == PSYCOPG2:
+        return _for_psycopg2(statement.sql), _plain(statement.values)
+    return statement.sql, statement.values
+
+
+@lru_cache(maxsize=1000)
+def _for_psycopg2(sql: str) -> str:
+    return _BINARY.sub(r"%\1s", sql)
+
+
+def _plain(value: Any) -> Any:
+    """Write UUIDs out: psycopg2 only takes them where somebody has registered the type."""
+    match value:
+        case UUID():
+            return str(value)
+        case Mapping():
+            return {name: _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_plain, value))
+    return value
 
 
 # --- errors: one classification for every way in ---------------------------------------------------------

@@ -28,8 +28,7 @@ from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.generators import fetch_many, send
 
-from outbox.database.drivers import in_order, numbered
-from outbox.database.execute import COMMIT, UNPREPARED, Row
+from outbox.database.execute import COMMIT, UNPREPARED, Row, in_order, numbered
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection

@@ -28,8 +28,16 @@ from sqlalchemy.exc import UnboundExecutionError
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
-from outbox.database.drivers import check_database, check_driver, raw_connection
-from outbox.database.execute import Statement, encodings, execute, raise_if_missing
+from outbox.database.drivers import raw_connection
+from outbox.database.execute import (
+    DRIVERS,
+    Statement,
+    check_database,
+    check_driver,
+    encodings,
+    execute,
+    raise_if_missing,
+)
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
@@ -466,6 +474,8 @@ class Producer:
         Raises:
             TransactionRequired: it is in no transaction, or on another database.
         """
+        if not any(kind.__module__.partition(".")[0] in DRIVERS for kind in type(carrier).__mro__):
+            return None
         raw = raw_connection(carrier)
         if raw is not None:
             check_database(self._engine.url, raw.database)
