@@ -1,0 +1,318 @@
+"""What each duty does to the tables, declared once: the GRANTs that are printed, and what is found missing.
+
+A consumer can be kept to some topics by row security. It gets a restrictive policy of its own on each table of the
+producer's that tells a message's topic, and everybody else a permissive one, so that nothing changes for them. The
+plans stay those by index: what the statements and the policies compare is leakproof. A view with a security barrier
+reads whole tables instead, and a function would be a second way to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from outbox.database.execute import in_schema
+from outbox.database.migration.chain import VERSION_TABLE
+from outbox.message.content import check_topic
+
+Part = Literal["producer", "consumer"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """A privilege on a table or a sequence; on some columns only, if they are named."""
+
+    table: str
+    privilege: str
+    columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.privilege}{self.listed} ON {self.table}"
+
+    @property
+    def listed(self) -> str:
+        """The columns as SQL has them after a privilege."""
+        return f" ({', '.join(self.columns)})" if self.columns else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What is done in the database that has the tables of one part, and what it needs there."""
+
+    name: str
+    part: Part
+    needs: tuple[Need, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a database role is there for: its duties in the database of each part, by name.
+
+    ``member_of`` are roles of PostgreSQL itself, without which it sees or does less.
+    """
+
+    name: str
+    help: str
+    producer: tuple[str, ...] = ()
+    consumer: tuple[str, ...] = ()
+    member_of: tuple[str, ...] = ()
+
+    def needs(self, part: Part) -> list[Need]:
+        """Return what it needs in the database of a part."""
+        return needs_of(self.producer if part == "producer" else self.consumer, part)
+
+
+_NEED = re.compile(r"([A-Z]+)(?:\(([a-z_ ]+)\))?")
+
+
+def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty:
+    """Return a duty; each mapping says of tables ``SELECT(column …) INSERT …``."""
+    needs = [
+        Need(table, privilege, tuple(columns.split()))
+        for tables in (*shared, own)
+        for table, text in tables.items()
+        for privilege, columns in _NEED.findall(text)
+    ]
+    return Duty(name, part, tuple(needs))
+
+
+#: What the statistics are counted from, and what else the console shows.
+_COUNTED = {
+    "producer": "half_message half_check op_message message scheduled_message dispatch_cursor topic",
+    "consumer": "consumer_message consumer_offset log_loss",
+}
+_SHOWN = {
+    "common": "audit bulk_job bulk_item worker stats_sample",
+    "producer": "check_history compensation",
+    "consumer": "reconciliation_run reconciliation_finding",
+}
+# Of both parts, wherever the duty is done.
+_BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
+_REPORT = {"worker": "SELECT INSERT UPDATE DELETE", "stats_sample": "INSERT UPDATE SELECT"}
+_RECORDS = dict.fromkeys(("worker", "stats_sample", "bulk_job", "bulk_item"), "SELECT DELETE")
+# To make messages of ops.
+_APPEND = {
+    "op_message": "SELECT",
+    "half_message": "SELECT(id topic key deliver_at)",
+    "message": "SELECT INSERT",
+    "topic": "SELECT INSERT UPDATE",
+    "dispatch_cursor": "SELECT INSERT",
+    "audit": "INSERT",
+}
+_DECIDE = {
+    "half_message": "SELECT(id)",
+    "half_check": "SELECT UPDATE DELETE",
+    "op_message": "SELECT INSERT",
+    "op_sequence": "USAGE",
+}
+_ACTS = _DECIDE | {"check_history": "SELECT INSERT", "compensation": "SELECT(half_id)"}
+_READ_COMPENSATIONS = dict.fromkeys(("bulk_job", "bulk_item", "compensation"), "SELECT")
+
+
+def _read(*tables: str) -> dict[str, str]:
+    return dict.fromkeys(" ".join(tables).split(), "SELECT")
+
+
+#: What is done where, and what it needs there. What several duties of a role need is granted once.
+DUTIES = (
+    _duty("send", "producer", half_message="INSERT", half_check="INSERT", op_message="INSERT", op_sequence="USAGE"),
+    _duty("decide", "producer", _DECIDE),
+    _duty(
+        "flow control",
+        "producer",
+        half_message="SELECT(id topic)",
+        half_check="SELECT(topic next_check_at parked_at)",
+        op_message="SELECT",
+        message="SELECT(half_id position)",
+        scheduled_message="SELECT(half_id deliver_at)",
+        dispatch_cursor="SELECT",
+    ),
+    _duty("dispatch", "producer", _APPEND, op_message="UPDATE", scheduled_message="SELECT(half_id) INSERT"),
+    _duty("release", "producer", _APPEND, scheduled_message="SELECT INSERT DELETE"),
+    _duty(
+        "check",
+        "producer",
+        _DECIDE,
+        half_message="SELECT",
+        check_history="SELECT INSERT UPDATE DELETE",
+    ),
+    _duty(
+        "prune",
+        "producer",
+        half_message="SELECT(id) DELETE",
+        op_message="SELECT UPDATE DELETE",
+        message="SELECT DELETE",
+        check_history="SELECT(half_id) DELETE",
+        scheduled_message="SELECT DELETE",
+        dispatch_cursor="SELECT(id) DELETE",
+    ),
+    _duty("prune records", "producer", _RECORDS),
+    _duty(
+        "compensate",
+        "producer",
+        _BULK,
+        compensation="SELECT INSERT UPDATE",
+        half_message="SELECT",
+        message="SELECT",
+        op_message="SELECT UPDATE",
+    ),
+    _duty(
+        "compensate",
+        "consumer",
+        consumer_message="SELECT INSERT UPDATE DELETE",
+        consumer_offset="SELECT",
+        consumer_start="SELECT",
+        audit="INSERT",
+    ),
+    _duty("bulk", "producer", _BULK, _APPEND, _ACTS, op_message="UPDATE", scheduled_message="SELECT INSERT UPDATE"),
+    _duty("report", "producer", _read(_COUNTED["producer"]), _REPORT),
+    _duty(
+        "consume",
+        "producer",
+        _READ_COMPENSATIONS,
+        topic="SELECT",
+        message="SELECT",
+        half_message="SELECT",
+        op_message="SELECT(half_id resolution)",
+    ),
+    _duty(
+        "consume",
+        "consumer",
+        consumer_message="SELECT INSERT UPDATE DELETE",
+        consumer_offset="SELECT INSERT UPDATE DELETE",
+        consumer_start="SELECT INSERT UPDATE",
+        log_loss="INSERT",
+        audit="INSERT",
+    ),
+    _duty(
+        "prune",
+        "consumer",
+        consumer_message="SELECT DELETE",
+        consumer_offset="SELECT DELETE",
+        reconciliation_run="SELECT DELETE",
+        reconciliation_finding="SELECT DELETE",
+    ),
+    _duty("prune records", "consumer", _RECORDS),
+    _duty("bulk", "consumer", _BULK, consumer_message="SELECT UPDATE"),
+    _duty("report", "consumer", _read(_COUNTED["consumer"]), _REPORT),
+    _duty(
+        "reconcile",
+        "producer",
+        _read("half_message half_check op_message message scheduled_message topic compensation"),
+    ),
+    _duty(
+        "reconcile",
+        "consumer",
+        _read(_COUNTED["consumer"], "consumer_start"),
+        reconciliation_run="SELECT INSERT UPDATE",
+        reconciliation_finding="INSERT",
+        reconciliation_settled="SELECT INSERT DELETE",
+        reconciliation_mark="SELECT INSERT UPDATE",
+    ),
+    _duty("look", "producer", _read(_SHOWN["common"], _SHOWN["producer"], _COUNTED["producer"])),
+    _duty("look", "consumer", _read(_SHOWN["common"], _SHOWN["consumer"], _COUNTED["consumer"])),
+    _duty("order", "producer", audit="INSERT", bulk_job="INSERT UPDATE", bulk_item="INSERT UPDATE"),
+    _duty("order", "consumer", audit="INSERT", bulk_job="INSERT UPDATE", bulk_item="INSERT UPDATE"),
+)
+
+_UPKEEP = ("prune", "prune records", "bulk", "report")
+_STATS, _SIGNAL = "pg_read_all_stats", "pg_signal_backend"
+#: What a database role can be there for, by name; a role of PostgreSQL may be several of them.
+ROLES: Mapping[str, Role] = {
+    role.name: role
+    for role in (
+        Role("producer", "sends, prepares and decides", ("send", "decide", "flow control")),
+        Role(
+            "worker",
+            "is the producer's worker",
+            ("dispatch", "release", "check", "compensate", *_UPKEEP),
+            ("compensate",),
+        ),
+        Role("consumer", "consumes, by a worker of its own", ("consume",), ("consume", *_UPKEEP)),
+        Role("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),
+        Role("viewer", "sees all that the console shows", ("look",), ("look",), (_STATS,)),
+        Role(
+            "operator",
+            "sees it, and acts",
+            ("look", "order", "bulk"),
+            ("look", "order", "bulk"),
+            (_STATS, _SIGNAL),
+        ),
+    )
+}
+#: The tables that tell a message's topic, all the producer's.
+BY_TOPIC = ("half_message", "message", "bulk_item")
+_UNQUOTED = re.compile(r"[a-z_][a-z0-9_]*")
+_LONGEST_NAME = 63
+_PRIVILEGES = ("USAGE", "SELECT", "INSERT", "UPDATE", "DELETE")
+
+
+def needs_of(duties: Collection[str], part: Part) -> list[Need]:
+    """Return what these duties need in the database of a part, each once; a whole table stands for its columns."""
+    found = {need for duty in DUTIES if duty.part == part and duty.name in duties for need in duty.needs}
+    whole = {(need.table, need.privilege) for need in found if not need.columns}
+    columns: dict[tuple[str, str], set[str]] = {}
+    for need in found:
+        if (key := (need.table, need.privilege)) not in whole:
+            columns.setdefault(key, set()).update(need.columns)
+    merged = [Need(*key) for key in whole] + [Need(*key, tuple(sorted(names))) for key, names in columns.items()]
+    return sorted(merged, key=lambda need: (need.table, _PRIVILEGES.index(need.privilege)))
+
+
+def statements(
+    role: str, grantee: str, part: Part, schema: str = "outbox", topics: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield the SQL by which a role of PostgreSQL can be a `ROLES` role in the database of a part, without semicolons.
+
+    ``topics``: of these only it can see messages. Once more is no error; what isn't needed any more isn't revoked.
+    """
+    if not (needs := ROLES[role].needs(part)):
+        return
+    to = quoted(grantee)
+    yield in_schema(f"GRANT USAGE ON SCHEMA {{s}} TO {to}", schema)
+    yield in_schema(f"GRANT SELECT ON {{s}}.{VERSION_TABLE} TO {to}", schema)
+    yield from granting(needs, grantee, schema)
+    for statement in _policies(grantee, topics) if topics and part == "producer" else ():
+        yield in_schema(statement, schema)
+
+
+def granting(needs: Iterable[Need], grantee: str, schema: str = "outbox") -> Iterator[str]:
+    """Yield one GRANT for each table."""
+    by_table: dict[str, list[Need]] = {}
+    for need in needs:
+        by_table.setdefault(need.table, []).append(need)
+    for table, needed in by_table.items():
+        kind = "SEQUENCE " if any(need.privilege == "USAGE" for need in needed) else ""
+        privileges = ", ".join(f"{need.privilege}{need.listed}" for need in needed)
+        yield in_schema(f"GRANT {privileges} ON {kind}{{s}}.{table} TO {quoted(grantee)}", schema)
+
+
+def _policies(grantee: str, topics: Collection[str]) -> Iterator[str]:
+    """Yield what hides the messages of other topics from a role, and nothing from others."""
+    only = policy_of(grantee)
+    names = ", ".join(f"'{check_topic(topic)}'" for topic in sorted(topics))
+    for table in BY_TOPIC:
+        yield f"DROP POLICY IF EXISTS all_topics ON {{s}}.{table}"
+        yield f"CREATE POLICY all_topics ON {{s}}.{table} USING (true)"
+        yield f"DROP POLICY IF EXISTS {only} ON {{s}}.{table}"
+        yield (
+            f"CREATE POLICY {only} ON {{s}}.{table} AS RESTRICTIVE FOR SELECT TO {quoted(grantee)} "
+            f"USING (topic IN ({names}))"
+        )
+        yield f"ALTER TABLE {{s}}.{table} ENABLE ROW LEVEL SECURITY"
+
+
+def policy_of(grantee: str) -> str:
+    """Return the quoted name of the policies that keep a role to its topics; it fits into a name, and is its own."""
+    name = f"topics_of_{grantee}"
+    if len(name.encode()) > _LONGEST_NAME:
+        name = f"topics_of_{hashlib.blake2b(grantee.encode(), digest_size=16).hexdigest()}"
+    return quoted(name)
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it, with quotes where it needs them."""
+    return name if _UNQUOTED.fullmatch(name) else '"' + name.replace('"', '""') + '"'

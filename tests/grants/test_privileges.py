@@ -1,0 +1,131 @@
+"""Each role of ours has what its duties need, and nothing more: with all GRANTs they are done, without any one not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from sqlalchemy import NullPool, create_engine
+
+from outbox.check import sql as check_sql
+from outbox.compensate import sql as compensate_sql
+from outbox.consumer import sql as consumer_sql
+from outbox.database import execute as execute_module
+from outbox.database.execute import UNPREPARED, Statement, in_schema
+from outbox.database.grants import DUTIES, ROLES, Part, granting, needs_of
+from outbox.reconcile.record import settled
+from outbox.reconcile.source import PostgresSide
+from tests.grants.town import ACTS, PARTS, Town
+
+Acts = Mapping[str, Any]
+_ID = UUID(int=0)
+_ITEM = {"group": "g", "groups": ["g"], "id": _ID, "bulk_jobs": [_ID]}
+#: What is executed so seldom that no duty's test comes to it: an answer that is given back, a quarantine that is
+#: dropped, an offset that goes back, a difference since the last comparison.
+SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
+    ("check", "producer"): [check_sql.unasked("outbox", half_id=_ID, claim=0, id=0)],
+    ("compensate", "consumer"): [compensate_sql.drop("outbox", **_ITEM)],
+    ("consume", "consumer"): [consumer_sql.forget("outbox", "g", _ID)],
+    ("reconcile", "producer"): [
+        Statement(
+            in_schema(settled._TOUCHED_AT_PRODUCER, "outbox"),
+            {"bounds": [_ID], "snapshot": "1:1:", "queues": [0], "positions": [0], "topic": "t"},
+        )
+    ],
+}
+#: Who orders has looked before.
+BEFORE = {"order": ("look",)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_can_do_its_duties(town: Town, role: str) -> None:
+    """With what `outbox db grants` prints, all that the role is there for is done."""
+    duties = ROLES[role]
+    with town.acting_as(role):
+        done = {ACTS[name, part]: name for part in PARTS for name in getattr(duties, part)}
+        for act in done:
+            act(town)
+    assert done
+
+
+def test_every_duty_is_tried() -> None:
+    """No duty is declared that no test does."""
+    assert {(duty.name, duty.part) for duty in DUTIES} == set(ACTS)
+    assert {duty.name for duty in DUTIES} == {n for role in ROLES.values() for n in (*role.producer, *role.consumer)}
+
+
+@pytest.fixture
+def said(town: Town, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Part], Acts]:
+    """A function that does a duty as the owner, and returns what was executed in the database of a part."""
+
+    def do(duty: str, part: Part) -> Acts:
+        heard: dict[str, Any] = {}
+        round_trip, fetch = execute_module._round_trip, PostgresSide._fetch
+
+        def hear(driver: Any, pairs: Any) -> Any:
+            if driver.info.get_parameters().get("application_name") == part:
+                heard.update({sql: values for sql, values in pairs if sql not in UNPREPARED})
+            return round_trip(driver, pairs)
+
+        def hear_fetch(side: PostgresSide, query: str) -> Any:
+            if side.part == part:
+                heard[query] = None
+            return fetch(side, query)
+
+        for each in PARTS:
+            url = town.owned[each].url.update_query_dict({"application_name": each})
+            town.at[each] = create_engine(url, poolclass=NullPool)
+        with monkeypatch.context() as patch:
+            patch.setattr(execute_module, "_round_trip", hear)
+            patch.setattr(PostgresSide, "_fetch", hear_fetch)
+            ACTS[duty, part](town)
+        return heard
+
+    return do
+
+
+def denied(connection: psycopg.Connection[Any], statements: Acts) -> list[str]:
+    """Return which statements the role may not execute; whatever else becomes of them is undone, and no matter."""
+    found = []
+    for sql, values in statements.items():
+        try:
+            connection.execute(sql.encode(), values)
+        except psycopg.errors.InsufficientPrivilege as error:
+            found.append(str(error))
+        except psycopg.Error:
+            pass
+        connection.rollback()
+    return found
+
+
+@pytest.mark.parametrize("duty", DUTIES, ids=lambda duty: f"{duty.name}-{duty.part}")
+def test_a_duty_needs_each_of_its_privileges(town: Town, said: Callable[[str, Part], Acts], duty: Any) -> None:
+    """A role that has just what one duty needs can execute all its statements; without any one privilege, not all."""
+    seldom = {each.sql: each.values for each in SELDOM.get((duty.name, duty.part), ())}
+    statements = {**said(duty.name, duty.part), **seldom}
+    name, needs = "of_one_duty", needs_of((duty.name,), duty.part)
+    with closing(town.admin(duty.part)) as admin:
+        admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'hunter2'".encode())
+        try:
+            admin.execute(f"GRANT USAGE ON SCHEMA outbox TO {name}".encode())
+            base = needs_of(BEFORE.get(duty.name, ()), duty.part)
+            for statement in granting([*base, *needs], name):
+                admin.execute(statement.encode())
+            url = town.owned[duty.part].url.set(drivername="postgresql", username=name, password="hunter2")  # noqa: S106
+            with psycopg.connect(url.render_as_string(hide_password=False), options="-c lock_timeout=1s") as connection:
+                assert not (d := denied(connection, statements)), "|".join(d)
+                idle = []
+                for need in needs:
+                    (grant,) = granting([need], name)
+                    admin.execute(grant.replace("GRANT", "REVOKE", 1).replace(" TO ", " FROM ").encode())
+                    if not denied(connection, statements):
+                        idle.append(str(need))
+                    admin.execute(grant.encode())
+                assert idle == [], "|".join(idle)
+        finally:
+            admin.execute(f"DROP OWNED BY {name}".encode())
+            admin.execute(f"DROP ROLE {name}".encode())

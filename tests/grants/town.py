@@ -1,0 +1,432 @@
+"""A producer's and a consumer's database, and each duty carried out there by roles that have just their GRANTs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy.orm import Session
+
+from outbox import INJECTED, Message, Outbox, Resolution, Settings
+from outbox.check.asker import Asker
+from outbox.check.once import check_once
+from outbox.compensate.once import compensate_once
+from outbox.compensate.quarantine import quarantine_group
+from outbox.consumer.consumer import Consumer
+from outbox.database import execute as execute_module
+from outbox.database.engines import EngineRunner
+from outbox.database.grants import Part, statements
+from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.errors import AlreadyCommitted
+from outbox.message.model import uuid7
+from outbox.operator import model
+from outbox.operator.bulk.run import bulk_once
+from outbox.operator.health.stats import as_sample, stats
+from outbox.operator.model import Selector, Target
+from outbox.operator.operator import Operator
+from outbox.producer import sql as producer_sql
+from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
+from outbox.reconcile.job import Access, Job, Pair, Window
+from outbox.reconcile.run import reconcile
+from outbox.worker.report import Facts, leave, report_once
+from tests.kit import Tables, consume_all
+
+PASSWORD = "hunter2"  # noqa: S105 - of roles that live as long as a test
+PARTS: tuple[Part, ...] = ("producer", "consumer")
+
+
+class Town:
+    """Both databases, seen by their owner (``owned``), and as a duty's role sees them (``at``)."""
+
+    def __init__(self, producer: Engine, consumer: Engine, settings: Settings) -> None:
+        self.settings = settings
+        self.owned: dict[Part, Engine] = {"producer": producer, "consumer": consumer}
+        self.at = dict(self.owned)
+        self.producer, self.consumer = Tables(producer), Tables(consumer)
+        self.app = Outbox(producer, settings=settings)
+        self.app.declare_topic("t", 1)
+
+    @contextmanager
+    def acting_as(self, role: str, **grants: Any) -> Iterator[str]:
+        """Have a new role of PostgreSQL with the GRANTs of a role of ours do all that follows; yield its name."""
+        name = f"{role}_of_town"
+        with ExitStack() as stack:
+            for part in PARTS:
+                admin = stack.enter_context(closing(self.admin(part)))
+                if part == "producer":
+                    admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'".encode())
+                    stack.callback(admin.execute, f"DROP ROLE {name}".encode())
+                stack.callback(admin.execute, f"DROP OWNED BY {name}".encode())
+                for statement in statements(role, name, part, **grants):
+                    admin.execute(statement.encode())
+                url = self.owned[part].url.set(username=name, password=PASSWORD)
+                self.at[part] = create_engine(url, poolclass=NullPool)
+            yield name
+        self.at = dict(self.owned)
+
+    def admin(self, part: Part) -> psycopg.Connection[Any]:
+        """Connect as the owner of the tables, by the driver alone."""
+        url = self.owned[part].url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return psycopg.connect(url, autocommit=True)
+
+    def send(self, body: Any = "b", **options: Any) -> UUID:
+        """Send a message as the owner."""
+        with self.owned["producer"].begin() as connection:
+            return self.app.send(connection, options.pop("topic", "t"), body, **options)
+
+    def dispatched(self, number: int = 1, **options: Any) -> list[UUID]:
+        """Send messages and dispatch them, as the owner."""
+        ids = [self.send(**options) for _ in range(number)]
+        with self.owned["producer"].connect() as connection:
+            while dispatch_once(connection, self.settings).taken:
+                pass
+        return ids
+
+    def prepare(self, topic: str = "t") -> UUID:
+        """Prepare a half as the owner; its check is due."""
+        with self.owned["producer"].begin() as connection:
+            return self.app.prepare(connection, topic, "b", immunity=0)
+
+    def subscribed(self, handler: Callable[..., Any], group: str = "g", **options: Any) -> Consumer:
+        """Return a consumer of topic `t`, whose group hasn't begun."""
+        app = Outbox(self.at["consumer"], settings=self.settings)
+        app.consumer("t", group=group, **options)(handler)
+        return Consumer(app.subscriptions["t", group], self.settings)
+
+    @contextmanager
+    def connections(self) -> Iterator[tuple[Connection, Connection]]:
+        """Connect to the consumer's database and to the producer's, as the duty's role."""
+        with self.at["consumer"].connect() as consumer, self.at["producer"].connect() as producer:
+            yield consumer, producer
+
+    def operator(self, *parts: Part) -> Operator:
+        """Return an operator over the databases of these parts."""
+        return Operator.open({part: self.at[part] for part in parts}, self.settings)
+
+    def parked(self, number: int = 1) -> list[UUID]:
+        """Have the group park messages, as the owner of the tables."""
+        before, self.at = self.at, dict(self.owned)
+        try:
+            ids = self.dispatched(number)
+            consumer = self.subscribed(fail, retry_delays=(), on_pruned="skip")
+            with self.connections() as (own, source):
+                consumer.start(own, source)
+                consume_all(consumer, own, source)
+        finally:
+            self.at = before
+        return ids
+
+
+def fail(message: Message, session: Session) -> None:
+    """Fail."""
+    raise ValueError("no such account")
+
+
+def succeed(message: Message, session: Session) -> None:
+    """Do nothing, with success."""
+
+
+# --- the duties ----------------------------------------------------------------------------------------------------
+
+
+def send(town: Town) -> None:
+    """Send one message in a transaction, and several with a prepared half."""
+    app = Outbox(town.at["producer"], settings=town.settings)
+    with town.at["producer"].begin() as connection:
+        app.send(connection, "t", "b")
+    with town.at["producer"].begin() as connection:
+        ids = [app.send(connection, "t", "b"), app.send(connection, "t", "b"), app.prepare(connection, "t", "b")]
+    assert set(ids) <= set(town.producer.rows("SELECT id FROM outbox.half_message"))
+
+
+def decide(town: Town) -> None:
+    """Commit and roll back; and learn that another decision came first."""
+    app = Outbox(town.at["producer"], settings=town.settings)
+    first, second = town.prepare(), town.prepare()
+    assert app.commit(first).first
+    assert app.rollback(second).first
+    assert not app.commit(first).first
+    with pytest.raises(AlreadyCommitted):
+        app.rollback(first)
+
+
+def flow_control(town: Town) -> None:
+    """Send while the limits are looked at, with messages that wait."""
+    town.send()
+    town.prepare()
+    settings = replace(town.settings, max_undecided=1_000, max_undispatched=1)
+    app = Outbox(town.at["producer"], settings=settings)
+    with town.at["producer"].connect() as connection, connection.begin() as transaction:
+        app.prepare(connection, "other", "b")
+        transaction.rollback()
+    with town.at["producer"].begin() as connection:
+        for count in (producer_sql.undecided("outbox", 1), producer_sql.undispatched("outbox", 1)):
+            execute_module.execute(connection, count)
+
+
+def dispatch(town: Town) -> None:
+    """Start over in this cluster, then dispatch: at once, for later, and what has lost its half."""
+    lost = town.send()
+    town.producer.run("DELETE FROM outbox.half_message WHERE id = :id", id=lost)
+    town.send()
+    town.send(delay=3600)
+    town.producer.run("DELETE FROM outbox.dispatch_cursor")
+    with town.at["producer"].connect() as connection:
+        while dispatch_once(connection, town.settings).taken:
+            pass
+        town.send(topic="new")
+        assert dispatch_once(connection, town.settings).done == 1
+
+
+def release(town: Town) -> None:
+    """Release what is due."""
+    town.dispatched(delay=3600)
+    town.producer.run("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 ms'")
+    with town.at["producer"].connect() as connection:
+        assert release_due_once(connection, town.settings).done >= 1
+
+
+def check(town: Town) -> None:
+    """Try a fence; ask a checker that knows, and one that doesn't, until the half is parked."""
+    app = Outbox(town.at["producer"], settings=town.settings)
+    dying(town)
+    answers = itertools.cycle([Resolution.COMMIT, Resolution.UNKNOWN, Resolution.ROLLBACK])
+    app.checker("known", max_checks=5)(lambda orphan: next(answers))
+    app.checker("unknown", max_checks=1)(lambda orphan: Resolution.UNKNOWN)
+    for topic in ("known", "known", "known", "unknown"):
+        town.prepare(topic)
+    for _ in range(3):
+        town.producer.run("UPDATE outbox.half_check SET next_check_at = clock_timestamp() - interval '1 ms'")
+        asker = Asker(lambda is_async: EngineRunner(town.at["producer"]), 1)
+        with town.at["producer"].connect() as connection:
+            check_once(connection, town.settings, app.checkers, asker)
+        asker.end()
+    assert town.producer.rows("SELECT topic FROM outbox.half_check WHERE topic <> 't'") == ["unknown"]
+
+
+def prune(town: Town) -> None:
+    """Delete what is older than the retention."""
+    first, _ = town.dispatched(2)
+    town.producer.run("UPDATE outbox.op_message SET decided_at = decided_at - interval '9 days'")
+    town.producer.run("UPDATE outbox.message SET visible_at = visible_at - interval '9 days'")
+    with town.at["producer"].connect() as connection:
+        assert prune_producer_once(connection, town.settings).done >= 1
+    assert not town.producer.rows("SELECT FROM outbox.half_message WHERE id = :id", id=first)
+
+
+def prune_records(part: Part) -> Callable[[Town], None]:
+    """Return what deletes old records of a part."""
+
+    def pass_of(town: Town) -> None:
+        tables = Tables(town.owned[part])
+        tables.run("INSERT INTO outbox.stats_sample VALUES ('2020-01-01', '{}')")
+        with town.at[part].connect() as connection:
+            assert prune_records_once(connection, town.settings).taken >= 1
+
+    return pass_of
+
+
+def compensate(town: Town) -> None:
+    """Compensate a message that is parked in one group, and give up one that was consumed."""
+    app = Outbox(town.at["producer"], settings=town.settings)
+    app.compensation("t", consumers=[town.at["consumer"]])(lambda message, session: {"done": True})
+    (parked,) = town.parked()
+    (unread,) = town.dispatched()
+    before, town.at = town.at, dict(town.owned)
+    operator = town.operator("producer", "consumer")
+    orders = [operator.compensate(each, by="ada", why="why").id for each in (parked, unread)]
+    town.at = before
+    with town.at["producer"].connect() as connection:
+        compensate_once(
+            connection,
+            town.settings,
+            compensations=app.compensations,
+            new_runner=lambda is_async: EngineRunner(town.at["producer"]),
+        )
+    states = "SELECT state FROM outbox.bulk_item WHERE bulk_job_id = :id"
+    assert [town.producer.value(states, id=order) for order in orders] == ["done", "done"]
+
+
+def dying(town: Town) -> UUID:
+    """Have a fenced function die, as the owner; return its half, which nobody has checked."""
+
+    @Outbox(town.owned["producer"], settings=town.settings).two_phase(topic="fenced", immunity=0)
+    def dies(session: Session = INJECTED) -> str:
+        raise KeyError("unknown to the rules")
+
+    with pytest.raises(KeyError):
+        dies()
+    return UUID(str(town.producer.value("SELECT half_id FROM outbox.half_check WHERE fenced")))
+
+
+def bulk(part: Part) -> Callable[[Town], None]:
+    """Return what carries out each act that is done in a part."""
+
+    def carry_out(town: Town) -> None:
+        (parked,), (sent,) = town.parked(), town.dispatched()
+        later = town.send(delay=3600)
+        halves = [town.prepare() for _ in range(4)]
+        town.dispatched()
+        acts: dict[Part, list[tuple[str, Target]]] = {
+            "producer": [
+                ("resend", Target(sent)),
+                ("recall", Target(later)),
+                ("check", Target(dying(town))),
+                *zip(("check", "reset", "commit", "rollback"), map(Target, halves), strict=True),
+            ],
+            "consumer": [(name, Target(parked, "g")) for name in ("discard", "restore", "retry", "park")],
+        }
+        operator = Operator.open({part: town.owned[part]}, town.settings)
+        for name, target in acts[part]:
+            job = operator.start(name, Selector(targets=(target,)), by="ada", why="why")
+            with town.at[part].connect() as connection:
+                assert bulk_once(connection, town.settings, bulk_job_id=job.id).done == 1
+
+    return carry_out
+
+
+def report(part: Part) -> Callable[[Town], None]:
+    """Return what reports a worker, with a sample of the statistics."""
+
+    def pass_of(town: Town) -> None:
+        Tables(town.owned[part]).run("DELETE FROM outbox.stats_sample")
+        facts = Facts(uuid7(), "w", "1", [], [], {})
+
+        def sample(connection: Connection) -> Any:
+            return as_sample(stats(connection, town.settings, [part], seconds=5.0))
+
+        with town.at[part].connect() as connection:
+            assert report_once(connection, town.settings, facts, sample).done == 1
+            leave(connection, town.settings, facts.id)
+
+    return pass_of
+
+
+def consume(town: Town) -> None:
+    """Begin a group; consume, fail, retry and see again; step over what is compensated; follow a log that went back."""
+    _, again = town.parked(2)
+    compensate_of_owner(town)
+    Operator.open({"producer": town.owned["producer"]}, town.settings).resend([again], by="ada")
+    town.dispatched()
+    with town.connections() as (own, source):
+        late = town.subscribed(succeed, "late", start="now")
+        early = town.subscribed(succeed, "early")
+        for consumer, group in ((late, "late"), (early, "early")):
+            consumer.start(own, source)
+            quarantine_group(own, source, "outbox", group, "t")
+        failing = town.subscribed(fail)
+        failing.start(own, source)
+        consume_all(failing, own, source)
+        town.consumer.run("UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE status = 'failed'")
+        failing.retry_once(own, source)
+        town.consumer.run("UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE status = 'failed'")
+        consumer = town.subscribed(succeed, tags={"x"})
+        consumer.start(own, source)
+        consumer.retry_once(own, source)
+        town.dispatched(2, tag="x")
+        consume_all(consumer, own, source)
+    newest = town.producer.value("SELECT half_id FROM outbox.message ORDER BY position DESC LIMIT 1")
+    town.producer.run("DELETE FROM outbox.message WHERE half_id = :id", id=newest)
+    with town.connections() as (own, source):
+        fresh = town.subscribed(succeed)
+        fresh.start(own, source)
+        consume_all(fresh, own, source)
+    assert town.consumer.value("SELECT count(*) FROM outbox.log_loss") == 1
+
+
+def compensate_of_owner(town: Town) -> None:
+    """Have a message compensated by the owner of the tables."""
+    before, town.at = town.at, dict(town.owned)
+    try:
+        compensate(town)
+    finally:
+        town.at = before
+
+
+def prune_inbox(town: Town) -> None:
+    """Delete what one group needs no more."""
+    town.parked()
+    with town.connections() as (own, source):
+        town.consumer.run(
+            "UPDATE outbox.consumer_message SET discarded_at = now() - interval '9 days',"
+            " changed_at = now() - interval '9 days' WHERE status = 'parked'"
+        )
+        town.producer.run("DELETE FROM outbox.half_message")
+        assert prune_consumer_once(own, source, town.settings, "g", "t").done >= 1
+
+
+def compare(town: Town) -> None:
+    """Reconcile, without a repair."""
+    town.parked()
+    producer, consumer = (
+        Access(town.at[part].url.render_as_string(hide_password=False), town.settings) for part in PARTS
+    )
+    for _ in range(2):
+        job = Job(producer, consumer, (Pair("t", "g"),), window=Window(grace=0.0))
+        assert reconcile(job).pairs[0].counts
+
+
+def look(town: Town) -> None:
+    """Read all that the console shows."""
+    (parked,) = town.parked()
+    operator = town.operator(*PARTS)
+    page = model.PageRequest()
+    operator.messages(model.MessageFilter(), page)
+    operator.halves(model.HalfFilter(), page)
+    operator.scheduled(model.ScheduledFilter(), page)
+    operator.audit(model.AuditFilter(), page)
+    operator.inbox(model.InboxFilter(), page)
+    operator.dead_groups()
+    operator.bulk_jobs(model.BulkJobFilter(), page)
+    operator.message(parked)
+    operator.overview()
+    operator.workers()
+    operator.system()
+    operator.locks()
+
+
+def order(part: Part) -> Callable[[Town], None]:
+    """Return what orders a bulk job, cancels it, and shows a body unmasked."""
+
+    def act(town: Town) -> None:
+        (parked,), (sent,) = town.parked(), town.dispatched()
+        target = Target(sent) if part == "producer" else Target(parked, "g")
+        name = "resend" if part == "producer" else "discard"
+        operator = town.operator(part)
+        job = operator.start(name, Selector(targets=(target,)), by="ada", why="why")
+        operator.cancel(job.id, by="ada", why="why")
+        operator.message(target.message_id, reveal=model.Actor("ada"))
+
+    return act
+
+
+#: What each duty does, by name and part. A duty that reads one database and writes another is there for both.
+ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
+    ("send", "producer"): send,
+    ("decide", "producer"): decide,
+    ("flow control", "producer"): flow_control,
+    ("dispatch", "producer"): dispatch,
+    ("release", "producer"): release,
+    ("check", "producer"): check,
+    ("prune", "producer"): prune,
+    ("compensate", "producer"): compensate,
+    ("compensate", "consumer"): compensate,
+    ("consume", "producer"): consume,
+    ("consume", "consumer"): consume,
+    ("prune", "consumer"): prune_inbox,
+    ("reconcile", "producer"): compare,
+    ("reconcile", "consumer"): compare,
+    ("look", "producer"): look,
+    ("look", "consumer"): look,
+    **{("prune records", part): prune_records(part) for part in PARTS},
+    **{("bulk", part): bulk(part) for part in PARTS},
+    **{("report", part): report(part) for part in PARTS},
+    **{("order", part): order(part) for part in PARTS},
+}
