@@ -16,6 +16,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
     │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
+    │   ├── PrivilegeMissing                the role of the connection may not do its duties
     │   └── HalvesHidden                    row security hides half messages from the role that dispatches
     ├── MessageNotFound                     no registered database knows this message
     ├── BulkJobNotFound                     no registered database has this bulk job
@@ -163,6 +164,10 @@ class SchemaBusy(SchemaError):
     """The outbox tables can't be changed now: another transaction holds a lock on them."""
 
     kind = ErrorKind.BUSY
+
+
+class PrivilegeMissing(SchemaError):
+    """The role of a connection may not do what it is there for, or not see the messages of its topics."""
 
 
 class HalvesHidden(SchemaError):

@@ -59,6 +59,7 @@ SLOW = (
     *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
     "embedded/",
     "failover/",
+    "grants/",
     *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
     *(f"migration/test_{name}" for name in ("chain", "quiet", "races", "user_project")),
     *(f"operator/test_{name}" for name in ("acts.", "looking_inbox", "looking_lists", "looking_messages")),

@@ -19,10 +19,10 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Output, OutputOption, print_as, say, table
-from outbox.database import engines, migration
+from outbox.database import engines, grants, migration
 from outbox.database.migration import chain
 from outbox.errors import pip_install
-from outbox.reader import environment, option
+from outbox.reader import environment, option, unknown_name
 from outbox.settings import Settings
 from outbox.text import counted, described
 
@@ -308,6 +308,66 @@ def show_sql(
       outbox db sql --part producer > outbox.sql
     """
     sys.stdout.write(migration.sql(part or list(SchemaPart), Settings.from_env(schema=schema or None).schema))
+
+
+_ROLES_HELP = "; ".join(f"{role.name}: {role.help}" for role in grants.ROLES.values())
+
+
+def check_role(name: str) -> str:
+    """Return the name of one of `grants.ROLES`."""
+    if name not in grants.ROLES:
+        raise Failure(unknown_name(name, grants.ROLES, "--role "))
+    return name
+
+
+@command(app, "grants")
+def show_grants(
+    role: Annotated[
+        str, typer.Option(metavar="|".join(grants.ROLES), help=f"What the role is there for. {_ROLES_HELP}.")
+    ],
+    to: Annotated[str, typer.Option(metavar="NAME", help="The role of PostgreSQL that gets the privileges.")],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC", help="Let it see messages of this topic only; may be given again. By row security."
+        ),
+    ] = None,
+    schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,
+    part: Annotated[
+        list[SchemaPart] | None,
+        typer.Option(metavar="producer|consumer", help="Only what it needs in the database of this part."),
+    ] = None,
+) -> None:
+    """Print the GRANTs that a role needs, and no more.
+
+    For the owner of the tables to run: what is done in the producer's database, and what in the consumer's; where both
+    are one database, both. This command itself connects to nothing.
+
+    \b
+    Examples:
+      outbox db grants --role producer --to shop
+      outbox db grants --role consumer --to mailer --topic order-created
+    """
+    if topic and check_role(role) != "consumer":
+        raise Failure(f"--topic keeps a consumer to some topics; it isn't for --role {role}")
+    if not to.isprintable() or not to:
+        raise Failure(f"--to {to!r} can't be the name of a role")
+    name, member_of = (
+        Settings.from_env(schema=schema or None).schema,
+        ", ".join(grants.ROLES[check_role(role)].member_of),
+    )
+    for each in grants.PARTS:
+        lines = list(grants.statements(role, to, each, name, topic or ()))
+        if lines and (not part or each in part):
+            title = f"{to} as {role}, in the {each}'s database"
+            _print_sql(title, "BEGIN", "SET LOCAL lock_timeout = '5s'", *lines, "COMMIT")
+    if member_of:
+        title = f"{to} as {role}: to see other roles' sessions, by a superuser"
+        _print_sql(title, f"GRANT {member_of} TO {grants.quoted(to)}")
+
+
+def _print_sql(title: str, *statements: str) -> None:
+    sys.stdout.write("".join([f"-- {title}\n", *(f"{statement};\n" for statement in statements), "\n"]))
 
 
 def _listed(done: str, revisions: list[str]) -> str:

@@ -18,11 +18,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from outbox.cli import options, output
-from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, opened
+from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, check_role, opened
 from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import ActorOptions, AppOption, cli_actor, command, gathered
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
+from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import END
 from outbox.operator.health.locks import LockRow
@@ -42,7 +43,19 @@ _STYLES = {"problem": "bold red", "note": "bold yellow"}
 
 
 @gathered
-def doctor(database: DatabaseOptions, app: AppOption = None, form: OutputOption = Output.TABLE) -> None:
+def doctor(
+    database: DatabaseOptions,
+    app: AppOption = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(ROLES),
+            help="What the role of the URL is there for, as of `outbox db grants`; may be given again. Default: with "
+            "--app consumer where it has consumers, else producer; without --app it isn't known.",
+        ),
+    ] = None,
+    form: OutputOption = Output.TABLE,
+) -> None:
     """Say what is wrong with one database, and how to mend it.
 
     It only reads, and reads little: it may be run at any time, and also where there is a transaction pooler in between.
@@ -53,7 +66,7 @@ def doctor(database: DatabaseOptions, app: AppOption = None, form: OutputOption 
     \b
     It examines:
       server     version, standby, read-only, durability, connections left, clock, pooler
-      tables     migrations, differences, invalid indexes, autovacuum
+      tables     migrations, privileges, differences, invalid indexes, autovacuum
       vacuum     open and prepared transactions, replication slots
       halves     topics without a checker, late checks, old and parked halves
       messages   not dispatched, not released, parked, retries, groups that fell behind, not pruned
@@ -64,8 +77,9 @@ def doctor(database: DatabaseOptions, app: AppOption = None, form: OutputOption 
     Examples:
       outbox doctor --url postgresql+psycopg://me@localhost/shop
       outbox doctor --app shop.messages:outbox -o json
+      outbox doctor --url postgresql+psycopg://mailer@localhost/mail --role consumer
     """
-    report = _examine(database, app)
+    report = _examine(database, app, [check_role(name) for name in role or ()] or None)
     if form is Output.JSON:
         output.print_json({**dataclasses.asdict(report), "healthy": report.healthy})
     else:
@@ -74,7 +88,7 @@ def doctor(database: DatabaseOptions, app: AppOption = None, form: OutputOption 
         raise typer.Exit(Code.PROBLEMS)
 
 
-def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
+def _examine(database: DatabaseOptions, app: str | None, roles: list[str] | None) -> HealthReport:
     from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415 - what the other commands needn't import
 
     refused: InvalidSettings | None = None
@@ -92,13 +106,13 @@ def _examine(database: DatabaseOptions, app: str | None) -> HealthReport:
                 settings = dataclasses.replace(settings, schema=database.schema)
             bind = database.address if database.url else engine
             try:
-                return examine(bind, settings, outbox.checkers, subscriptions=groups, app=app)
+                return examine(bind, settings, outbox.checkers, subscriptions=groups, roles=roles, app=app)
             finally:
                 if isinstance(engine, Engine):
                     engine.dispose()
     _ = database.engine  # says what to install where there is no driver
     settings, of_environment = read_settings(database.schema)
-    return examine(database.address, settings, refused=refused or of_environment)
+    return examine(database.address, settings, refused=refused or of_environment, roles=roles)
 
 
 def _print_report(report: HealthReport) -> None:

@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
-from outbox.database.execute import in_schema
+from outbox.database.execute import Row, Statement, Template, execute, in_schema
 from outbox.database.migration.chain import VERSION_TABLE
+from outbox.errors import PrivilegeMissing
 from outbox.message.content import check_topic
+from outbox.text import database_address
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 Part = Literal["producer", "consumer"]
+PARTS: tuple[Part, ...] = ("producer", "consumer")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,7 +47,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class DutyNeeds:
     """What is done in the database that has the tables of one part, and what it needs there."""
 
     name: str
@@ -48,7 +56,7 @@ class Duty:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class GrantRole:
     """What a database role is there for: its duties in the database of each part, by name.
 
     ``member_of`` are roles of PostgreSQL itself, without which it sees or does less.
@@ -68,7 +76,7 @@ class Role:
 _NEED = re.compile(r"([A-Z]+)(?:\(([a-z_ ]+)\))?")
 
 
-def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty:
+def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> DutyNeeds:
     """Return a duty; each mapping says of tables ``SELECT(column …) INSERT …``."""
     needs = [
         Need(table, privilege, tuple(columns.split()))
@@ -76,7 +84,7 @@ def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty
         for table, text in tables.items()
         for privilege, columns in _NEED.findall(text)
     ]
-    return Duty(name, part, tuple(needs))
+    return DutyNeeds(name, part, tuple(needs))
 
 
 #: What the statistics are counted from, and what else the console shows.
@@ -221,20 +229,20 @@ DUTIES = (
 _UPKEEP = ("prune", "prune records", "bulk", "report")
 _STATS, _SIGNAL = "pg_read_all_stats", "pg_signal_backend"
 #: What a database role can be there for, by name; a role of PostgreSQL may be several of them.
-ROLES: Mapping[str, Role] = {
+ROLES: Mapping[str, GrantRole] = {
     role.name: role
     for role in (
-        Role("producer", "sends, prepares and decides", ("send", "decide", "flow control")),
-        Role(
+        GrantRole("producer", "sends, prepares and decides", ("send", "decide", "flow control")),
+        GrantRole(
             "worker",
             "is the producer's worker",
             ("dispatch", "release", "check", "compensate", *_UPKEEP),
             ("compensate",),
         ),
-        Role("consumer", "consumes, by a worker of its own", ("consume",), ("consume", *_UPKEEP)),
-        Role("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),
-        Role("viewer", "sees all that the console shows", ("look",), ("look",), (_STATS,)),
-        Role(
+        GrantRole("consumer", "consumes, by a worker of its own", ("consume",), ("consume", *_UPKEEP)),
+        GrantRole("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),
+        GrantRole("viewer", "sees all that the console shows", ("look",), ("look",), (_STATS,)),
+        GrantRole(
             "operator",
             "sees it, and acts",
             ("look", "order", "bulk"),
@@ -243,8 +251,13 @@ ROLES: Mapping[str, Role] = {
         ),
     )
 }
-#: The tables that tell a message's topic, all the producer's.
-BY_TOPIC = ("half_message", "message", "bulk_item")
+#: The tables that tell a message's topic, and what a role that is kept to topics may see of them: ``{topics}``. Acts on
+#: inboxes, which the consumer's own database has, are its own business.
+BY_TOPIC = {
+    "half_message": "topic IN ({topics})",
+    "message": "topic IN ({topics})",
+    "bulk_item": "action <> 'compensate' OR topic IN ({topics})",
+}
 _UNQUOTED = re.compile(r"[a-z_][a-z0-9_]*")
 _LONGEST_NAME = 63
 _PRIVILEGES = ("USAGE", "SELECT", "INSERT", "UPDATE", "DELETE")
@@ -294,13 +307,13 @@ def _policies(grantee: str, topics: Collection[str]) -> Iterator[str]:
     """Yield what hides the messages of other topics from a role, and nothing from others."""
     only = policy_of(grantee)
     names = ", ".join(f"'{check_topic(topic)}'" for topic in sorted(topics))
-    for table in BY_TOPIC:
+    for table, condition in BY_TOPIC.items():
         yield f"DROP POLICY IF EXISTS all_topics ON {{s}}.{table}"
         yield f"CREATE POLICY all_topics ON {{s}}.{table} USING (true)"
         yield f"DROP POLICY IF EXISTS {only} ON {{s}}.{table}"
         yield (
             f"CREATE POLICY {only} ON {{s}}.{table} AS RESTRICTIVE FOR SELECT TO {quoted(grantee)} "
-            f"USING (topic IN ({names}))"
+            f"USING ({condition.replace('{topics}', names)})"
         )
         yield f"ALTER TABLE {{s}}.{table} ENABLE ROW LEVEL SECURITY"
 
@@ -316,3 +329,80 @@ def policy_of(grantee: str) -> str:
 def quoted(name: str) -> str:
     """Return a name as SQL has it, with quotes where it needs them."""
     return name if _UNQUOTED.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+
+
+# --- what is missing -------------------------------------------------------------------------------------------------
+
+#: Runs statements that only read, and returns the rows of each.
+Read = Callable[..., list[list[Row]]]
+
+# Tables that this database doesn't have are no matter of privileges.
+_MISSING = Template("""
+SELECT n.number::int
+  FROM unnest(%(tables)s::text[], %(privileges)s::text[], %(columns)s::text[])
+       WITH ORDINALITY n (name, privilege, columns, number)
+  JOIN pg_class c ON c.relname = n.name AND c.relnamespace = to_regnamespace('{s}')
+ WHERE NOT CASE WHEN n.privilege = 'USAGE' THEN has_sequence_privilege(c.oid, n.privilege)
+                WHEN n.columns = '' THEN has_table_privilege(c.oid, n.privilege)
+                ELSE (SELECT bool_and(has_column_privilege(c.oid, name, n.privilege))
+                        FROM unnest(string_to_array(n.columns, ' ')) name) END
+ ORDER BY 1
+""")
+
+#: The role of this session. One row: ``(name, name as SQL has it)``.
+WHO = Statement("SELECT current_user::text, quote_ident(current_user)")
+
+# Who has a policy of ours, and those that are in the role that has it.
+_POLICIES = Template("""
+SELECT DISTINCT pg_get_expr(p.polqual, p.polrelid)
+  FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid
+ WHERE c.relnamespace = to_regnamespace('{s}') AND c.relname IN ('half_message', 'message')
+   AND NOT p.polpermissive AND starts_with(p.polname::text, 'topics_of_') AND row_security_active(c.oid)
+   AND EXISTS (SELECT FROM unnest(p.polroles) r WHERE pg_has_role(r, 'USAGE'))
+""")
+
+
+def missing(read: Read, schema: str, needs: Collection[Need]) -> list[Need]:
+    """Return which of these the role of a session lacks, on tables that are there."""
+    known = list(needs)
+    tables, privileges = [need.table for need in known], [need.privilege for need in known]
+    columns = [" ".join(need.columns) for need in known]
+    (rows,) = read(_MISSING(schema, tables=tables, privileges=privileges, columns=columns))
+    return [known[number - 1] for (number,) in rows]
+
+
+def hidden(read: Read, schema: str, topics: Collection[str]) -> list[str]:
+    """Return of which of these topics a policy of `statements` hides the messages from the role of a session."""
+    (policies,) = read(_POLICIES(schema))
+    found: set[str] = set()
+    for (condition,) in policies:
+        # As the server wrote it, about the column `topic` alone.
+        escaped = condition.replace("%", "%%")
+        sql = f"SELECT topic FROM unnest(%(topics)s::text[]) t (topic) WHERE NOT ({escaped})"
+        found.update(topic for (topic,) in read(Statement(sql, {"topics": sorted(topics)}))[0])
+    return sorted(found)
+
+
+def require_privileges(
+    connection: Connection, schema: str, duties: Collection[str], part: Part, topics: Collection[str] = ()
+) -> None:
+    """Make sure that the role of a connection may do these duties in the database of a part, and see these topics.
+
+    Raises:
+        PrivilegeMissing: it may not; says what it lacks, and what prints the SQL.
+    """
+    read = partial(execute, connection)
+    lacks, unseen = missing(read, schema, needs_of(duties, part)), hidden(read, schema, topics)
+    if not lacks and not unseen:
+        return
+    (((name, _),),) = read(WHO)
+    role = next(name for name, role in ROLES.items() if set(duties) <= {*getattr(role, part)})
+    problems = [f"it lacks {', '.join(map(str, lacks))}"] if lacks else []
+    problems += [f"row security hides its topics {', '.join(unseen)}"] if unseen else []
+    options = "" if schema == "outbox" else f" --schema {schema}"
+    options += "".join(f" --topic {shlex.quote(topic)}" for topic in sorted(topics)) if unseen else ""
+    raise PrivilegeMissing(
+        f"the role {name!r} may not do what it is there for ({', '.join(sorted(duties))}) in "
+        f"{database_address(connection.engine.url)}, schema {schema!r}: {'; '.join(problems)}. Have the owner of the "
+        f"tables run what this prints: outbox db grants --role {role} --to {shlex.quote(name)} --part {part}{options}"
+    )

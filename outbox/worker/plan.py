@@ -17,6 +17,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription
 from outbox.database.engines import Pass
 from outbox.database.execute import execute
+from outbox.database.grants import Part
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
@@ -78,6 +79,10 @@ class Plan:
         self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
         self.parts: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
+        #: What its role must be allowed to do in a database: duties of `outbox.database.grants`, by part.
+        self.needs: defaultdict[tuple[WorkerDatabase, Part], set[str]] = defaultdict(set)
+        #: What its groups read in a database.
+        self.topics: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
         #: What comes before the duties start, and after they have ended.
         self.starts: list[Callable[[], object]] = []
         self.ends: list[Callable[[], object]] = []
@@ -109,6 +114,7 @@ class Plan:
     def _plan_producer(self, outbox: Outbox) -> None:
         settings, roles = self.settings, self._roles
         self.parts[self._own].add("producer")
+        self.needs[self._own, "producer"] |= roles & PRODUCER_ROLES
         wake = partial(self._wake_consumers, self._own, None)
         if roles & {"dispatch", "release"}:
             lane = self._lane(self._dispatch_runner)
@@ -144,6 +150,9 @@ class Plan:
         source = self._sources.setdefault(source.address, source)
         self.parts[self._own].add("consumer")
         self.parts[source].add("producer")
+        self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune", "bulk"}
+        self.needs[source, "producer"].add("consume")
+        self.topics[source].add(topic)
         remote = None if source is self._own else source
         kind = AsyncRunner if subscription.is_async else OwnRunner
         threads = subscription.threads if "consume" in self._roles else 1
@@ -189,6 +198,7 @@ class Plan:
         one_pass = _alone(bulk_once, settings, stopping=lane.ending)
         self._add("bulk", lane, one_pass, every, after=wake, eager=False)
         if producing and (registered := outbox.compensations):
+            self.needs[self._own, "producer"].add("compensate")
             lane, runners = self._lane(), Runners(self._own, self._stopping)
             self.ends.append(runners.end)
             one_pass = _alone(

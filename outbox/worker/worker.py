@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from outbox.database import migration
+from outbox.database.grants import require_privileges
 from outbox.errors import InvalidSettings
 from outbox.worker.clock import Clock
 from outbox.worker.duty import Health
@@ -67,6 +68,7 @@ class Worker:
 
         Raises:
             SchemaMissing, SchemaOutdated: a database isn't migrated; names the command to run.
+            PrivilegeMissing: the role of a connection may not do its duties; names the command to run.
             sqlalchemy.exc.OperationalError: a database can't be reached.
             RuntimeError: the worker was started before.
         """
@@ -168,6 +170,10 @@ class Worker:
                 revisions = {} if parts else migration.current(connection, schema)
                 there = parts or {part for part in migration.PARTS if revisions[part]}
                 migration.require(connection, there or migration.PARTS, schema)
+        for (database, part), duties in plan.needs.items():
+            with closing(database.connect()) as connection:
+                topics = plan.topics[database] if part == "producer" else ()
+                require_privileges(connection, schema, duties, part, topics)
 
     def _drain(self, deadline: float) -> bool:
         plan = self._plan

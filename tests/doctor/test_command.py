@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 from outbox import Outbox
 from outbox.cli.exits import Code
+from outbox.operator.health.examine import INSPECTIONS
 from tests.cli.conftest import Result, run_cli
 from tests.doctor.support import dispatch_all, sql
 
@@ -72,7 +73,7 @@ def test_findings_as_table(engine: Engine, outbox: Outbox) -> None:
     assert lines[start + 1].startswith("  1 undecided half of topic 'payments', such as ")
     assert lines[start + 2].startswith("  mend: register one with @outbox.checker('payments')")
     assert lines[start + 3].startswith(f"        or decide one by hand: outbox half commit|rollback {half_id}")
-    assert "; 31 of 32 inspections done in " in lines[-1]
+    assert f"; {len(INSPECTIONS) - 1} of {len(INSPECTIONS)} inspections done in " in lines[-1]
     assert result.out.index("PROBLEM") < result.out.index("NOTE  durability.full_page_writes")
     assert str(engine.url.password) not in result.out
 
@@ -97,7 +98,7 @@ def test_findings_as_json(engine: Engine, outbox: Outbox) -> None:
     assert outcomes["parked halves"] == ("finding", None)
     assert outcomes["dispatch"] == ("ok", None)
     assert outcomes["retention of consumers"] == ("skipped", "the application and its consumers aren't known")
-    assert len(outcomes) == 32
+    assert len(outcomes) == len(INSPECTIONS)
     assert str(engine.url.password) not in result.out
 
 

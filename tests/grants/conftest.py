@@ -7,9 +7,9 @@ from sqlalchemy import create_engine
 
 from outbox import Settings
 from outbox.database import migration
-from outbox.database.grants import Part
+from outbox.database.grants import PARTS, Part
 from outbox.embedded import ServerLike
-from tests.grants.town import PARTS, Town
+from tests.grants.town import Town
 
 
 @pytest.fixture(scope="package")

@@ -16,10 +16,10 @@ from outbox.compensate import sql as compensate_sql
 from outbox.consumer import sql as consumer_sql
 from outbox.database import execute as execute_module
 from outbox.database.execute import UNPREPARED, Statement, in_schema
-from outbox.database.grants import DUTIES, ROLES, Part, granting, needs_of
+from outbox.database.grants import DUTIES, PARTS, ROLES, Part, granting, needs_of
 from outbox.reconcile.record import settled
 from outbox.reconcile.source import PostgresSide
-from tests.grants.town import ACTS, PARTS, Town
+from tests.grants.town import ACTS, Town
 
 Acts = Mapping[str, Any]
 _ID = UUID(int=0)

@@ -34,6 +34,7 @@ from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.operator.health import inspections, sql
 from outbox.operator.health.inspections import judging
+from outbox.operator.health.privileges import privileges
 from outbox.operator.health.rules import Diagnosis, NotInspected, Severity, Subject, Thresholds
 from outbox.settings import Settings
 from outbox.text import database_address, summary_of
@@ -67,7 +68,8 @@ class Examination(Subject):
     """One database under examination; see `examine`.
 
     The connections of ``engine`` are the application's own if ``own_engine``. ``revisions`` are those of the tables,
-    None while they could not be read. ``prepare_threshold`` is psycopg's, None: it never prepares.
+    None while they could not be read. ``prepare_threshold`` is psycopg's, None: it never prepares. ``roles`` are what
+    the role of the connection is there for (`outbox.database.grants.ROLES`), None where that isn't known.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database can't be reached.
@@ -77,6 +79,7 @@ class Examination(Subject):
     own_engine: bool
     refused: InvalidSettings | None
     subscriptions: Collection[Subscription] | None
+    roles: Collection[str] | None
     clock: Callable[[], float]
     revisions: Mapping[str, str | None] | None = None
     prepare_threshold: int | None = None
@@ -199,6 +202,7 @@ INSPECTIONS = (
     Inspection("clock", inspections.clock),
     Inspection("pooler", inspections.pooler),
     Inspection("migrations", inspections.migrations),
+    Inspection("privileges", privileges),
     Inspection("tables", inspections.differences),
     Inspection("indexes", inspections.indexes),
     Inspection("autovacuum", inspections.autovacuum),
@@ -231,6 +235,7 @@ def examine(
     *,
     subscriptions: Collection[Subscription] | None = None,
     refused: InvalidSettings | None = None,
+    roles: Collection[str] | None = None,
     app: str = "MODULE:OBJECT",
     thresholds: Thresholds | None = None,
     clock: Callable[[], float] = time.time,
@@ -242,10 +247,12 @@ def examine(
     is a finding. A caller that reads them itself says by ``refused`` why it had to take other ones.
     ``checkers`` (as of `Outbox.checkers`) show exactly which topics have no checker; without them that is concluded
     from what the workers report, and from what has been waiting for too long. ``subscriptions`` are the application's
-    consumers (the values of `Outbox.subscriptions`), ``app`` is its name in commands. ``clock`` is this host's, in
+    consumers (the values of `Outbox.subscriptions`), ``app`` is its name in commands. ``roles`` are what the role of
+    this connection is there for (`outbox.database.grants.ROLES`); by default that of a consumer where there are
+    subscriptions, else of a producer, and where these aren't known, that isn't either. ``clock`` is this host's, in
     seconds since 1970.
 
-    Opens up to three connections, one after the other or two at a time.
+    Opens up to three connections, one after the other or two at a time; and one to each source of the subscriptions.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database can't be reached, or not any more.
@@ -254,6 +261,8 @@ def examine(
     if settings is None:
         settings, refused = read_settings()
     engine = engine_of(bind)
+    if roles is None and subscriptions is not None:
+        roles = ["consumer" if subscriptions else "producer"]
     examination = Examination(
         name=str(engine.url.database),
         url=engine.url,
@@ -265,6 +274,7 @@ def examine(
         refused=refused,
         checkers=checkers,
         subscriptions=subscriptions,
+        roles=roles,
         clock=clock,
     )
     findings: list[Diagnosis] = []

@@ -415,6 +415,17 @@ RULES: Mapping[str, Rule] = {
         "GRANT USAGE ON SCHEMA {schema} TO {quoted_role};\n"
         "GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {quoted_role};",
     ),
+    "privilege.missing": Rule(
+        "The role {quoted_role} is to act as {role_of_ours}, and lacks {count:privilege|privileges} on the {part}'s "
+        "tables of database {database!r}: {first}{others}. What needs them fails.",
+        "{grants}\nall that it needs: outbox db grants --role {role_of_ours} --to {role:quoted} --part {part}{schema}",
+    ),
+    "topic.hidden": Rule(
+        "Row security hides the messages of topic {topic!r} from the role {quoted_role} in database {database!r}: "
+        "group {group!r} would wait for them for ever, and say nothing.",
+        "outbox db grants --role consumer --to {role:quoted} --part producer{schema}{topics}\n"
+        "and have the owner of the tables run what it prints",
+    ),
     "tables.missing": Rule(
         "There are no outbox tables in schema {schema!r} of this database.",
         "outbox db upgrade {at}\nadd --part producer or --part consumer where only one side is used",
