@@ -52,6 +52,19 @@ def test_a_role_can_do_its_duties(town: Town, role: str) -> None:
     assert done
 
 
+def test_sending_in_sql(town: Town) -> None:
+    """A producer may also call the functions in SQL, which do as their caller may."""
+    with town.acting_as("producer"), town.at["producer"].begin() as connection:
+        for sql in (
+            "SELECT outbox.send('t', '{}')",
+            "SELECT outbox.commit(outbox.prepare('t', '{}'))",
+            "SELECT outbox.rollback(outbox.prepare('t', '{}'))",
+            "SET CONSTRAINTS ALL IMMEDIATE",
+        ):
+            connection.exec_driver_sql(sql)
+    assert sorted(town.producer.ops().values()) == ["commit", "commit", "rollback"]
+
+
 def test_every_duty_is_tried() -> None:
     """No duty is declared that no test does."""
     assert {(duty.name, duty.part) for duty in DUTIES} == set(ACTS)
