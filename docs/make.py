@@ -41,7 +41,7 @@ docs_dir = "docs"
 site_dir = "site"
 nav = [
   { "Quick start" = "index.md" },
-  { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md"] },
+  { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md", "testing.md"] },
   { "Operations" = ["operating.md", "console.md", "deploying.md"] },
   { "Reconciling" = ["reconciling.md", "spark.md"] },
   { "How it works" = ["how-it-works.md", "peer_rules.md"] },
@@ -197,6 +197,8 @@ def api() -> Iterator[str]:
             yield f"### testing.{name}\n"
             yield from _signature(name, function, "testing.")
             yield from _doc(function.__doc__)
+    for _, kind in inspect.getmembers(testing, inspect.isclass):
+        yield from _class(kind, level=3, methods=False)
     yield "## outbox.console\n"
     for make in (create_console_router, create_console_app):
         yield f"### {make.__name__}\n"

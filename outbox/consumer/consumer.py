@@ -45,7 +45,7 @@ from outbox.consumer.subscription import (
 )
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
-from outbox.database.session import commit
+from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, number_of, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status
@@ -151,7 +151,7 @@ class QueueConsumer:
     def step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
         """Run one transaction: a batch, or a single message where one failed before."""
         try:
-            with connection.begin():
+            with begin(connection):
                 return self._step(connection, source)
         except TransactionEnded as ended:
             counts = Counts(more=True)
@@ -338,7 +338,7 @@ class QueueConsumer:
         entry, subscription = failed.entry, self._subscription
         schema, (group, topic, queue) = self._settings.schema, self._queue.values
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
-        with connection.begin():
+        with begin(connection):
             locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
             position, _, message_id = offsets[0] if offsets else (0, 0, None)
             if not locked[0][0] or position != self._position:
@@ -371,7 +371,7 @@ def _retry_next(connection: Connection, source: Connection, subscription: Subscr
     """Retry the group's failed message that is due first; nothing if none is due."""
     schema, group, topic = settings.schema, subscription.group, subscription.topic
     claim = sql.claim_due(schema, group=group, topic=topic, ordered=subscription.ordered)
-    with connection.begin():
+    with begin(connection):
         (due,) = execute(connection, claim)
         if not due:
             return Counts()
@@ -381,7 +381,7 @@ def _retry_next(connection: Connection, source: Connection, subscription: Subscr
     try:
         if claims > settings.max_claims:
             raise AttemptFailed(entry, attempts, crashed(claims))
-        with connection.begin():
+        with begin(connection):
             _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
             if not locked:
                 return Counts(more=True)
@@ -398,7 +398,7 @@ def _retry_next(connection: Connection, source: Connection, subscription: Subscr
             return _try_again(connection, subscription, queue_of_group, entry, attempts + 1)
     except AttemptFailed as failed:
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
-        with connection.begin():
+        with begin(connection):
             at_commit(connection, sql.settle(queue_of_group, row))
         return counts_of(row)
 
@@ -452,7 +452,7 @@ class Consumer:
         """
         subscription, schema = self.subscription, self._settings.schema
         pair = subscription.group, subscription.topic
-        with connection.begin():
+        with begin(connection):
             # Two workers of a new group must not start it at two different positions.
             lock = take_lock(lock_key("group", schema, *pair))
             _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
@@ -460,11 +460,11 @@ class Consumer:
                 return
             if subscription.start == "now":
                 (rows,) = read_source(source, sql.heads(schema, topic=subscription.topic))
-                begin = [(queue, last, last_id) for queue, last, last_id, _ in rows]
+                beginnings = [(queue, last, last_id) for queue, last, last_id, _ in rows]
             else:
                 (rows,) = read_source(source, sql.beginnings(schema, topic=subscription.topic))
-                begin = [(queue, first - 1, None) for queue, first in rows]
-            for queue, position, message_id in begin or [(0, 0, None)]:
+                beginnings = [(queue, first - 1, None) for queue, first in rows]
+            for queue, position, message_id in beginnings or [(0, 0, None)]:
                 at = (*pair, queue, position)
                 execute(connection, sql.append_offset(schema, *at, 0, message_id), sql.write_start(schema, *at))
 

@@ -12,7 +12,8 @@ This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -93,6 +94,21 @@ def at_commit(connection: Connection, *statements: Statement) -> None:
     """Have statements written in the round trip of this connection's COMMIT, after what writers make."""
     inside = savepoints(connection)
     _pending_of(connection).items.extend((new_item(statement), inside) for statement in statements)
+
+
+def write_now(connection: Connection) -> None:
+    """Write what was added so far, in a transaction that goes on."""
+    _write(connection, then_commit=False)
+
+
+@contextmanager
+def savepoint(connection: Connection) -> Iterator[None]:
+    """Be in a savepoint as in a transaction of its own: what is added inside is written when it is released."""
+    write_now(connection)
+    with connection.begin_nested() as nested:
+        yield
+        if nested.is_active:
+            write_now(connection)
 
 
 def items_of(connection: Connection) -> list[Item]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.at_commit import savepoint, write_now
 from outbox.database.execute import driver_of
 from outbox.errors import InvalidHandler, TransactionRequired
 
@@ -49,7 +51,7 @@ class JoinedSession:
 
     def __init__(self, connection: Connection, *, is_async: bool) -> None:
         self._connection = connection
-        self._transaction = connection.get_transaction()
+        self._transaction = connection.get_nested_transaction() or connection.get_transaction()
         self._libpq = driver_of(connection).pgconn
         self._is_async = is_async
         self._opened: Any = None
@@ -111,14 +113,25 @@ def wait_for(awaitable: Any) -> Any:
     return await_only(awaitable)
 
 
+def begin(connection: Connection) -> AbstractContextManager[object]:
+    """Begin a transaction; inside one that is running, a savepoint.
+
+    That is so where a test consumes in the transaction that it will roll back.
+    """
+    return savepoint(connection) if connection.in_transaction() else connection.begin()
+
+
 def commit(connection: Connection) -> None:
-    """Commit the transaction that the application's code ran in; if that fails, end it, so that the connection is free.
+    """Commit what `begin` began for the application's code; if that fails, end it, so that the connection is free.
 
     SQLAlchemy leaves a transaction whose COMMIT failed on its connection, also at the end of a with block.
     """
-    transaction = connection.get_transaction()
+    nested = connection.get_nested_transaction()
+    transaction = nested or connection.get_transaction()
     assert transaction is not None  # noqa: S101 - the caller has begun it
     try:
+        if nested is not None:
+            write_now(connection)
         transaction.commit()
     except BaseException:
         transaction.rollback()

@@ -174,7 +174,8 @@ def two_phase(
                 if parameter:
                     own = _OwnError()
                     with own.restored(), transaction() as session:
-                        _take_fence(session, producer.schema, half_id)
+                        if not producer.is_captured:
+                            _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
                         with own.recorded():
                             result = call(*args, **kwargs)

@@ -399,6 +399,9 @@ def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> b
 class Producer:
     """The producer's half of an `Outbox`: bound to a database, a producer group and settings."""
 
+    #: Does a test keep what is sent, so that there is no half to take the fence of?
+    is_captured = False
+
     def __init__(
         self,
         engine: Engine,
@@ -420,6 +423,13 @@ class Producer:
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
+
+    @property
+    def sessions(self) -> sessionmaker[Session] | async_sessionmaker[AsyncSession]:
+        """What makes its sessions: the application's own factory, if the Outbox is bound to one."""
+        sessions = self._sessions or self._async_sessions
+        assert sessions is not None  # noqa: S101 - there is one of the two
+        return sessions
 
     @contextmanager
     def transaction(self, *, is_async: bool) -> Iterator[Any]:

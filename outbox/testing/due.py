@@ -1,0 +1,90 @@
+"""Make due what would be due later: rows are made older, the clock is left alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.message.content import check_seconds
+from outbox.testing import sql, steps
+from outbox.testing.runners import PassRunners, in_thread
+
+if TYPE_CHECKING:
+    from outbox.app import Outbox
+    from outbox.database.execute import Template
+
+
+def make_due(
+    outbox: Outbox,
+    *,
+    delayed: bool = True,
+    failed: bool = True,
+    orphans: bool = True,
+    ids: Collection[UUID] | None = None,
+) -> None:
+    """Let ``delayed`` messages, the retries of ``failed`` ones and the checks of ``orphans`` be due now.
+
+    All of them, or those of the messages of ``ids``. What was sent is dispatched before: a delayed message can be made
+    due only then. On a sync engine; await `amake_due` for an AsyncEngine.
+    """
+    _make_due(PassRunners("make_due"), outbox, delayed, failed, orphans, ids)
+
+
+async def amake_due(
+    outbox: Outbox,
+    *,
+    delayed: bool = True,
+    failed: bool = True,
+    orphans: bool = True,
+    ids: Collection[UUID] | None = None,
+) -> None:
+    """Do the same as `make_due` for any outbox."""
+    await in_thread(_make_due, "make_due", outbox, delayed, failed, orphans, ids)
+
+
+def advance(outbox: Outbox, by: dt.timedelta | float) -> None:
+    """Let so much time (timedelta or seconds) have passed for what waits: delayed, failed, and undecided halves.
+
+    Checkers are told that much more of the age of a half. What was sent is dispatched before. On a sync engine; await
+    `aadvance` for an AsyncEngine.
+    """
+    _advance(PassRunners("advance"), outbox, by)
+
+
+async def aadvance(outbox: Outbox, by: dt.timedelta | float) -> None:
+    """Do the same as `advance` for any outbox."""
+    await in_thread(_advance, "advance", outbox, by)
+
+
+def _make_due(
+    runners: PassRunners, outbox: Outbox, delayed: bool, failed: bool, orphans: bool, ids: Collection[UUID] | None
+) -> None:
+    producers = {sql.age_delayed: delayed, sql.age_orphans: orphans}
+    consumers = {sql.age_failed: failed}
+    _age(runners, outbox, producers, consumers, None, ids)
+
+
+def _advance(runners: PassRunners, outbox: Outbox, by: dt.timedelta | float) -> None:
+    producers = dict.fromkeys((sql.age_delayed, sql.age_orphans, sql.age_halves), True)
+    seconds = dt.timedelta(seconds=check_seconds("by", by))
+    _age(runners, outbox, producers, {sql.age_failed: True}, seconds, None)
+
+
+def _age(
+    runners: PassRunners,
+    outbox: Outbox,
+    producers: dict[Template, bool],
+    consumers: dict[Template, bool],
+    by: dt.timedelta | None,
+    ids: Collection[UUID] | None,
+) -> None:
+    runner = runners.of(outbox)
+    parts = steps.parts(runner, outbox)
+    if parts.producer:
+        steps.dispatch(runner, outbox)
+    chosen = (producers if parts.producer else {}) | (consumers if parts.consumer else {})
+    for older, wanted in chosen.items():
+        if wanted:
+            steps.age(runner, outbox, older, by, None if ids is None else list(ids))

@@ -1,0 +1,248 @@
+"""Run what a worker would run, here and now: dispatch, consume, retry, check, and bulk jobs.
+
+Each act has an async form, to be awaited, for outboxes on an AsyncEngine and for async functions: these run on the
+event loop of the test, the plain ones in another thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from outbox.check.asker import Asker
+from outbox.check.once import check_once
+from outbox.check.sql import hurry
+from outbox.compensate.quarantine import quarantine_group
+from outbox.consumer.consumer import Consumer
+from outbox.database.engines import Runner
+from outbox.database.execute import execute
+from outbox.errors import InvalidHandler
+from outbox.message.model import Counts
+from outbox.testing import sql, steps
+from outbox.testing.runners import PassRunners, TransactionRunner, in_thread, rolled_back, source_connection
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.app import Outbox
+    from outbox.consumer.subscription import Subscription
+
+#: Rounds of dispatch and consume after which `drain` gives up. A message that is answered by the next takes one.
+ROUNDS = 100
+
+
+class NotQuiet(AssertionError):
+    """There is no end of what is to be done: each message is answered by one, or one is retried for ever."""
+
+
+def drain(
+    *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
+) -> Counts:
+    """Dispatch what was sent, consume it, retry and check what is due, until nothing is left.
+
+    Returns what the consumers did. Messages that a handler sends are dispatched and consumed as well. What is due later
+    is left alone, unless it is made due in each round: ``delayed`` messages, ``failed`` ones (until they are consumed
+    or parked), and ``orphans`` (undecided halves: fences are tried and checkers asked). For outboxes on a sync engine
+    with plain functions.
+
+    Raises:
+        NotQuiet: there was still something to do in the last of so many ``rounds``.
+        InvalidHandler: an async function or database; await `adrain` for these.
+    """
+    return _drain(PassRunners("drain"), outboxes, _Due(delayed, failed, orphans), rounds)
+
+
+async def adrain(
+    *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
+) -> Counts:
+    """Do the same as `drain` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(_drain, "drain", outboxes, _Due(delayed, failed, orphans), rounds)
+
+
+def check(outbox: Outbox) -> Counts:
+    """Check all undecided halves now, however young, and return what came of it.
+
+    Fences are tried and checkers asked, as a worker does once the immunity time is over. For an outbox on a sync engine
+    with plain checkers. A function that runs meanwhile is left alone, a parked half too.
+
+    Raises:
+        InvalidHandler: an async checker or database: await `acheck` for these; or the outbox is rolled back.
+    """
+    return _check_now(PassRunners("check"), outbox)
+
+
+async def acheck(outbox: Outbox) -> Counts:
+    """Do the same as `check` for any outbox; async checkers run on the loop that awaits this."""
+    return await in_thread(_check_now, "check", outbox)
+
+
+def bulk(outbox: Outbox) -> Counts:
+    """Carry out all bulk jobs that were ordered in this database, whatever their rates; return what was done.
+
+    Compensations run for topics that have one declared here; one that fails is left for its next try, which is due
+    later. For an outbox on a sync engine with plain compensations.
+
+    Raises:
+        InvalidHandler: an async compensation or database: await `abulk` for these; or the outbox is rolled back.
+    """
+    return _bulk(PassRunners("bulk"), outbox)
+
+
+async def abulk(outbox: Outbox) -> Counts:
+    """Do the same as `bulk` for any outbox; async compensations run on the loop that awaits this."""
+    return await in_thread(_bulk, "bulk", outbox)
+
+
+# --- drain -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What is made due in each round."""
+
+    delayed: bool
+    failed: bool
+    orphans: bool
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round did: what its consumers did, by group and topic; ``progress`` if anything at all."""
+
+    counts: Counts = field(default_factory=Counts)
+    by_consumer: Counter[tuple[str, str]] = field(default_factory=Counter)
+    progress: bool = False
+
+
+def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: int) -> Counts:
+    total, last = Counts(), _Round()
+    for _ in range(rounds):
+        last = _Round()
+        for outbox in outboxes:
+            last.progress |= _produce(runners, outbox, due)
+        for outbox in outboxes:
+            for subscription in outbox.subscriptions.values():
+                counts = _consume(runners, outbox, subscription, due)
+                last.counts += counts
+                last.by_consumer[subscription.group, subscription.topic] += counts.taken
+        total += last.counts
+        if not last.counts and not last.progress:
+            return replace(total, more=False)
+    raise NotQuiet("\n".join(_unquiet(last, rounds)))
+
+
+def _unquiet(last: _Round, rounds: int) -> Iterator[str]:
+    yield f"there is still something to do after {rounds} rounds of dispatch and consume. The last one did:"
+    for (group, topic), taken in last.by_consumer.items():
+        if taken:
+            yield f"  group {group!r} took {taken} of topic {topic!r}"
+    if not last.counts:
+        yield "  nothing but dispatch, release or check"
+    yield "Does a handler send what it consumes itself, or is a message retried for ever? For more, give rounds=…"
+
+
+def _produce(runners: PassRunners, outbox: Outbox, due: _Due) -> bool:
+    """Check, dispatch and release; tell whether anything came of it."""
+    runner = runners.of(outbox)
+    if not steps.parts(runner, outbox).producer:
+        return False
+    if due.orphans:
+        steps.age(runner, outbox, sql.age_orphans)
+    checked = _check(runners, outbox, due.orphans)
+    dispatched = steps.dispatch(runner, outbox)
+    if due.delayed:
+        steps.age(runner, outbox, sql.age_delayed)
+        dispatched += steps.dispatch(runner, outbox)
+    return bool(checked.done or checked.parked or dispatched)
+
+
+def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, due: _Due) -> Counts:
+    what = f"the async handler of {subscription.topic!r}" if subscription.is_async else None
+    runner, schema = runners.of(outbox, what), outbox.settings.schema
+    if due.failed:
+        steps.age(runner, outbox, sql.age_failed)
+
+    def one_pass(connection: Connection, _: Connection) -> Counts:
+        counts = Counts()
+        with source_connection(subscription.source, connection) as source:
+            consumer = Consumer(subscription, outbox.settings)
+            consumer.start(connection, source)
+            if not isinstance(runner, TransactionRunner):
+                quarantine_group(connection, source, schema, subscription.group, subscription.topic)
+            while step := consumer.consume_once(connection, source):
+                counts += step
+            while step := consumer.retry_once(connection, source):
+                counts += step
+        return counts
+
+    return runner.run(one_pass)
+
+
+# --- check and bulk jobs ---------------------------------------------------------------------------------
+
+
+def _check_now(runners: PassRunners, outbox: Outbox) -> Counts:
+    _refuse_rolled_back(runners, outbox)
+    runners.of(outbox).run(lambda connection, _: _hurry(connection, outbox))
+    return _check(runners, outbox, True)
+
+
+def _hurry(connection: Connection, outbox: Outbox) -> Counts:
+    with connection.begin():
+        execute(connection, hurry(outbox.settings.schema))
+    return Counts()
+
+
+def _check(runners: PassRunners, outbox: Outbox, wanted: bool) -> Counts:
+    """Check what is due. Checkers have connections of their own, which don't see a transaction that is rolled back."""
+    if outbox in rolled_back:
+        if wanted:
+            _refuse_rolled_back(runners, outbox)
+        return Counts()
+
+    def new_runner(is_async: bool) -> Runner:
+        return runners.of(outbox, "an async checker" if is_async else None)
+
+    asker = Asker(new_runner, outbox.settings.checks_in_flight)
+    try:
+        return runners.of(outbox).run(
+            lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
+        )
+    finally:
+        asker.end()
+
+
+def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
+    from outbox.compensate.once import compensate_once  # noqa: PLC0415 - most tests have no bulk jobs
+    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415 - most tests have no bulk jobs
+
+    _refuse_rolled_back(runners, outbox)
+    for each in outbox.compensations.values():
+        if each.is_async:
+            runners.of(outbox, f"the async compensation of {each.topic!r}")
+
+    def new_runner(is_async: bool) -> Runner:
+        return runners.of(outbox, "an async compensation" if is_async else None)
+
+    def one_pass(connection: Connection, _: Connection) -> Counts:
+        total = Counts()
+        while True:
+            counts = bulk_once(connection, outbox.settings, rated=False)
+            counts += compensate_once(
+                connection, outbox.settings, compensations=outbox.compensations, new_runner=new_runner
+            )
+            if not counts:
+                return replace(total, more=False)
+            total += counts
+
+    return runners.of(outbox).run(one_pass)
+
+
+def _refuse_rolled_back(runners: PassRunners, outbox: Outbox) -> None:
+    if outbox in rolled_back:
+        raise InvalidHandler(
+            f"{runners.act}: checkers and bulk jobs work on connections of their own, which can't see a transaction "
+            "that is rolled back; commit in this test, in a database of its own"
+        )

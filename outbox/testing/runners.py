@@ -1,0 +1,164 @@
+"""Where the passes of a test run, and on which connections.
+
+Plain functions run on connections of the outbox's engine, in the thread that runs the passes; async ones on the event
+loop of the test that waits for them. All of an outbox that is rolled back runs in that one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from outbox.database.at_commit import write_now
+from outbox.database.engines import EngineRunner, Pass, Runner, address_of, engine_of, url_of
+from outbox.database.execute import execute
+from outbox.database.session import begin
+from outbox.errors import InvalidHandler
+from outbox.message.model import Counts
+from outbox.testing import sql
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from outbox.app import Outbox
+
+T = TypeVar("T")
+
+
+class LoopRunner:
+    """Runs passes with async functions on an event loop, called from another thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bind: Engine | AsyncEngine | str) -> None:
+        self._loop = loop
+        self._bind = bind
+
+    def run(self, one_pass: Pass) -> Counts:
+        """Run a pass on a new connection, which belongs to the loop."""
+        return run_on(self._loop, self._run(one_pass))
+
+    async def _run(self, one_pass: Pass) -> Counts:
+        from sqlalchemy import NullPool  # noqa: PLC0415 - importing outbox must not pay for it
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        async with create_async_engine(url_of(self._bind), poolclass=NullPool).connect() as connection:
+            return await connection.run_sync(lambda each: one_pass(each, each))
+
+    def end(self) -> None:
+        """Do nothing: the pass that was run has closed its connection."""
+
+
+class TransactionRunner:
+    """Runs passes inside the transaction of one connection; ``loop`` is the one that an async connection belongs to."""
+
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.connection = connection
+        self.loop = loop
+
+    def run(self, one_pass: Pass) -> Counts:
+        """Run a pass; from a thread other than the loop's, if there is a loop."""
+        if self.loop is None:
+            return self._run(one_pass)
+        return run_on(self.loop, self._spawn(one_pass))
+
+    def _run(self, one_pass: Pass) -> Counts:
+        # What is waiting for a COMMIT, which will never come.
+        write_now(self.connection)
+        try:
+            return one_pass(self.connection, self.connection)
+        finally:
+            if self.connection.in_transaction():
+                execute(self.connection, sql.STAY_IDLE)
+
+    async def _spawn(self, one_pass: Pass) -> Counts:
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
+
+        return await greenlet_spawn(self._run, one_pass)
+
+    def end(self) -> None:
+        """Do nothing: the connection is the test's."""
+
+
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Wait in this thread for what runs on an event loop, in another one."""
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+#: Outboxes that a test rolls back.
+rolled_back: WeakKeyDictionary[Outbox, TransactionRunner] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class PassRunners:
+    """Makes the runners of one call of ``act``, such as "drain"; ``loop`` is that of the test which waits for it."""
+
+    act: str
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def of(self, outbox: Outbox, what: str | None = None) -> Runner:
+        """Return a runner for the database of an outbox; ``what`` names the async function that is to run.
+
+        Raises:
+            InvalidHandler: it needs an event loop, and there is none.
+        """
+        from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
+
+        if (inside := rolled_back.get(outbox)) is not None:
+            if what is not None and inside.loop is None:
+                raise InvalidHandler(
+                    f"{self.act} can't run {what} on a sync connection; roll back with arolling_back()"
+                )
+            if inside.loop is not self.loop and inside.loop is not None:
+                raise InvalidHandler(f"{self.act} can't use an AsyncConnection; await a{self.act}")
+            return inside
+        if self.loop is None and what is not None:
+            raise InvalidHandler(f"{self.act} can't run {what}; await a{self.act}, or run a Worker")
+        if self.loop is None and not isinstance(outbox.engine, Engine):
+            raise InvalidHandler(
+                f"{self.act} needs an Outbox on a sync engine; await a{self.act} for an AsyncEngine, or run a Worker"
+            )
+        if self.loop is not None and what is not None:
+            return LoopRunner(self.loop, outbox.engine)
+        return EngineRunner(engine_of(outbox.engine))
+
+
+def read(runner: Runner, function: Callable[[Connection], T]) -> T:
+    """Return what a function of a connection returns, which is called in a transaction."""
+    results: list[T] = []
+
+    def one_pass(connection: Connection, _: Connection) -> Counts:
+        with begin(connection):
+            results.append(function(connection))
+        return Counts()
+
+    runner.run(one_pass)
+    return results[0]
+
+
+@contextmanager
+def source_connection(bind: Engine | AsyncEngine | str | None, connection: Connection) -> Iterator[Connection]:
+    """Yield a connection to a producer's database: ``connection`` if that is the consumer's."""
+    if bind is None:
+        yield connection
+        return
+    address = address_of(url_of(bind))
+    for outbox, inside in rolled_back.items():
+        if address_of(url_of(outbox.engine)) == address:
+            yield inside.connection
+            return
+    engine = engine_of(bind)
+    with engine.connect() as source:
+        yield source
+    if engine is not bind:
+        engine.dispose()
+
+
+async def in_thread(function: Callable[..., T], act: str, *args: Any, **options: Any) -> T:
+    """Run a function, which gets `PassRunners`, in another thread, so that async functions can run on this loop."""
+    runners = PassRunners(act, asyncio.get_running_loop())
+    return cast("T", await asyncio.to_thread(partial(function, runners, *args, **options)))

@@ -1,0 +1,90 @@
+"""Single steps of a test: dispatch, also inside the writer's own transaction, and rows made older."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.database.at_commit import savepoint
+from outbox.database.execute import Template, execute
+from outbox.database.sql import take_lock
+from outbox.dispatch import sql as dispatch_sql
+from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
+from outbox.message.model import Counts
+from outbox.testing import sql
+from outbox.testing.runners import TransactionRunner, read
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.app import Outbox
+    from outbox.database.engines import Runner
+    from outbox.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledParts:
+    """Which tables a database has."""
+
+    producer: bool
+    consumer: bool
+
+
+def parts(runner: Runner, outbox: Outbox) -> InstalledParts:
+    """Return which tables there are."""
+    ((row,),) = read(runner, lambda connection: execute(connection, sql.parts(outbox.settings.schema)))
+    return InstalledParts(*row)
+
+
+def dispatch(runner: Runner, outbox: Outbox) -> Counts:
+    """Dispatch all that is committed, and release all that is due."""
+    one = _dispatch_within if isinstance(runner, TransactionRunner) else _dispatch
+    return runner.run(lambda connection, _: one(connection, outbox.settings))
+
+
+def _dispatch(connection: Connection, settings: Settings) -> Counts:
+    total = release_due_once(connection, settings)
+    while True:
+        counts = dispatch_once(connection, settings)
+        total += counts
+        if not counts.more:
+            return total
+
+
+def _dispatch_within(connection: Connection, settings: Settings) -> Counts:
+    """Dispatch in the transaction that wrote the ops, of which no snapshot and so no cursor tells.
+
+    The lock is kept to the end of the test: another one that is rolled back on the same database waits for it here,
+    before it has written anything that both would.
+    """
+    total = Counts()
+    placement = dispatch_sql.Placement(settings.schema, settings.queues, settings.dispatch_batch, False)
+    with savepoint(connection):
+        lock = dispatch_lock(settings.schema)
+        execute(connection, take_lock(lock), dispatch_sql.try_turn(lock))
+        execute(connection, sql.write_late_ops(settings.schema), sql.wait_for_commit(settings.schema))
+        while True:
+            ids, (released, *_) = execute(
+                connection, sql.undispatched(settings.schema), placement.statement(dispatch_sql.RELEASE_DUE)
+            )
+            counts = Counts(taken=released[0], done=released[1])
+            if ids:
+                half_ids = [half_id for (half_id,) in ids]
+                append = placement.statement(dispatch_sql.APPEND_THESE, half_ids=half_ids)
+                (((ops, messages, scheduled, *_),),) = execute(connection, append)
+                counts += Counts(taken=ops, done=messages + scheduled)
+            total += counts
+            if not counts:
+                return total
+
+
+def age(
+    runner: Runner, outbox: Outbox, older: Template, by: dt.timedelta | None = None, ids: Sequence[UUID] | None = None
+) -> None:
+    """Make rows older, by so much, or so that they are due; those of some messages, or all."""
+    values = {"seconds": None if by is None else by.total_seconds(), "ids": None if ids is None else list(ids)}
+
+    read(runner, lambda connection: execute(connection, older(outbox.settings.schema, **values)))

@@ -1,0 +1,185 @@
+"""Find handlers that do something outside the database twice, when a message is handled twice.
+
+A worker may die between a handler's end and the COMMIT. The database forgets that run; a mail that was sent in it is
+out, and goes out again with the next run.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from difflib import ndiff
+from fnmatch import fnmatchcase
+from pprint import pformat
+from typing import TYPE_CHECKING, Any
+
+from outbox.database.session import JoinedSession
+from outbox.testing.faults import connection_of, replaced_handlers
+
+if TYPE_CHECKING:
+    from outbox.app import Outbox
+    from outbox.consumer.subscription import Handler, Subscription
+
+#: What the interpreter tells of the world outside (Python's table of audit events), with how many leading arguments are
+#: objects that say nothing.
+_EVENTS = {
+    **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg", "http.client.send", "smtplib.send"), 1),
+    **dict.fromkeys(
+        ("urllib.Request", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "sqlite3.connect"), 0
+    ),
+    **dict.fromkeys(
+        ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"), 0
+    ),
+}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+_recorded: ContextVar[list[str] | None] = ContextVar("outbox_recorded", default=None)
+_hooked: list[bool] = []
+
+
+class NotIdempotent(AssertionError):
+    """Handlers that did something outside the database once more when they were run again."""
+
+
+@contextmanager
+def running_twice(
+    outbox: Outbox, *, outside: Callable[[], Any] | None = None, ignore: Collection[str] = ()
+) -> Iterator[None]:
+    """Run each handler twice for a message until the block ends, and point out those that do more by the second run.
+
+    The first run is undone, as by a worker that dies before its COMMIT. Found is what both runs do: connections that
+    are opened, programs that are started, files that are written, as far as the interpreter tells of it (its audit
+    events); ``ignore`` has patterns of what may be repeated, such as ``"socket.connect(*, 6379))"``. And what
+    ``outside`` returns, such as the mails of a stand-in: it must be after the second run what it was after the first.
+
+    Raises:
+        NotIdempotent: at the end of the block, with what each handler did twice.
+        InvalidHandler: the outbox has no consumer.
+    """
+    reports: list[str] = []
+    if not _hooked:
+        _hooked.append(True)
+        sys.addaudithook(_hear)
+
+    def around(subscription: Subscription) -> Handler:
+        return _Twice(subscription, outside, tuple(ignore), reports).handler()
+
+    with replaced_handlers(outbox, around):
+        yield
+    if reports:
+        raise NotIdempotent(
+            "handlers aren't idempotent outside the database. Each was run twice for one message, of which the first "
+            "run was undone, as by a crash before the COMMIT:\n" + "\n".join(reports)
+        )
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run did outside."""
+
+    events: list[str] = field(default_factory=list)
+    state: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Twice:
+    """One handler, run twice."""
+
+    subscription: Subscription
+    outside: Callable[[], Any] | None
+    ignore: tuple[str, ...]
+    reports: list[str]
+
+    def handler(self) -> Handler:
+        """Return the handler to be called in its place."""
+        return self._async_twice if self.subscription.is_async else self._twice
+
+    def _twice(self, message: Any, session: Any) -> Any:
+        first, second = _Run(), _Run()
+        connection = connection_of(session)
+        with connection.begin_nested() as undone:
+            joined = JoinedSession(connection, is_async=False)
+            try:
+                with self._recorded(first, raising=False):
+                    joined.call(self.subscription.handler, message)
+                    joined.flush()
+            finally:
+                joined.close()
+                undone.rollback()
+        try:
+            with self._recorded(second):
+                return self.subscription.handler(message, session)
+        finally:
+            self._compare(message, first, second)
+
+    async def _async_twice(self, message: Any, session: Any) -> Any:
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession  # noqa: PLC0415 - needs greenlet
+
+        first, second = _Run(), _Run()
+        bind: AsyncConnection = await session.connection()
+        undone = await bind.begin_nested()
+        again = AsyncSession(bind, join_transaction_mode="rollback_only", expire_on_commit=False)
+        try:
+            with self._recorded(first, raising=False):
+                await self.subscription.handler(message, again)
+                await again.flush()
+        finally:
+            await again.close()
+            await undone.rollback()
+        try:
+            with self._recorded(second):
+                return await self.subscription.handler(message, session)
+        finally:
+            self._compare(message, first, second)
+
+    @contextmanager
+    def _recorded(self, run: _Run, *, raising: bool = True) -> Iterator[None]:
+        token = _recorded.set(run.events)
+        try:
+            yield
+        except Exception as error:
+            run.error = error
+            if raising:
+                raise
+        finally:
+            _recorded.reset(token)
+            run.state = copy.deepcopy(self.outside()) if self.outside else None
+
+    def _is_ignored(self, event: str) -> bool:
+        return any(fnmatchcase(event, pattern) for pattern in self.ignore)
+
+    def _compare(self, message: Any, first: _Run, second: _Run) -> None:
+        repeated = [event for event in dict.fromkeys(first.events) if event in second.events]
+        lines = [f"    done in both runs: {event}" for event in repeated if not self._is_ignored(event)]
+        if first.state != second.state:
+            lines.append("    outside, the second run changed something (- after the first, + after the second):")
+            one, other = (pformat(run.state, width=100).splitlines() for run in (first, second))
+            lines += [f"      {line.rstrip()}" for line in ndiff(one, other)]
+        if second.error is not None and first.error is None:
+            lines.append(f"    the first run returned, the second raised {second.error!r}")
+        if lines:
+            ids = ", ".join(str(each.id) for each in (message if isinstance(message, list) else [message]))
+            name = getattr(self.subscription.handler, "__qualname__", repr(self.subscription.handler))
+            of = f"group {self.subscription.group!r} of topic {self.subscription.topic!r}"
+            self.reports.append("\n".join([f"  {name} ({of}), message {ids}:", *lines]))
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    """Record what the running handler does. This is called for everything that happens in the process."""
+    if event not in _EVENTS or (events := _recorded.get()) is None:
+        return
+    if event == "open" and not _is_written(args):
+        return
+    shown = args[:2] if event == "open" else args[_EVENTS[event] :]
+    events.append(f"{event}({', '.join(repr(each)[:80] for each in shown)})")
+
+
+def _is_written(args: tuple[Any, ...]) -> bool:
+    _, mode, flags = args
+    return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & _WRITES)
