@@ -85,6 +85,6 @@ def _age(
     if parts.producer:
         steps.dispatch(runner, outbox)
     chosen = (producers if parts.producer else {}) | (consumers if parts.consumer else {})
-    for older, wanted in chosen.items():
-        if wanted:
+    for older, is_chosen in chosen.items():
+        if is_chosen:
             steps.age(runner, outbox, older, by, None if ids is None else list(ids))

@@ -195,10 +195,10 @@ def _hurry(connection: Connection, outbox: Outbox) -> Counts:
     return Counts()
 
 
-def _check(runners: PassRunners, outbox: Outbox, wanted: bool) -> Counts:
+def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
     """Check what is due. Checkers have connections of their own, which don't see a transaction that is rolled back."""
     if outbox in rolled_back:
-        if wanted:
+        if forced:
             _refuse_rolled_back(runners, outbox)
         return Counts()
 

@@ -203,9 +203,9 @@ def _report(
     found: Sequence[SentMessage],
     messages: Sequence[SentMessage],
 ) -> Iterator[str]:
-    wanted = ", ".join(f"{name}={value!r}" for name, value in expected.items()) or "anything"
+    description = ", ".join(f"{name}={value!r}" for name, value in expected.items()) or "anything"
     number = "at least one message" if times is None else "no message" if times == 0 else f"{times} message(s)"
-    yield f"expected {number} {state} with {wanted}"
+    yield f"expected {number} {state} with {description}"
     yield f"there {'is' if len(found) == 1 else 'are'} {len(found)}"
     if not messages:
         yield "nothing was sent at all"

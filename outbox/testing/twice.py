@@ -79,7 +79,7 @@ def running_twice(
 
 
 @dataclass(slots=True)
-class _Run:
+class _Effects:
     """What one run did outside."""
 
     events: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Twice:
         return self._async_twice if self.subscription.is_async else self._twice
 
     def _twice(self, message: Any, session: Any) -> Any:
-        first, second = _Run(), _Run()
+        first, second = _Effects(), _Effects()
         connection = connection_of(session)
         with connection.begin_nested() as undone:
             joined = JoinedSession(connection, is_async=False)
@@ -121,7 +121,7 @@ class _Twice:
     async def _async_twice(self, message: Any, session: Any) -> Any:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession  # noqa: PLC0415 - needs greenlet
 
-        first, second = _Run(), _Run()
+        first, second = _Effects(), _Effects()
         bind: AsyncConnection = await session.connection()
         undone = await bind.begin_nested()
         again = AsyncSession(bind, join_transaction_mode="rollback_only", expire_on_commit=False)
@@ -139,7 +139,7 @@ class _Twice:
             self._compare(message, first, second)
 
     @contextmanager
-    def _recorded(self, run: _Run, *, raising: bool = True) -> Iterator[None]:
+    def _recorded(self, run: _Effects, *, raising: bool = True) -> Iterator[None]:
         token = _recorded.set(run.events)
         try:
             yield
@@ -154,7 +154,7 @@ class _Twice:
     def _is_ignored(self, event: str) -> bool:
         return any(fnmatchcase(event, pattern) for pattern in self.ignore)
 
-    def _compare(self, message: Any, first: _Run, second: _Run) -> None:
+    def _compare(self, message: Any, first: _Effects, second: _Effects) -> None:
         repeated = [event for event in dict.fromkeys(first.events) if event in second.events]
         lines = [f"    done in both runs: {event}" for event in repeated if not self._is_ignored(event)]
         if first.state != second.state:
