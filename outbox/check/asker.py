@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 import json
-import logging
 import threading
 import time
 from collections import Counter
@@ -27,6 +26,8 @@ from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
 from outbox.message.model import Answer, Counts, Orphan, Resolution
 from outbox.settings import Settings
+from outbox.telemetry.events import HalfChecked, HalfParked
+from outbox.telemetry.hooks import Checking, emit, observed
 from outbox.text import error_text, storable, summary_of
 
 if TYPE_CHECKING:
@@ -42,15 +43,18 @@ def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answe
     """
     began = time.monotonic()
     try:
-        returned = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
-        if checker.is_async:
-            returned = wait_for(returned)
+        returned = observed(Checking(orphan), _call, checker, orphan, joined)
     except Exception as error:
-        return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
+        return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began, cause=error)
     seconds = time.monotonic() - began
     if joined and joined.rolled_back:
         return Answer(Resolution.UNKNOWN, "the checker rolled its session back", seconds)
     return _read(returned, seconds)
+
+
+def _call(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Any:
+    returned = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
+    return wait_for(returned) if checker.is_async else returned
 
 
 def _read(returned: Any, seconds: float) -> Answer:
@@ -64,8 +68,6 @@ def _read(returned: Any, seconds: float) -> Answer:
     kind = "" if returned is None else f" ({type(returned).__name__})"
     return Answer(Resolution.UNKNOWN, f"the checker returned {shown}{kind}, which is not a Resolution", seconds)
 
-
-logger = logging.getLogger("outbox.check")
 
 #: How long (seconds) a checker's statement may wait for a lock. It may be waiting for the very transaction that it is
 #: asked about: then UNKNOWN is the answer, and the connection is free for another question.
@@ -126,7 +128,7 @@ class Interview:
         if answer.decided_by is not None:
             with connection.begin():
                 execute(connection, self._answered(answer))
-        self.answer = answer
+        self._keep(answer)
         return Counts()
 
     def give_up(self) -> None:
@@ -150,16 +152,25 @@ class Interview:
         )
         with connection.begin():
             (parked,) = execute(connection, unknown)
-        self.answer = answer
+        self._keep(answer)
         self.parked = bool(parked and parked[0][0])
         if self.parked:
-            logger.warning(
-                "half message %s of topic %r is parked after %d checks without a verdict",
-                self.half_id,
-                self.checker.topic,
-                self.claim,
-                extra={"event": "half.parked", "half_id": str(self.half_id), "topic": self.checker.topic},
+            emit(HalfParked(half_id=self.half_id, topic=self.checker.topic, checks=self.claim))
+
+    def _keep(self, answer: Answer) -> None:
+        """Keep what was recorded, and tell it."""
+        self.answer = answer
+        emit(
+            HalfChecked(
+                half_id=self.half_id,
+                topic=self.checker.topic,
+                checks=self.claim,
+                resolution=answer.resolution.value,
+                seconds=answer.seconds,
+                reason=None if answer.error is None else answer.error.partition("\n")[0],
+                error=answer.cause,
             )
+        )
 
     def give_back(self, connection: Connection) -> None:
         """Undo the claim: nobody was asked."""
@@ -191,7 +202,7 @@ class Interview:
         except Exception as error:
             if is_lost(connection):
                 raise
-            return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began)
+            return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began, cause=error)
         finally:
             if transaction.is_active:
                 transaction.rollback()
@@ -231,7 +242,7 @@ class Interview:
 def unanswered(error: BaseException | None, seconds: float) -> Answer:
     """Return the answer of an interview that ended without one, or that was given up after so many seconds."""
     if error is not None:
-        return Answer(Resolution.UNKNOWN, summary_of(error), seconds)
+        return Answer(Resolution.UNKNOWN, summary_of(error), seconds, cause=error)
     return Answer(Resolution.UNKNOWN, f"no answer within {seconds:g} s: the checker was given up", seconds)
 
 

@@ -8,7 +8,6 @@ check appends the half again).
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -24,11 +23,18 @@ from outbox.database.execute import execute
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
+from outbox.telemetry.events import (
+    CheckerHangs,
+    CheckerMissing,
+    CheckSkipped,
+    CheckTimedOut,
+    FencesChecked,
+    HalfParked,
+)
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-logger = logging.getLogger("outbox.check")
 
 
 def worker_name() -> str:
@@ -60,11 +66,7 @@ def check_once(
     run = _Pass(connection, settings, checkers, asker, stopping, fences=bool(fenced))
     run.topics.extend(topic for topic in due if topic in checkers)
     for topic in asker.newly_unasked(set(due).difference(checkers)):
-        logger.warning(
-            "halves of topic %r wait for a check, and no checker is registered for it on this worker",
-            topic,
-            extra={"event": "check.no_checker", "topic": topic},
-        )
+        emit(CheckerMissing(topic=topic))
     return run.run() if fenced or run.topics or asker.busy else Counts()
 
 
@@ -83,6 +85,7 @@ def check_fences(connection: Connection, settings: Settings, *, limit: int | Non
         (((running, decided),),) = execute(
             connection, sql.try_fences(settings.schema, ids, settings.check_interval, worker_name())
         )
+    emit(FencesChecked(decided=decided, running=running))
     return Counts(taken=len(ids), done=decided, failed=running, more=len(ids) == batch)
 
 
@@ -129,11 +132,7 @@ class _Pass:
         while self.topics and self.asker.free > 0 and not self._over():
             topic = self.topics.popleft()
             if self.asker.rests(topic):
-                logger.error(
-                    "the checker of topic %r hangs in every thread it may have; its halves are left alone",
-                    topic,
-                    extra={"event": "check.hanging", "topic": topic},
-                )
+                emit(CheckerHangs(topic=topic))
                 continue
             limit = max(self.asker.free // (len(self.topics) + 1), 1)
             if self._claim(self.checkers[topic], limit) == limit:
@@ -150,6 +149,7 @@ class _Pass:
         for row in rows:
             if row[1] is None:
                 self.counts += Counts(taken=1, parked=1)
+                emit(HalfParked(half_id=row[0], topic=checker.topic, checks=checker.max_checks))
             else:
                 self.asker.begin(Interview.of(checker, self.settings, row))
         return len(rows)
@@ -159,26 +159,16 @@ class _Pass:
         if not interview.held:
             interview.give_back(self.connection)
             if answer is not None:
-                logger.warning(
-                    "nobody could be asked about half message %s of topic %r: %s",
-                    interview.half_id,
-                    topic,
-                    f"no connection within {interview.checker.timeout:g} s" if interview.abandoned else answer.error,
-                    extra={"event": "check.not_asked", "topic": topic, "half_id": str(interview.half_id)},
-                )
+                late = f"no connection within {interview.checker.timeout:g} s"
+                why = late if interview.abandoned else answer.error or ""
+                emit(CheckSkipped(half_id=interview.half_id, topic=topic, reason=why, error=answer.cause))
                 self._leave(topic)
             return
         if answer is not None:
             # Its own connection is gone, or was taken away.
             interview.record_unknown(self.connection, answer)
         if interview.abandoned:
-            logger.warning(
-                "the checker of topic %r gave no answer within %g s about half message %s",
-                topic,
-                interview.checker.timeout,
-                interview.half_id,
-                extra={"event": "check.timed_out", "topic": topic, "half_id": str(interview.half_id)},
-            )
+            emit(CheckTimedOut(half_id=interview.half_id, topic=topic, timeout=interview.checker.timeout))
             self._leave(topic)
         decided = interview.answer is not None and interview.answer.resolution is not Resolution.UNKNOWN
         self.counts += Counts(taken=1, done=int(decided), failed=int(not decided), parked=int(interview.parked))

@@ -14,10 +14,9 @@ No transaction spans two databases, and a worker may die between any two steps. 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
@@ -27,13 +26,17 @@ from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.message.model import Counts, Resolution
 from outbox.settings import Settings
+from outbox.telemetry.events import (
+    CompensationAttemptFailed,
+    CompensationEnded,
+    CompensationPostponed,
+    MessageCompensated,
+)
+from outbox.telemetry.hooks import emit
 from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-
-logger = logging.getLogger("outbox.compensate")
 
 #: How often a compensation is tried; and how long (seconds) after the first try the second comes. Each further wait is
 #: twice as long.
@@ -112,6 +115,8 @@ class _CompensationPass:
         except Postponed as postponed:
             self._items.leave(item, f"{sql.WAITS}{postponed}", postponed.seconds)
             state = "pending"
+            if not self._stopping():
+                emit(CompensationPostponed(**_names(item), reason=str(postponed)))
         return Counts(1, int(state == "done"), int(state == "pending"), int(state == "failed"))
 
     def _carry_out(self, item: CompensationItem) -> str:
@@ -127,6 +132,7 @@ class _CompensationPass:
         if why := _why_not(item, row):
             return self._end(item, why, databases)
         if item.attempts > MAX_ATTEMPTS:
+            emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts - 1, attempts=MAX_ATTEMPTS))
             return self._items.close(item, "failed", "failed: the worker died over it each time")
         consumed, quarantined = [], []
         for database in databases:
@@ -150,6 +156,7 @@ class _CompensationPass:
     def _refuse(self, item: CompensationItem, why: str) -> str:
         """End the item, for which nothing was quarantined; return its state."""
         state = "skipped" if item.cancelled_by is None else "cancelled"
+        emit(CompensationEnded(**_names(item), state=state, reason=why))
         return self._items.close(item, state, f"{sql.REFUSED}{why}")
 
     def _withdraw(self, item: CompensationItem, why: str, databases: list[InboxDatabase]) -> str:
@@ -201,12 +208,7 @@ class _CompensationPass:
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
         if run.done:
-            logger.info(
-                "the local transaction of message %s of topic %r is compensated",
-                item.message_id,
-                item.topic,
-                extra={"event": "message.compensated", "message_id": str(item.message_id), "topic": item.topic},
-            )
+            emit(MessageCompensated(**_names(item)))
             return "done"
         if isinstance(error, StaleItem):
             return self._check_again(item, databases, str(error))
@@ -217,20 +219,16 @@ class _CompensationPass:
         return self._failed(item, error)
 
     def _failed(self, item: CompensationItem, error: Exception) -> str:
-        logger.error(
-            "the compensation of topic %r failed for message %s (attempt %d of %d)",
-            item.topic,
-            item.message_id,
-            item.attempts,
-            MAX_ATTEMPTS,
-            exc_info=error,
-            extra={"event": "compensation.failed", "message_id": str(item.message_id), "topic": item.topic},
-        )
+        emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=MAX_ATTEMPTS, error=error))
         failure = summary_of(error)
         if item.attempts >= MAX_ATTEMPTS:
             return self._items.close(item, "failed", f"failed {item.attempts} times, at last: {failure}")
         outcome = f"failed: {failure} (attempt {item.attempts} of {MAX_ATTEMPTS})"
         return self._items.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
+
+
+def _names(item: CompensationItem) -> dict[str, Any]:
+    return {"message_id": item.message_id, "topic": item.topic, "bulk_job": item.key.bulk_job_id}
 
 
 def _why_not(item: CompensationItem, row: Row) -> str | None:

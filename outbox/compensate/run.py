@@ -20,6 +20,7 @@ from outbox.errors import InvalidMessage
 from outbox.message import content
 from outbox.message.model import Counts, Message, Park, Retry, Skip
 from outbox.settings import Settings
+from outbox.telemetry.hooks import Compensating, observed
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class CompensationRun:
         joined = JoinedSession(connection, is_async=self.compensation.is_async)
         self.called = True
         try:
-            result = joined.call(self.compensation.function, message)
+            result = observed(Compensating(message), joined.call, self.compensation.function, message)
             if joined.rolled_back:
                 raise CompensationFailed("the compensation rolled its session back; let it raise instead")
             if joined.ended:

@@ -183,7 +183,7 @@ def log(level: int, event: str, **fields: object) -> None:
     """Log an event with its fields: escaped to ASCII, and long texts cut."""
     if logger.isEnabledFor(level):
         cut = {name: value[:4000] if isinstance(value, str) else value for name, value in fields.items()}
-        logger.log(level, "%s %s", event, json.dumps(cut, default=str), extra={"event": event})
+        logger.log(level, "%s %s", event, json.dumps(cut, default=str), extra={"outbox_event": event})
 
 
 def log_failure(error: BaseException, **fields: object) -> None:

@@ -23,6 +23,7 @@ import enum
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 from uuid import UUID
@@ -37,19 +38,22 @@ from outbox.consumer.subscription import (
     TransactionEnded,
     counts_of,
     crashed,
+    event_of,
     failure_from,
     filter_of,
     run_handler,
     settle,
     to_entry,
 )
-from outbox.database.at_commit import at_commit
+from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, number_of, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
+from outbox.telemetry.events import BatchUndone, CrashFound, MessagesHandled
+from outbox.telemetry.hooks import emit, listeners
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -156,13 +160,16 @@ class QueueConsumer:
         except TransactionEnded as ended:
             counts = Counts(more=True)
             for entry in ended.entries:
-                state, count = self._record(connection, AttemptFailed(entry, ended.attempts, ended.failure))
+                failed = AttemptFailed(entry, ended.attempts, ended.failure)
+                failed.__cause__ = ended.__cause__
+                state, count = self._record(connection, failed)
                 counts += count
             return state, counts
         except AttemptFailed as failed:
             if failed.together > 1:
                 # Who of the batch it was is found out one by one.
                 self._one_by_one = self._subscription.batch
+                self._tell_undone(failed)
                 return State.WORKED, Counts(more=True)
             return self._record(connection, failed)
         except _Known:
@@ -197,6 +204,9 @@ class QueueConsumer:
             self._fresh = False
             if claims:
                 self._one_by_one = self._subscription.batch
+                group, topic, queue = self._queue.values
+                found = CrashFound(group=group, topic=topic, queue=queue, position=position, claims=claims)
+                after_commit(connection, partial(emit, found))
             self._append_offset(connection, position, claims + 1, message_id)
             return State.WORKED, Counts(more=True)
         if claims > self._settings.max_claims and self._is_to_run(candidates[0], known):
@@ -258,6 +268,7 @@ class QueueConsumer:
         _, _, attempts, *_ = known.get(entry.id, _NO_ROW)
         row = settle(self._subscription, entry, attempts, crashed(claims), self._settings.retry_jitter)
         at_commit(connection, sql.settle(self._queue, row))
+        after_commit(connection, partial(emit, event_of(self._subscription, self._queue.queue, row, None)))
         self._append_offset(connection, entry.position, 1, entry.id)
         self._one_by_one = max(self._one_by_one, 1)
         self._drop_ahead()
@@ -320,6 +331,8 @@ class QueueConsumer:
             self._refused(connection, error, entries, attempt)
         self._advance(last.position)
         self._one_by_one = left
+        if known_failed or (entries and listeners.hooks):
+            emit(_handled(self._queue, entries, attempt))
         return State.WORKED, Counts(taken=len(passed), done=len(entries))
 
     def _refused(self, connection: Connection, error: Exception, entries: list[Entry], attempt: int) -> NoReturn:
@@ -356,12 +369,23 @@ class QueueConsumer:
                 self._append_offset(connection, entry.position, 1 if self._one_by_one else 0, entry.id)
         if not blocked:
             self._advance(entry.position)
+        emit(event_of(subscription, queue, row, failed.__cause__))
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
+
+    def _tell_undone(self, failed: AttemptFailed) -> None:
+        group, topic, queue = self._queue.values
+        reason, error = failed.failure.error.partition("\n")[0], failed.__cause__
+        emit(BatchUndone(group=group, topic=topic, queue=queue, size=failed.together, reason=reason, error=error))
 
     def _advance(self, position: int) -> None:
         while self._ahead and self._ahead[0].position <= position:
             self._ahead.popleft()
         self._position = position
+
+
+def _handled(queue: GroupQueue, entries: list[Entry], attempt: int) -> MessagesHandled:
+    ids = tuple(entry.id for entry in entries)
+    return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
 
 
 _PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
@@ -400,6 +424,7 @@ def _retry_next(connection: Connection, source: Connection, subscription: Subscr
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
         with begin(connection):
             at_commit(connection, sql.settle(queue_of_group, row))
+        emit(event_of(subscription, queue, row, failed.__cause__))
         return counts_of(row)
 
 
@@ -417,6 +442,7 @@ def _try_again(
         if sql.ENDED in str(error):
             raise TransactionEnded([entry], attempt) from error
         raise AttemptFailed(entry, attempt, failure_from(error)) from error
+    emit(_handled(queue_of_group, [entry], attempt))
     return Counts(taken=1, done=1, more=True)
 
 

@@ -18,19 +18,20 @@ are of one moment, and what follows that offset is read again.
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.consumer import sql
+from outbox.database.at_commit import after_commit
 from outbox.database.execute import execute, read_source
+from outbox.telemetry.events import LogWentBack
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.database.sql import GroupQueue
-
-logger = logging.getLogger("outbox.consumer")
 
 #: Messages that are compared at a time.
 _COMPARED = 1_000
@@ -57,12 +58,16 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
     (committed,) = read_source(source, sql.committed(queue.schema, ids=[row[0] for row in had]))
     lost = sorted({row[0] for row in had} - {row[0] for row in committed})
     execute(connection, sql.go_back(queue.schema, **values, id=message_id, lost=lost))
-    logger.error(
-        "the log of topic %r, queue %d went back behind the offset of group %r (a fail-over, a restore): the group goes"
-        " on after position %d, not %d; the producer has lost %d messages that the group has",
-        *(queue.topic, queue.queue, queue.group, agreed, position, len(lost)),
-        extra={"event": "log.went_back", **values, "lost": [str(id_) for id_ in lost]},
+    event = LogWentBack(
+        group=queue.group,
+        topic=queue.topic,
+        queue=queue.queue,
+        agreed=agreed,
+        position=position,
+        count=len(lost),
+        lost=tuple(lost),
     )
+    after_commit(connection, partial(emit, event))
     return True
 
 

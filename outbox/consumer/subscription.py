@@ -15,6 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -24,6 +25,8 @@ from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import check_group, check_topic
 from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
+from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped, TelemetryEvent
+from outbox.telemetry.hooks import Handling, observed, observers
 from outbox.text import error_text, kind_of_error, kind_of_text, storable
 
 if TYPE_CHECKING:
@@ -258,6 +261,23 @@ def counts_of(row: InboxUpdate) -> Counts:
     )
 
 
+def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: BaseException | None) -> TelemetryEvent:
+    """Return what is told of one message that was settled so, because of an error or of the handler's answer."""
+    facts: dict[str, Any] = {
+        "group": subscription.group,
+        "topic": subscription.topic,
+        "queue": queue,
+        "position": row.position,
+        "message_id": row.id,
+        "attempt": row.attempts,
+        "reason": (row.error or "").partition("\n")[0],
+        "error": error,
+    }
+    if row.status == Status.FAILED:
+        return MessageFailed(**facts, delay=row.delay or 0.0)
+    return MessageParked(**facts) if row.status == Status.PARKED else MessageSkipped(**facts)
+
+
 def run_handler(connection: Connection, subscription: Subscription, entries: Sequence[Entry], attempt: int) -> None:
     """Call the handler for what the filter lets through, in one session that is joined to the running transaction.
 
@@ -276,10 +296,13 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
     messages[0].attempt = attempt
     joined = JoinedSession(connection, is_async=subscription.is_async)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
+    call = (
+        partial(_observed_call, joined, subscription) if observers.hooks else partial(joined.call, subscription.handler)
+    )
     entry = entries[0]
     try:
         for entry, argument in zip(entries, arguments, strict=False):
-            answer = joined.call(subscription.handler, argument)
+            answer = call(argument)
             if joined.ended and not is_lost(connection):
                 raise TransactionEnded(_until(entries, entry, subscription), attempt)
             joined.flush()
@@ -297,6 +320,12 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
         raise AttemptFailed(entry, attempt, failure_from(error), len(entries)) from error
     finally:
         joined.close()
+
+
+def _observed_call(joined: JoinedSession, subscription: Subscription, argument: Message | list[Message]) -> Any:
+    messages = argument if isinstance(argument, list) else [argument]
+    activity = Handling(subscription.group, subscription.topic, messages[0].queue, messages)
+    return observed(activity, joined.call, subscription.handler, argument)
 
 
 def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:

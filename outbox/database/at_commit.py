@@ -29,8 +29,8 @@ class Writer(Protocol):
 
     def __call__(
         self, connection: Connection, values: Sequence[Any], *, then_commit: bool
-    ) -> tuple[list[Statement], Statement | None]:
-        """Return the statements for the round trip of the COMMIT, and one to run after it.
+    ) -> tuple[list[Statement], Statement | None, list[Callable[[], None]]]:
+        """Return the statements for the round trip of the COMMIT, one to run after it, and what is called then.
 
         ``values`` are in the order in which they were added. ``then_commit`` is False in a two-phase transaction, which
         only prepares now.
@@ -52,10 +52,14 @@ Source = Callable[[Connection], list[Item]]
 
 @dataclass(slots=True)
 class Pending:
-    """The items of one connection's transaction, each with the open savepoints it was added in, and their sources."""
+    """The items of one connection's transaction, each with the open savepoints it was added in, and their sources.
+
+    ``committed`` is called after the COMMIT.
+    """
 
     items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
+    committed: list[Callable[[], None]] = field(default_factory=list)
 
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
@@ -94,6 +98,15 @@ def at_commit(connection: Connection, *statements: Statement) -> None:
     """Have statements written in the round trip of this connection's COMMIT, after what writers make."""
     inside = savepoints(connection)
     _pending_of(connection).items.extend((new_item(statement), inside) for statement in statements)
+
+
+def after_commit(connection: Connection, function: Callable[[], None]) -> None:
+    """Have a function called once this connection's transaction has committed, and never if it doesn't.
+
+    The function must not raise: nobody could undo what is committed. In a two-phase transaction it isn't called, since
+    who commits that, and when, isn't known here; nor after `write_now`, which is for what tests roll back.
+    """
+    _pending_of(connection).committed.append(function)
 
 
 def write_now(connection: Connection) -> None:
@@ -220,10 +233,15 @@ def _write(connection: Connection, *, then_commit: bool) -> None:
     items.sort(key=lambda item: item.number)
     statements: list[Statement] = []
     afterwards: Statement | None = None
+    committed = list(pending.committed)
     for writer in {item.writer: None for item in items if item.writer is not None}:
         values = [item.value for item in items if item.writer is writer]
-        made, afterwards = writer(connection, values, then_commit=then_commit)
+        made, afterwards, waiting = writer(connection, values, then_commit=then_commit)
         statements += made
+        committed += waiting
     statements += [item.value for item in items if item.writer is None]
-    if statements:
+    # Who waits for the COMMIT must know that it succeeded, so it is sent here although there is nothing to write.
+    if statements or (committed and then_commit):
         execute(connection, *statements, then_commit=then_commit, afterwards=afterwards)
+    for function in committed if then_commit else ():
+        function()

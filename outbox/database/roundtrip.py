@@ -16,7 +16,6 @@ Sources: libpq documentation, "Pipeline Mode"; psycopg documentation, "Prepared 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.generators import fetch_many, send
 
 from outbox.database.execute import COMMIT, UNPREPARED, Row, in_order, numbered
+from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -40,8 +41,6 @@ Values = Sequence[Any] | Mapping[str, Any]
 
 #: The first version of psycopg whose private parts are known, and the first that isn't known yet; as in pyproject.toml.
 KNOWN = ((3, 2), (3, 4))
-
-logger = logging.getLogger("outbox.database")
 
 _DONE = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 
@@ -125,7 +124,7 @@ class RoundTrip:
             done = [sending.result.command_status for sending in self._sent if sending.result is not None]
             if not committed and b"COMMIT" not in done:
                 raise error
-            logger.debug("after the commit: %s", error, extra={"event": "roundtrip.afterwards_failed"})
+            emit(AfterCommitFailed(reason=str(error), error=error))
         return [sending.rows() for sending in self._sent]
 
     def _dump(self, sql: str, values: Values) -> _Sending:

@@ -30,19 +30,22 @@ Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Informa
 
 from __future__ import annotations
 
-import logging
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.database import sql as database_sql
+from outbox.database.at_commit import after_commit
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index, take_lock
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, HalvesHidden
 from outbox.message.model import Counts
+from outbox.telemetry.events import EpochBegun, HalfMissing
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,8 +54,6 @@ if TYPE_CHECKING:
 
     from outbox.database.execute import Row, Statement
     from outbox.settings import Settings
-
-logger = logging.getLogger("outbox.dispatch")
 
 NOTHING = Counts()
 
@@ -151,29 +152,21 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
 
 def _tell_missing(half_ids: Sequence[UUID] | None) -> None:
     for half_id in half_ids or ():
-        logger.error(
-            "the committed half message %s is gone: somebody has deleted it, and it can't become a message",
-            half_id,
-            extra={"event": "dispatch.half_missing", "half_id": str(half_id)},
-        )
+        emit(HalfMissing(half_id=half_id))
 
 
 def _append(connection: Connection, placement: sql.Placement, *statements: Statement) -> list[Row]:
     """Run statements of which the first appends messages, under the lock; return its rows."""
     begin = plan_by_index(), COMMIT_SYNCHRONOUSLY, sql.begin_epoch(placement.schema)
     _, _, begun, appended, *_ = execute(connection, *begin, *statements)
-    _tell(begun)
+    if begun:
+        after_commit(connection, partial(_tell, begun))
     return appended
 
 
 def _tell(begun: list[Row]) -> None:
     for epoch, before, now in begun:
-        logger.warning(
-            "the log of messages is another one, which may have lost what consumers have seen (a fail-over, a restore):"
-            " its positions go on in epoch %d",
-            epoch,
-            extra={"event": "log.epoch", "epoch": epoch, "log_before": before, "log": now},
-        )
+        emit(EpochBegun(epoch=epoch, log_before=before, log=now))
 
 
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:

@@ -123,13 +123,15 @@ class Orphan(_Decoded):
 class Answer:
     """What came of one check: the resolution, and why it is UNKNOWN where something went wrong.
 
-    ``seconds`` is how long the answer took; ``decided_by`` tells who had decided the half before the answer came.
+    ``seconds`` is how long the answer took; ``decided_by`` tells who had decided the half before the answer came;
+    ``cause`` is what the checker raised.
     """
 
     resolution: Resolution
     error: str | None = None
     seconds: float = 0.0
     decided_by: str | None = None
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,6 +20,8 @@ from outbox.database.session import wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import InvalidHandler
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
+from outbox.telemetry.events import RollbackFailed
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 KeyOf = Callable[[Any], str | None]
-
-log = logging.getLogger("outbox.producer")
 
 
 class _Injected:
@@ -247,4 +246,4 @@ def _noting(error: BaseException, half_id: UUID) -> Iterator[None]:
         yield
     except Exception as failure:
         error.add_note(f"half message {half_id} was not rolled back ({failure}); the check will decide it")
-        log.warning("half.rollback_failed", extra={"half_id": str(half_id)}, exc_info=failure)
+        emit(RollbackFailed(half_id=half_id, error=failure))

@@ -24,6 +24,8 @@ from weakref import WeakKeyDictionary
 from outbox.database.execute import Statement, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import sql
+from outbox.telemetry.events import SendRefused
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -66,7 +68,9 @@ class _Gauge:
         for topic, prepared in arrivals:
             if topic in self.full and (prepared or not self.limit.of_prepared):
                 limit = self.limit
-                raise OutboxBusy(topic, limit.what, self.full[topic], limit.value, limit.setting)
+                waiting = self.full[topic]
+                emit(SendRefused(topic=topic, waiting=waiting, setting=limit.setting, limit=limit.value))
+                raise OutboxBusy(topic, limit.what, waiting, limit.value, limit.setting)
 
 
 class FlowControl:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -44,6 +45,8 @@ from outbox.message import content
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.sql import write_halves, write_late
+from outbox.telemetry.events import MessagesSent
+from outbox.telemetry.hooks import Sending, committed, emit, listeners, send_hooks, sending
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -64,6 +67,7 @@ class Write:
     """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
 
     ``flow`` may refuse it: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
+    ``sending`` is what send hooks wait for.
     """
 
     schema: str
@@ -72,6 +76,7 @@ class Write:
     preparation: Preparation | None = None
     nudge: bool = False
     flow: FlowControl | None = None
+    sending: Sequence[Sending] = ()
 
     def refuse_now(self, engine: Engine) -> None:
         """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
@@ -138,7 +143,7 @@ def _count_bytes(
 
 def _write(
     connection: Connection, values: Sequence[Write | Intent], *, then_commit: bool
-) -> tuple[list[Statement], Statement | None]:
+) -> tuple[list[Statement], Statement | None, list[Callable[[], None]]]:
     """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
     refuse_autocommit(connection)
     writes = [value for value in values if isinstance(value, Write)]
@@ -153,15 +158,27 @@ def _write(
     for write in writes:
         by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
     statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
+    waiting = [partial(_tell_sent, writes)] if listeners.hooks or any(write.sending for write in writes) else []
     if intents:
         # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
         if statements:
             execute(connection, *statements)
         for intent in intents:
             decide_first(connection, intent.schema, intent.half_id, intent.resolution)
-        return [], None
+        return [], None, [*waiting]
     worth_it = then_commit and _is_worth_a_nudge(connection, writes)
-    return statements, nudge(writes[0].schema) if worth_it else None
+    return statements, nudge(writes[0].schema) if worth_it else None, [*waiting]
+
+
+def _tell_sent(writes: Sequence[Write]) -> None:
+    for write in writes:
+        committed(write.sending)
+    if listeners.hooks:
+        ids: dict[tuple[str, bool], list[UUID]] = {}
+        for write in writes:
+            ids.setdefault((write.half.topic, write.preparation is not None), []).append(write.half.id)
+        for (topic, prepared), of_topic in ids.items():
+            emit(MessagesSent(topic=topic, message_ids=tuple(of_topic), prepared=prepared))
 
 
 def _is_worth_a_nudge(connection: Connection, writes: list[Write]) -> bool:
@@ -396,6 +413,15 @@ def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> b
     return False
 
 
+def _with_added_headers(half: HalfMessage) -> tuple[HalfMessage, Sequence[Sending]]:
+    """Return the message with the headers that send hooks add; those that can't be stored are left out."""
+    added = sending(half) if send_hooks.hooks else ()
+    for each in added:
+        with suppress(InvalidMessage):
+            half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
+    return half, added
+
+
 class Producer:
     """The producer's half of an `Outbox`: bound to a database, a producer group and settings."""
 
@@ -450,9 +476,9 @@ class Producer:
 
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
-        limit = self._settings.max_transaction_bytes
-        half = self._half(topic, message)
-        return self._add(carrier, Write(self.schema, half, limit, nudge=self._settings.listen, flow=self._flow))
+        half, added = _with_added_headers(self._half(topic, message))
+        limit, nudge = self._settings.max_transaction_bytes, self._settings.listen
+        return self._add(carrier, Write(self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added))
 
     def prepare(
         self,
@@ -464,11 +490,11 @@ class Producer:
         fenced: bool = False,
     ) -> Any:
         """See `Outbox.prepare`."""
-        half = self._half(topic, message)
+        half, added = _with_added_headers(self._half(topic, message))
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
         preparation = Preparation(fenced, float(own))
         limit = self._settings.max_transaction_bytes
-        return self._add(carrier, Write(self.schema, half, limit, preparation, flow=self._flow))
+        return self._add(carrier, Write(self.schema, half, limit, preparation, flow=self._flow, sending=added))
 
     def _add(self, carrier: AnyCarrier, write: Write) -> Any:
         """Write with the transaction of ``carrier``; return the id, or what to await for it."""

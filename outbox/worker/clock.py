@@ -31,15 +31,21 @@ class Clock:
         quiet = logging.getLogger("outbox.worker.scheduler")
         for logger in (quiet, logging.getLogger("apscheduler.executors.default")):
             logger.setLevel(logging.ERROR)
+        self._jobs = SteadyJobStore()
         self._scheduler = BackgroundScheduler(
             logger=quiet,
             timezone=dt.UTC,
-            jobstores={"default": SteadyJobStore()},
+            jobstores={"default": self._jobs},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
         # The scheduler can't be shut down while it starts: it would join a thread that isn't there yet.
         self._turn = threading.RLock()
         self._stopped = False
+
+    @property
+    def beat_at(self) -> float:
+        """When the scheduler read its clock last, by `time.monotonic`; at least every second while it runs."""
+        return self._jobs.beat_at
 
     def every(self, name: str, seconds: float, function: Callable[[], None]) -> None:
         """Call a short function after so many seconds, give or take a tenth, and again and again.
@@ -77,9 +83,11 @@ class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has n
         super().__init__()
         self._offset = offset
         self._last = offset()
+        self.beat_at = time.monotonic()
 
     def get_due_jobs(self, now: dt.datetime) -> list[Any]:
         """Return the jobs to start now."""
+        self.beat_at = time.monotonic()
         last, self._last = self._last, self._offset()
         if abs(self._last - last) > _JUMP:
             for job in self.get_all_jobs():

@@ -8,7 +8,6 @@ clock when its longest wait is over.
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import math
 import random
 import threading
@@ -17,11 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from outbox.database.engines import Pass
+from outbox.database.execute import kind_of
+from outbox.errors import ErrorKind
 from outbox.message.model import Counts
+from outbox.telemetry.events import PassCutOff, PassEnded, PassFailed, PassRecovered
+from outbox.telemetry.hooks import emit, listeners
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
-
-logger = logging.getLogger("outbox.worker")
 
 #: How long (seconds) a duty stays hot after its last work: it runs by itself, in waits from _HOT_FIRST to _HOT_CAP.
 QUIET_AFTER = 1.0
@@ -65,12 +66,14 @@ class Health:
     """How a duty fares. Times are those of this host, for operators to read.
 
     ``failures`` counts the failed passes since the last success; ``last_error`` stays after a recovery.
+    ``connection_lost``: the last pass failed because a database is out of reach.
     """
 
     last_success: dt.datetime | None = None
     last_error: str | None = None
     last_error_at: dt.datetime | None = None
     failures: int = 0
+    connection_lost: bool = False
 
 
 class Lane:
@@ -118,6 +121,11 @@ class Lane:
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def turns(self, since: float) -> bool:
+        """Does the thread live, and run what has been due since a monotonic time? A pass that takes long is no stop."""
+        duty = min(self.duties, key=lambda each: each.due_at)
+        return self._thread.is_alive() and (self._running is not None or duty.due_at > since)
 
     @property
     def running(self) -> str:
@@ -207,6 +215,7 @@ class Duty:
 
     def _attempt(self) -> Counts | None:
         """Run one pass; return None where it failed, which never ends the duty."""
+        began = time.perf_counter()
         try:
             counts = self._lane.runner.run(self._pass)
         except BaseException as error:  # even a handler's SystemExit: the duty goes on
@@ -214,35 +223,40 @@ class Duty:
             counts = None
         else:
             self._succeeded()
+            if counts is not None and listeners.hooks:
+                self._tell(counts, time.perf_counter() - began)
         if self._after and (counts is None or counts):
             self._after()
         return counts
 
+    def _tell(self, counts: Counts, seconds: float) -> None:
+        emit(
+            PassEnded(
+                duty=self.name,
+                seconds=seconds,
+                taken=counts.taken,
+                done=counts.done,
+                failed=counts.failed,
+                parked=counts.parked,
+            )
+        )
+
     def _failed(self, error: BaseException) -> None:
         if self._lane.stopping.is_set():
-            logger.debug("duty %s was cut off", self.name, exc_info=error, extra={"event": "duty.cut_off"})
+            emit(PassCutOff(duty=self.name, error=error))
             return
         before, text = self.health, f"{type(error).__name__}: {error}"
-        self.health = replace(
-            before, last_error=text, last_error_at=dt.datetime.now(dt.UTC), failures=before.failures + 1
-        )
-        # An outage is one line in the log, not one for each try.
-        news = before.failures == 0 or type(error).__name__ != (before.last_error or "").partition(":")[0]
-        logger.log(
-            logging.ERROR if news else logging.DEBUG,
-            "duty %s failed and will be tried again",
-            self.name,
-            exc_info=error if news else None,
-            extra={"event": "duty.failed", "duty": self.name, "failures": self.health.failures, "error": text},
-        )
+        lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
+        now = dt.datetime.now(dt.UTC)
+        self.health = replace(before, last_error=text, last_error_at=now, failures=failures, connection_lost=lost)
+        same = before.failures > 0 and type(error).__name__ == (before.last_error or "").partition(":")[0]
+        why, of = text.partition("\n")[0], self.name
+        emit(PassFailed(duty=of, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error))
 
     def _succeeded(self) -> None:
         failures = self.health.failures
-        self.health = replace(self.health, last_success=dt.datetime.now(dt.UTC), failures=0)
+        now = dt.datetime.now(dt.UTC)
+        self.health = replace(self.health, last_success=now, failures=0, connection_lost=False)
         if failures:
             self._backoff.reset()
-            logger.info(
-                "duty %s works again",
-                self.name,
-                extra={"event": "duty.recovered", "duty": self.name, "failures": failures},
-            )
+            emit(PassRecovered(duty=self.name, failures=failures))

@@ -6,7 +6,6 @@ working only while notifications do arrive; when none came for a while, one is s
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,10 +15,10 @@ from typing import Any
 from outbox.database.engines import discard
 from outbox.database.execute import driver_of
 from outbox.database.sql import PROBE, listen
+from outbox.telemetry.events import ListenerLost, ListenerSilent, ListenerWorking
+from outbox.telemetry.hooks import emit
 from outbox.worker.connections import WorkerDatabase, cut
 from outbox.worker.duty import Backoff, jittered
-
-logger = logging.getLogger("outbox.worker")
 
 #: Seconds without a notification after which a probe is sent, and in which it must arrive.
 PROBE_AFTER = 30.0
@@ -110,19 +109,12 @@ class Listener:
         if working == self.working:
             return
         self.working = working
-        fields = {"database": self._database.name}
         if working:
-            logger.info(
-                "notifications from %s arrive", self._database.name, extra={"event": "listener.working", **fields}
-            )
+            emit(ListenerWorking(database=self._database.name))
             return
         # The longest wait of all consumers has just become shorter.
         self._wake(None)
-        logger.warning(
-            "notifications from %s do not arrive (is there a transaction pooler?); polling goes on without them",
-            self._database.name,
-            extra={"event": "listener.silent", **fields},
-        )
+        emit(ListenerSilent(database=self._database.name))
 
     def _failed(self, error: Exception) -> None:
         self._driver = None
@@ -131,11 +123,5 @@ class Listener:
             self._wake(None)
         if self._stopping.is_set():
             return
-        logger.log(
-            logging.DEBUG if self._lost else logging.WARNING,
-            "listening on %s ended and will be tried again: %s",
-            self._database.name,
-            error,
-            extra={"event": "listener.lost", "database": self._database.name},
-        )
+        emit(ListenerLost(database=self._database.name, reason=str(error), repeated=self._lost, error=error))
         self._lost = True

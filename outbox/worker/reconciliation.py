@@ -14,7 +14,8 @@ import importlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apscheduler.triggers.cron import CronTrigger
 
@@ -25,6 +26,14 @@ from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Interrupted, Job, Reconciliation
 from outbox.reconcile.record import last_scheduled
+from outbox.telemetry.events import (
+    ReconciliationFailed,
+    ReconciliationFinished,
+    ReconciliationInterrupted,
+    ReconciliationReportFailed,
+    TelemetryEvent,
+)
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -138,7 +147,7 @@ class _Stoppable:
 
     def say(self, sentence: str) -> None:
         """Something was decided."""
-        logger.debug("%s", sentence, extra={"event": "reconcile.plan"})
+        logger.debug("%s", sentence, extra={"outbox_event": "reconcile.plan"})
 
 
 class Reconciler:
@@ -211,21 +220,20 @@ class Reconciler:
         try:
             result = reconcile(job, self._progress, ids)
         except Interrupted:
-            self._log(logging.INFO, "was interrupted, and will be run again", "reconcile.interrupted")
+            self._tell(ReconciliationInterrupted, "was interrupted, and will be run again")
             return False
         except Exception as error:  # the duty goes on, and the record says when it is due again
-            self._log(logging.ERROR, why_of(error, job), "reconcile.failed")
+            self._tell(ReconciliationFailed, why_of(error, job))
             logger.debug("%s failed", self.name, exc_info=error)
             return False
         reached = verdict(result)
-        level = logging.WARNING if reached.left or reached.measures else logging.INFO
-        self._log(level, reached.sentence, "reconcile.finished")
+        self._tell(ReconciliationFinished, reached.sentence, clean=not (reached.left or reached.measures))
         try:
             if self._declared.report is not None:
                 self._declared.report(result)
         except Exception as error:  # it is the application's function
-            self._log(logging.ERROR, f"its report failed: {why_of(error, job)}", "reconcile.report_failed")
+            self._tell(ReconciliationReportFailed, f"its report failed: {why_of(error, job)}", error=error)
         return True
 
-    def _log(self, level: int, what: str, event: str) -> None:
-        logger.log(level, "%s: %s", self.name, what, extra={"event": event, "reconciliation": self._declared.name})
+    def _tell(self, kind: Callable[..., TelemetryEvent], sentence: str, **facts: Any) -> None:
+        emit(kind(duty=self.name, reconciliation=self._declared.name, sentence=sentence, **facts))

@@ -6,7 +6,6 @@ The console and the doctor read it; no work depends on it.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import threading
@@ -26,6 +25,8 @@ from outbox.message.model import Counts, uuid7
 from outbox.operator.health.locks import held_locks
 from outbox.operator.health.rules import Thresholds
 from outbox.operator.health.stats import as_sample, stats
+from outbox.telemetry.events import LockHeld, SampleFailed, StatisticsRead
+from outbox.telemetry.hooks import emit, listeners
 from outbox.text import database_address, storable, summary_of
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
     from outbox.settings import Settings
-
-logger = logging.getLogger("outbox.worker")
 
 #: How long (seconds) a statement of a sample may run: a sample holds up prune and probes.
 _SAMPLE_SECONDS = 2.0
@@ -65,6 +64,12 @@ RETURNING sampled_at::text
 
 #: Write the statistics, as JSON, of a minute.
 _WRITE_SAMPLE = Template("UPDATE {s}.stats_sample SET stats = %s::jsonb WHERE sampled_at = %s::timestamptz")
+
+#: The newest sample. Rows: ``(statistics as JSON text, age in s)``.
+_NEWEST_SAMPLE = Template("""
+SELECT stats::text, extract(epoch FROM clock_timestamp() - sampled_at)::float8
+  FROM {s}.stats_sample WHERE stats ? 'topics' ORDER BY sampled_at DESC LIMIT 1
+""")
 
 #: Delete the row of a worker that ends in order.
 _LEAVE = Template("DELETE FROM {s}.worker WHERE id = %s")
@@ -141,7 +146,16 @@ class Reporter:
 
         duties = {duty.name: health_of(duty) for duty in self._duties}
         facts = Facts(self._id, self._name, __version__, self._roles, handlers_of(self._outbox), duties)
-        return report_once(connection, self._settings, facts, self._sample)
+        counts = report_once(connection, self._settings, facts, self._sample)
+        if listeners.hooks:
+            self._tell_statistics(connection)
+        return counts
+
+    def _tell_statistics(self, connection: Connection) -> None:
+        with connection.begin():
+            (newest,) = execute(connection, _NEWEST_SAMPLE(self._settings.schema))
+        for text, age in newest:
+            emit(StatisticsRead(age=age, statistics=json.loads(text)))
 
     def goodbye(self, runner: OwnRunner) -> None:
         """Delete the worker's row, on a connection that is open; whatever hinders it, the worker ends in time."""
@@ -166,10 +180,7 @@ class Reporter:
             if is_lost(connection):
                 raise
             why = summary_of(error).partition("\n")[0]
-            if not self._sampling_failed:
-                logger.warning(
-                    "no sample of the statistics could be taken: %s", why, extra={"event": "report.sample_failed"}
-                )
+            emit(SampleFailed(reason=why, repeated=self._sampling_failed, error=error))
             self._sampling_failed = True
             return {"error": why}
         self._sampling_failed = False
@@ -180,15 +191,7 @@ class Reporter:
         with connection.begin():
             read = partial(execute, connection)
             for held in held_locks(read, self._settings.schema, parts, Thresholds().lock):
-                logger.warning(
-                    "the lock of %s has been held for %.0f s by one transaction: pid %s (%s) of %s",
-                    held.lock,
-                    held.age,
-                    held.pid,
-                    held.state,
-                    held.client,
-                    extra={"event": "lock.held", **asdict(held)},
-                )
+                emit(LockHeld(**asdict(held)))
 
 
 def health_of(duty: Duty) -> dict[str, Any]:

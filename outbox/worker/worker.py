@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 import time
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 from outbox.database import migration
 from outbox.database.grants import require_privileges
 from outbox.errors import InvalidSettings
+from outbox.telemetry.events import WorkerCutOff, WorkerStarted, WorkerStopped, WorkerStopping
+from outbox.telemetry.hooks import emit
 from outbox.worker.clock import Clock
 from outbox.worker.duty import Health
 from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
@@ -21,9 +22,9 @@ from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
 if TYPE_CHECKING:
     from outbox.app import Outbox
 
-logger = logging.getLogger("outbox.worker")
-
 _POLL = 0.5
+#: Seconds after which a loop that did not turn is stuck. It turns every second.
+_STUCK_AFTER = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,6 +53,7 @@ class Worker:
         self._stop_once = threading.Lock()
         self._drained: bool | None = None
         self._plan: Plan | None = None
+        self._running = False
         self._clock = Clock()
         # Its put() may interrupt itself, as a signal handler does; an Event's set() would deadlock.
         self._news: SimpleQueue[int | None] = SimpleQueue()
@@ -89,11 +91,8 @@ class Worker:
         for listener in plan.listeners.values():
             listener.start()
         self._clock.start()
-        logger.info(
-            "worker started with %d duties",
-            len(plan.duties),
-            extra={"event": "worker.started", "duties": [duty.name for duty in plan.duties]},
-        )
+        self._running = True
+        emit(WorkerStarted(count=len(plan.duties), duties=tuple(duty.name for duty in plan.duties)))
 
     def stop(self, timeout: float | None = None) -> bool:
         """Drain and end: begin no new pass, wait for running handlers, close the connections.
@@ -140,6 +139,28 @@ class Worker:
         """Return how each duty fares, by its name; empty before the start."""
         return {duty.name: duty.health for duty in self._plan.duties} if self._plan else {}
 
+    def is_alive(self) -> bool:
+        """Do the loops turn? A worker that hasn't started, or is stopping, is alive; a handler that takes long is too.
+
+        If this is False, only another process can help.
+        """
+        plan = self._plan
+        if plan is None or not self._running or self._stopping.is_set():
+            return True
+        long_ago = time.monotonic() - _STUCK_AFTER
+        return self._clock.beat_at > long_ago and all(lane.turns(long_ago) for lane in plan.lanes)
+
+    def is_ready(self) -> bool:
+        """Is it started, on migrated databases, with all its duties at work, and every connection there?
+
+        It isn't before its first report was written, while a database is out of reach, or when it is stopping.
+        """
+        if self._plan is None or not self._running or self._stopping.is_set() or not self.is_alive():
+            return False
+        health = self.health()
+        reported = health["report"].last_success is not None
+        return reported and not any(each.connection_lost for each in health.values())
+
     def _hear(self) -> int | None:
         """Wait for a signal or, None, the end of `stop`."""
         while True:
@@ -179,20 +200,16 @@ class Worker:
         plan = self._plan
         if plan is None:
             return True
-        logger.info("worker is stopping", extra={"event": "worker.stopping"})
+        emit(WorkerStopping())
         self._clock.stop()
         late = [lane.running for lane in plan.lanes if not lane.rested(max(deadline - time.monotonic(), 0))]
         for listener in plan.listeners.values():
             listener.close()
         if late:
-            logger.warning(
-                "worker stops although handlers are running; their work is rolled back: %s",
-                ", ".join(late),
-                extra={"event": "worker.cut_off", "duties": late},
-            )
+            emit(WorkerCutOff(duties=tuple(late)))
         for end in (*plan.ends, *(lane.runner.end for lane in plan.lanes)):
             end()
-        logger.info("worker stopped", extra={"event": "worker.stopped", "drained": not late})
+        emit(WorkerStopped(drained=not late))
         return not late
 
     @contextmanager

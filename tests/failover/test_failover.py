@@ -83,7 +83,10 @@ def test_a_replica_is_promoted_twice_with_consumers_elsewhere(some: Clusters, ca
     assert_settled(bank)
     assert len(bank.lost()) == 11
     assert len(epochs(bank)) == 2
-    assert {record.event for record in caplog.records if hasattr(record, "event")} == {"log.epoch", "log.went_back"}
+    assert {record.outbox_event for record in caplog.records if hasattr(record, "outbox_event")} == {
+        "log.epoch",
+        "log.went_back",
+    }
     told = [id_ for record in caplog.records for id_ in getattr(record, "lost", [])]
     assert sorted(told) == sorted(map(str, bank.lost()))
     fail_over(second, third)

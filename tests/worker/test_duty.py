@@ -268,7 +268,7 @@ def test_a_failing_duty_goes_on_and_stops_no_other(stand: Stand, caplog: pytest.
     assert bad.health.last_error == "OSError: no route to host"
     assert bad.health.failures == 0
     assert good.health.last_error is None
-    events = [getattr(record, "event", None) for record in caplog.records]
+    events = [getattr(record, "outbox_event", None) for record in caplog.records]
     assert events == ["duty.failed", "duty.recovered"]
 
 

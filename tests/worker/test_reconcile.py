@@ -103,7 +103,7 @@ def test_a_worker_reconciles_and_repairs(bench: Bench, caplog: pytest.LogCapture
     assert bench.effects() == [sent, sent]
     assert bench.rows("SELECT schedule FROM outbox.reconciliation_run WHERE applied") == ["all"]
     assert bench.rows("SELECT actor FROM outbox.audit WHERE action = 'resend'") == ["reconciliation all"]
-    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "reconcile.finished"]
+    (line,) = [record for record in caplog.records if getattr(record, "outbox_event", "") == "reconcile.finished"]
     assert line.getMessage().startswith("reconcile all: paid → mail: ")
     assert line.getMessage().endswith("1 of 1 repaired")
 

@@ -83,8 +83,10 @@ def test_workers_name_who_keeps_a_lock(
         holder.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
         pid = holder.scalar(text("SELECT pg_backend_pid()"))
         bench.work()
-        wait_until(lambda: any(getattr(each, "event", "") == "lock.held" for each in caplog.records), "it says so")
-        (record,) = (each for each in caplog.records if getattr(each, "event", "") == "lock.held")
+        wait_until(
+            lambda: any(getattr(each, "outbox_event", "") == "lock.held" for each in caplog.records), "it says so"
+        )
+        (record,) = (each for each in caplog.records if getattr(each, "outbox_event", "") == "lock.held")
         assert (record.__dict__["pid"], record.__dict__["lock"]) == (pid, "dispatch")
     dispatch_all(bench.engine)
 

@@ -7,7 +7,6 @@ those that another one has, acts on their messages, and commits what became of t
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,14 +21,14 @@ from outbox.operator.acts import ACTS
 from outbox.operator.bulk import sql
 from outbox.operator.changes import BUSY, ActOutcome, ActRequest, apply
 from outbox.operator.model import Target
+from outbox.telemetry.events import BulkItemFailed
+from outbox.telemetry.hooks import emit
 from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
-
-logger = logging.getLogger("outbox.bulk")
 
 #: How many items share a transaction, and how many bulk jobs are looked at in one pass.
 BATCH = 100
@@ -158,8 +157,7 @@ class _Run:
         elif isinstance(error, OutboxError):
             settled = sql.Settled(row[0], "failed", str(error))
         else:
-            extra = {"event": "bulk.item_failed", "bulk_job": str(self._id)}
-            logger.warning("bulk job %s: item %d failed", self._id, row[0], exc_info=error, extra=extra)
+            emit(BulkItemFailed(bulk_job=self._id, item=row[0], error=error))
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
         with self._connection.begin():
             execute(self._connection, sql.settle(self._settings.schema, self._id, [settled]))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -37,6 +36,8 @@ from outbox.operator.health.inspections import judging
 from outbox.operator.health.privileges import privileges
 from outbox.operator.health.rules import Diagnosis, NotInspected, Severity, Subject, Thresholds
 from outbox.settings import Settings
+from outbox.telemetry.events import InspectionFailed
+from outbox.telemetry.hooks import emit
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from outbox.check.checker import Checker
     from outbox.consumer.subscription import Subscription
     from outbox.database.engines import Bind
-
-logger = logging.getLogger("outbox.doctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +313,7 @@ def _inspect(examination: Examination, inspection: Inspection, findings: list[Di
     except PoolTimeout as error:
         why = f"the engine has no connection to spare: {error}"
     except Exception as error:
-        extra = {"event": "doctor.failed", "inspection": inspection.name}
-        logger.exception("inspecting %s failed", inspection.name, extra=extra)
+        emit(InspectionFailed(inspection=inspection.name, error=error))
         why = f"this inspection failed, which is a defect: {summary_of(error)}"
     examination.reconnect()
     outcome = Inspected.FINDING if len(findings) > before else Inspected.OK if why is None else Inspected.SKIPPED

@@ -1,0 +1,211 @@
+"""The one place where an event is told: its record in the log, and the hooks. An error in a hook breaks nothing.
+
+Three kinds of hooks, all of the whole process, as loggers are:
+
+- a `Hook` gets each `TelemetryEvent` after the COMMIT that made it true;
+- an `Observer` is around each call of the application's functions: handlers, checkers, compensations;
+- a `SendHook` sees each message when it is sent, and may add headers.
+
+They run in the thread of whatever they are told, so they must not block. What succeeds all the time is told only while
+there is a hook: a batch of messages costs nothing more where nothing listens.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from outbox.telemetry.events import TelemetryEvent
+
+if TYPE_CHECKING:
+    from outbox.message.model import HalfMessage, Message, Orphan
+
+T = TypeVar("T")
+H = TypeVar("H")
+
+logger = logging.getLogger("outbox.telemetry")
+
+
+class Hook(Protocol):
+    """Gets each event."""
+
+    def __call__(self, event: TelemetryEvent, /) -> None:
+        """Take note of an event; whatever it raises is logged, and goes no further."""
+
+
+@dataclass(slots=True)
+class Handling:
+    """A call of a handler: with one message, or with the list. ``answer`` is there when it has returned."""
+
+    group: str
+    topic: str
+    queue: int
+    messages: Sequence[Message]
+    answer: Any = None
+
+
+@dataclass(slots=True)
+class Checking:
+    """A call of a checker."""
+
+    orphan: Orphan
+    answer: Any = None
+
+
+@dataclass(slots=True)
+class Compensating:
+    """A call of a compensation."""
+
+    message: Message
+    answer: Any = None
+
+
+Activity = Handling | Checking | Compensating
+
+
+class Observer(Protocol):
+    """Is around calls of the application's functions."""
+
+    def __call__(self, activity: Activity, /) -> AbstractContextManager[object]:
+        """Return what is entered before the call, and left after it with the exception that it raised, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a `SendHook` adds to a message: headers, and what is called once its transaction has committed."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    committed: Callable[[], None] | None = None
+
+
+class SendHook(Protocol):
+    """Sees each message when it is sent or prepared."""
+
+    def __call__(self, half: HalfMessage, /) -> Sending | None:
+        """Return what to add. The message may yet be rolled back: then ``committed`` is never called."""
+
+
+class Registry(Generic[H]):
+    """Hooks of one kind, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.hooks: tuple[H, ...] = ()
+        self._guard = threading.Lock()
+
+    def add(self, hook: H) -> Callable[[], None]:
+        """Add one; return the function that takes it away."""
+        with self._guard:
+            self.hooks = (*self.hooks, hook)
+        return lambda: self._remove(hook)
+
+    def _remove(self, hook: H) -> None:
+        with self._guard:
+            self.hooks = tuple(each for each in self.hooks if each is not hook)
+
+
+# Whoever tells of success, or is on its way, first looks whether there are any: ``listeners.hooks``.
+listeners = Registry[Hook]()
+observers = Registry[Observer]()
+send_hooks = Registry[SendHook]()
+#: Hooks whose last call failed: a hook that fails with each message is one line in the log.
+_failing: set[tuple[int, str]] = set()
+
+
+def add_hook(hook: Hook) -> Callable[[], None]:
+    """Have a hook told of all events from now on; return the function that ends it."""
+    return listeners.add(hook)
+
+
+def add_observer(observer: Observer) -> Callable[[], None]:
+    """Have an observer around all calls from now on; return the function that ends it."""
+    return observers.add(observer)
+
+
+def add_send_hook(hook: SendHook) -> Callable[[], None]:
+    """Have a hook see all messages that are sent from now on; return the function that ends it."""
+    return send_hooks.add(hook)
+
+
+def emit(event: TelemetryEvent) -> None:
+    """Tell an event: one record, then the hooks. Never raises an Exception."""
+    _guarded(record, record, event)  # filters and factories of records are the application's
+    for hook in listeners.hooks:
+        _guarded(hook, hook, event)
+
+
+def record(event: TelemetryEvent) -> None:
+    """Write an event's record: ``outbox_event`` is its code, and each of its facts an attribute."""
+    log = logging.getLogger(f"outbox.{event.area}")
+    if log.isEnabledFor(event.level):
+        facts, error = event.facts(), event.error if event.shows_traceback else None
+        extra = facts | {"outbox_event": event.code}
+        # An empty dict would count as an argument that the text has no place for.
+        arguments = (facts,) if facts else ()
+        log.log(event.level, event.text, *arguments, exc_info=error, extra=extra, stacklevel=4)
+
+
+def sending(half: HalfMessage) -> list[Sending]:
+    """Return what the send hooks add to a message."""
+    added = (_guarded(hook, hook, half) for hook in send_hooks.hooks)
+    return [each for each in added if each is not None]
+
+
+def committed(added: Sequence[Sending]) -> None:
+    """Call back those who wait for the COMMIT."""
+    for each in added:
+        if each.committed is not None:
+            _guarded(each.committed, each.committed)
+
+
+def observed(activity: Activity, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function of the application's with all observers around it; return what it returns, raise what it raises.
+
+    An observer can't swallow what the function raises.
+    """
+    entered = []
+    for observer in observers.hooks:
+        manager = _guarded(observer, _enter, observer, activity)
+        if manager is not None:
+            entered.append((observer, manager))
+    raised: BaseException | None = None
+    try:
+        activity.answer = answer = function(*arguments)
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        for observer, manager in reversed(entered):
+            trace = None if raised is None else raised.__traceback__
+            _guarded(observer, manager.__exit__, None if raised is None else type(raised), raised, trace)
+    return answer
+
+
+def _enter(observer: Observer, activity: Activity) -> AbstractContextManager[object]:
+    manager = observer(activity)
+    manager.__enter__()
+    return manager
+
+
+def _guarded(hook: object, function: Callable[..., T], *arguments: Any) -> T | None:
+    """Call a hook's function; what it raises is logged once in a row of failures."""
+    # Entering an observer may succeed while leaving it fails.
+    key = id(hook), getattr(function, "__name__", "")
+    try:
+        result = function(*arguments)
+    except Exception as error:
+        _failed(hook, key, error)
+        return None
+    if _failing:
+        _failing.discard(key)
+    return result
+
+
+def _failed(hook: object, key: tuple[int, str], error: Exception) -> None:
+    level, extra = logging.DEBUG if key in _failing else logging.ERROR, {"outbox_event": "hook.failed"}
+    _failing.add(key)
+    with suppress(Exception):  # the log itself may be what fails: then there is nothing left that could tell it
+        logger.log(level, "a hook failed, and will be called again: %r", hook, exc_info=error, extra=extra)
