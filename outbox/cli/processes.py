@@ -6,7 +6,6 @@ import contextlib
 import enum
 import getpass
 import importlib
-import logging
 import secrets
 import signal
 import sys
@@ -27,6 +26,7 @@ from outbox.cli.output import Output, OutputOption, print_json, print_line, say
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer
+from outbox.telemetry.logs import LogFormat, configure
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -53,7 +53,19 @@ def run(
             "Default: all there is work for.",
         ),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="How much to tell on stderr.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="How much to tell on stderr. Default: info, or as your application says.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="Text, or one JSON object a line. Default: text, or as your application says."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; :PORT is every address. Default: no."
+        ),
+    ] = None,
 ) -> None:
     """Run a worker: dispatch, check, consume, retry, prune, reconcile, carry out what operators order.
 
@@ -64,15 +76,22 @@ def run(
     Examples:
       outbox run --app shop.messages:outbox
       outbox run --app shop.messages:outbox --roles dispatch,release,prune
+      outbox run --app shop.messages:outbox --log-format json --http :9100
     """
-    # Unless the application sets up its own logging when it is imported.
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=form)
     outbox = load(app)
+    configure(log_format, None if log_level is None else log_level.upper())
     from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.probes import address, serving  # noqa: PLC0415 - what the other commands needn't import
 
     names = [role.strip() for role in roles.split(",") if role.strip()] if roles is not None else None
-    raise typer.Exit(Worker(outbox, roles=names).run())
+    worker = Worker(outbox, roles=names)
+    with contextlib.ExitStack() as stack:
+        if http is not None:
+            try:
+                stack.enter_context(serving(worker, *address(http)))
+            except OSError as error:
+                raise Failure(f"--http {http}: {error.strerror or error}", Code.CONFIG) from error
+        raise typer.Exit(worker.run())
 
 
 def load(path: str) -> Outbox:

@@ -53,6 +53,8 @@ def test_importing_outbox_imports_nothing_heavy() -> None:
         "flask",
         "pyspark",
         "fastapi",
+        "opentelemetry",
+        "prometheus_client",
     }
 
 

@@ -103,6 +103,8 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
         "outbox/migrations/env.py",
         "outbox/examples/bank_transfer/demo.py",
         "outbox/console/templates/overview.html",
+        "outbox/telemetry/files/alerts.yml",
+        "outbox/telemetry/files/dashboard.json",
     } <= names
     assert wheel.name.startswith(DISTRIBUTION.replace("-", "_") + "-")
     assert {name.partition("/")[0] for name in names} == {"outbox", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}

@@ -24,10 +24,10 @@ try:
 except ImportError as error:
     raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from error
 
+from outbox.telemetry.prometheus import CONTENT_TYPE, OF_GROUPS, OF_TOPICS, GaugeOfStats  # needs the same extra
+
 #: Errors at these paths are answered as JSON.
 PATHS = (*PROBES, "/metrics")
-#: That of the text format, version 0.0.4.
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: How long (seconds) an answer about readiness is reused: anybody may ask.
 _REUSED_FOR = 2.0
 
@@ -87,22 +87,10 @@ def openapi(request: Request, context: Context) -> JSONResponse:
     return JSONResponse(request.app.openapi() | {"servers": [{"url": context.base or "/"}]})
 
 
-#: The gauges of topics and of groups, by their labels: the name, what it is, and the field of the overview.
-_GAUGES: Mapping[tuple[str, ...], Sequence[tuple[str, str, str]]] = {
-    ("database", "topic"): (
-        ("outbox_pending_messages", "Committed, and not dispatched yet", "undispatched"),
-        ("outbox_oldest_pending_age_seconds", "Age of the oldest that isn't dispatched yet", "oldest_undispatched"),
-        ("outbox_undecided_halves", "Half messages without a decision", "undecided"),
-        ("outbox_parked_halves", "Half messages over their checks, which need a human", "parked"),
-        ("outbox_scheduled_messages", "Messages that wait for their time", "scheduled"),
-    ),
-    ("database", "group", "topic"): (
-        ("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
-        ("outbox_failed_messages", "Messages of a group that will be retried", "failed"),
-        ("outbox_lag_messages", "Messages that a group has not come to", "lag"),
-        ("outbox_lost_messages", "Messages that a group has read and the producer has lost", "lost"),
-        ("outbox_oldest_due_retry_age_seconds", "How long the oldest retry of a group is due", "oldest_due"),
-    ),
+#: The gauges of topics and of groups, by their labels.
+_GAUGES: Mapping[tuple[str, ...], Sequence[GaugeOfStats]] = {
+    ("database", "topic"): OF_TOPICS,
+    ("database", "group", "topic"): OF_GROUPS,
 }
 
 
@@ -112,10 +100,10 @@ def exposition(overview: Overview) -> bytes:
     groups = [group for topic in overview.topics for group in topic.groups]
     measured: list[Sequence[Any]] = [overview.topics, groups]
     for (labels, gauges), rows in zip(_GAUGES.items(), measured, strict=True):
-        for name, text, field in gauges:
-            gauge = Gauge(name, text, labels, registry=registry)
+        for each in gauges:
+            gauge = Gauge(each.name, each.text, labels, registry=registry)
             for row in rows:
-                if (value := getattr(row, field)) is not None:
+                if (value := getattr(row, each.field)) is not None:
                     gauge.labels(*(getattr(row, label) for label in labels)).set(value)
     alive = sum(worker.alive for worker in overview.workers)
     Gauge("outbox_workers_alive", "Workers that reported lately", registry=registry).set(alive)

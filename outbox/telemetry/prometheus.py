@@ -1,0 +1,139 @@
+"""Metrics for Prometheus: what events and observations come to in this process, and the gauges of the last sample.
+
+Each metric is declared once, in `GAUGES` or in `Meter`; the console serves the same gauges.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from outbox.errors import pip_install
+from outbox.telemetry.events import (
+    HalfChecked,
+    MessageFailed,
+    MessageParked,
+    MessagesHandled,
+    MessageSkipped,
+    MessagesSent,
+    PassEnded,
+    PassFailed,
+    StatisticsRead,
+    TelemetryEvent,
+)
+from outbox.telemetry.hooks import Activity, Handling
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+except ImportError as error:
+    raise ImportError(f"metrics need prometheus-client: {pip_install('prometheus')}") from error
+
+#: That of the text format, version 0.0.4.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeOfStats:
+    """A gauge: its name, what it is, and the field of `TopicStats` or `GroupStats`; is that in a minute's sample?"""
+
+    name: str
+    text: str
+    field: str
+    sampled: bool = True
+
+
+OF_TOPICS = (
+    GaugeOfStats("outbox_pending_messages", "Committed, and not dispatched yet", "undispatched"),
+    GaugeOfStats(
+        "outbox_oldest_pending_age_seconds", "Age of the oldest that isn't dispatched yet", "oldest_undispatched"
+    ),
+    GaugeOfStats("outbox_undecided_halves", "Half messages without a decision", "undecided"),
+    GaugeOfStats("outbox_parked_halves", "Half messages over their checks, which need a human", "parked"),
+    GaugeOfStats("outbox_scheduled_messages", "Messages that wait for their time", "scheduled"),
+)
+OF_GROUPS = (
+    GaugeOfStats("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
+    GaugeOfStats("outbox_failed_messages", "Messages of a group that will be retried", "failed"),
+    GaugeOfStats("outbox_lag_messages", "Messages that a group has not come to", "lag"),
+    GaugeOfStats("outbox_lost_messages", "Messages that a group has read and the producer has lost", "lost", False),
+    GaugeOfStats(
+        "outbox_oldest_due_retry_age_seconds", "How long the oldest retry of a group is due", "oldest_due", False
+    ),
+)
+
+
+class Meter:
+    """A hook and an observer that count and time; `registry` has what they come to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        in_registry: dict[str, Any] = {"registry": registry}
+        self._events = Counter(
+            "outbox_events_total", "Events, by their code", ("event", "topic", "group", "duty"), **in_registry
+        )
+        self._sent = Counter("outbox_sent_total", "Messages sent here, once committed", ("topic",), **in_registry)
+        self._handled = Counter(
+            "outbox_handled_total",
+            "Messages of a group, by what came of an attempt: consumed, skipped, failed, parked",
+            ("topic", "group", "outcome"),
+            **in_registry,
+        )
+        self._handle_seconds = Histogram(
+            "outbox_handle_seconds", "How long calls of a group's handler take", ("topic", "group"), **in_registry
+        )
+        self._checked = Counter("outbox_checked_total", "Answers of checkers", ("topic", "resolution"), **in_registry)
+        self._pass_seconds = Histogram("outbox_pass_seconds", "How long a duty's passes take", ("duty",), **in_registry)
+        self._pass_failures = Counter("outbox_pass_failures_total", "Passes that failed", ("duty",), **in_registry)
+        of_topics, of_groups = ("topic",), ("group", "topic")
+        self._of_topics = {each: Gauge(each.name, each.text, of_topics, **in_registry) for each in OF_TOPICS}
+        self._of_groups = {
+            each: Gauge(each.name, each.text, of_groups, **in_registry) for each in OF_GROUPS if each.sampled
+        }
+        self._sample_age = Gauge("outbox_sample_age_seconds", "Age of the statistics behind the gauges", **in_registry)
+
+    def __call__(self, event: TelemetryEvent) -> None:
+        """Count an event."""
+        labels = (str(getattr(event, name, "")) for name in ("topic", "group", "duty"))
+        self._events.labels(event.code, *labels).inc()
+        match event:
+            case MessagesSent(prepared=False):
+                self._sent.labels(event.topic).inc(len(event.message_ids))
+            case MessagesHandled():
+                self._handled.labels(event.topic, event.group, "consumed").inc(len(event.message_ids))
+            case MessageFailed() | MessageParked() | MessageSkipped():
+                self._handled.labels(event.topic, event.group, event.code.partition(".")[2]).inc()
+            case HalfChecked():
+                self._checked.labels(event.topic, event.resolution).inc()
+            case PassEnded():
+                self._pass_seconds.labels(event.duty).observe(event.seconds)
+            case PassFailed():
+                self._pass_failures.labels(event.duty).inc()
+            case StatisticsRead():
+                self._set_gauges(event.statistics)
+                self._sample_age.set(event.age)
+
+    @contextmanager
+    def observe(self, activity: Activity) -> Iterator[None]:
+        """Time a handler."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if isinstance(activity, Handling):
+                self._handle_seconds.labels(activity.topic, activity.group).observe(time.perf_counter() - began)
+
+    def _set_gauges(self, statistics: Mapping[str, Any]) -> None:
+        for each, gauge in self._of_topics.items():
+            gauge.clear()
+            for topic, numbers in statistics.get("topics", {}).items():
+                gauge.labels(topic).set(numbers.get(each.field, 0))
+        for each, gauge in self._of_groups.items():
+            gauge.clear()
+            for topic, groups in statistics.get("groups", {}).items():
+                for group, numbers in groups.items():
+                    # A lag that isn't known is another thing than none.
+                    if each.field != "lag" or each.field in numbers:
+                        gauge.labels(group, topic).set(numbers.get(each.field, 0))
