@@ -25,8 +25,10 @@ RIDDLES = frozenset(
 )
 #: Words of before the glossary: what they meant has a name of its own now.
 FORMER = frozenset({"abort", "fenced_by", "fenced_from", "being_rolled_back", "operation_item", "operation_id"})
-#: Columns of our tables, the package `operator/look`, and a user of Unix.
-KNOWN = frozenset({"being_asked", "IS_BEING_ASKED", "some_asked", "seen_at", "look", "nobody", "_LOOK_AT_OWNER"})
+#: Columns of our tables, the package `operator/look`, a user of Unix, and what OpenTelemetry calls a span.
+KNOWN = frozenset(
+    {"being_asked", "IS_BEING_ASKED", "some_asked", "seen_at", "look", "nobody", "_LOOK_AT_OWNER", "span"}
+)
 
 
 def names_in(path: Path) -> Iterator[str]:
