@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import re
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
 from outbox.settings import Settings
+from outbox.telemetry import events
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "build"
@@ -42,7 +44,7 @@ site_dir = "site"
 nav = [
   { "Quick start" = "index.md" },
   { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md", "testing.md"] },
-  { "Operations" = ["operating.md", "console.md", "deploying.md"] },
+  { "Operations" = ["operating.md", "observing.md", "console.md", "deploying.md"] },
   { "Reconciling" = ["reconciling.md", "spark.md"] },
   { "How it works" = ["how-it-works.md", "peer_rules.md"] },
   { "Reference" = [REFERENCE] },
@@ -329,6 +331,24 @@ def _act(act: Act) -> tuple[object, ...]:
     return f"`{act.name}`", what, states, act.role, "; ".join(filter(None, (reason, options)))
 
 
+def all_events() -> Iterator[str]:
+    """What is told of: the events, by their code."""
+    yield "What the framework tells of, as records of the log and to hooks ([Observing](../observing.md)). The classes"
+    yield "are in `outbox.telemetry.events`.\n"
+    all_kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
+    kinds = [kind for kind in all_kinds if issubclass(kind, events.TelemetryEvent) and hasattr(kind, "code")]
+    for area in dict.fromkeys(kind.area for kind in kinds):
+        yield f"## Logger `outbox.{area}`\n"
+        rows = (_event(kind) for kind in kinds if kind.area == area)
+        yield from _table(("Event", "Class", "Usual level", "What it is", "Facts"), rows)
+
+
+def _event(kind: type[events.TelemetryEvent]) -> tuple[object, ...]:
+    facts = ", ".join(f"`{each.name}`" for each in dataclasses.fields(kind) if each.name != "error")
+    what = " ".join(inspect.cleandoc(kind.__doc__ or "").split()).replace("``", "`")
+    return f"`{kind.code}`", f"`{kind.__name__}`", logging.getLevelName(kind.usual_level), _escaped(what), facts
+
+
 def findings() -> Iterator[str]:
     """The rules of health, by which the doctor and the console's overview judge."""
     yield "What `outbox doctor` and the console's overview can find, by its code. Each finding comes with its numbers,"
@@ -365,6 +385,7 @@ REFERENCE: Mapping[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "http": ("HTTP", http),
     "errors": ("Errors", all_errors),
     "findings": ("Findings of the doctor", findings),
+    "events": ("Events", all_events),
 }
 
 
