@@ -296,13 +296,11 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
     messages[0].attempt = attempt
     joined = JoinedSession(connection, is_async=subscription.is_async)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
-    call = (
-        partial(_observed_call, joined, subscription) if observers.hooks else partial(joined.call, subscription.handler)
-    )
+    call = partial(_observed_call, joined, subscription) if observers.hooks else joined.call
     entry = entries[0]
     try:
         for entry, argument in zip(entries, arguments, strict=False):
-            answer = call(argument)
+            answer = call(subscription.handler, argument)
             if joined.ended and not is_lost(connection):
                 raise TransactionEnded(_until(entries, entry, subscription), attempt)
             joined.flush()
@@ -322,10 +320,12 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
         joined.close()
 
 
-def _observed_call(joined: JoinedSession, subscription: Subscription, argument: Message | list[Message]) -> Any:
+def _observed_call(
+    joined: JoinedSession, subscription: Subscription, handler: Handler, argument: Message | list[Message]
+) -> Any:
     messages = argument if isinstance(argument, list) else [argument]
     activity = Handling(subscription.group, subscription.topic, messages[0].queue, messages)
-    return observed(activity, joined.call, subscription.handler, argument)
+    return observed(activity, joined.call, handler, argument)
 
 
 def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:
