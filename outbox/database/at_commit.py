@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 
-from outbox.database.execute import Statement, execute, is_autocommit, is_lost
+from outbox.database.execute import Statement, commit_now, execute, is_autocommit, is_lost
 from outbox.errors import TransactionRequired
 
 
@@ -240,8 +240,11 @@ def _write(connection: Connection, *, then_commit: bool) -> None:
         statements += made
         committed += waiting
     statements += [item.value for item in items if item.writer is None]
-    # Who waits for the COMMIT must know that it succeeded, so it is sent here although there is nothing to write.
-    if statements or (committed and then_commit):
+    waited_for = committed if then_commit else []
+    # What waits for the COMMIT must know that it succeeded, so it is sent here although there is nothing to write.
+    if statements or waited_for:
         execute(connection, *statements, then_commit=then_commit, afterwards=afterwards)
-    for function in committed if then_commit else ():
+    if waited_for:
+        commit_now(connection)
+    for function in waited_for:
         function()

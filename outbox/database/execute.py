@@ -223,6 +223,23 @@ def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -
     return rows
 
 
+def commit_now(connection: Connection) -> None:
+    """Commit, at the moment in which SQLAlchemy is about to, so that what waits for the COMMIT knows of its success.
+
+    After an `execute` with ``then_commit`` through psycopg 3, it has been committed already.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
+    """
+    dialect = connection.dialect
+    if dialect.driver == PSYCOPG:
+        return
+    try:
+        dialect.do_commit(connection.connection)
+    except dialect.loaded_dbapi.Error as error:
+        _raise_as_sqlalchemy(connection, error, ())
+
+
 def query(connection: Connection, schema: str, template: str, **values: Any) -> list[Row]:
     """Run the statement of a template, alone; return its rows."""
     return execute(connection, Statement(in_schema(template, schema), values))[0]

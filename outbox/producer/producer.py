@@ -525,6 +525,8 @@ class Producer:
         else:
             statement = write_halves(self.schema, [(write.half, write.preparation)])
         yield statement
+        # Nobody will tell of the COMMIT, so what waits for it ends here; that it was sent can't be told.
+        committed(write.sending)
         return write.half.id
 
     def _tell_of_missing(self, error: Exception, statement: Statement) -> None:

@@ -76,7 +76,10 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What a `SendHook` adds to a message: headers, and what is called once its transaction has committed."""
+    """What a `SendHook` adds to a message: headers, and what is called once its transaction has committed.
+
+    A driver's own connection tells nobody of its COMMIT: then it is called when the message is written.
+    """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     committed: Callable[[], None] | None = None

@@ -31,6 +31,8 @@ from outbox.errors import (
     TransactionRequired,
 )
 from outbox.message.model import uuid7
+from outbox.telemetry.events import MessagesSent, TelemetryEvent
+from outbox.telemetry.hooks import add_hook
 from outbox.worker.connections import WorkerDatabase
 from tests.producer.bank import change, changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
 from tests.producer.carriers import CARRIERS, RAW, send
@@ -103,6 +105,38 @@ def test_deferred_constraint(name: str, url: str, deferred: Engine, outbox: Outb
 
     run(act())
     assert (changes(deferred), messages(deferred)) == ({2, 4}, [2, 4])
+    assert leftovers(deferred) == 0
+
+
+@every
+def test_hooks_are_told_after_the_commit(name: str, url: str, deferred: Engine, outbox: Outbox) -> None:
+    """A hook hears of a message when others can see it, and never of one whose COMMIT fails.
+
+    A driver's own connection tells nobody of its COMMIT: there, no hook hears of it.
+    """
+    heard: list[tuple[int, list[int]]] = []
+
+    def hear(event: TelemetryEvent) -> None:
+        if isinstance(event, MessagesSent):
+            heard.append((len(event.message_ids), messages(deferred)))
+
+    async def act() -> None:
+        async with CARRIERS[name](url, False) as opened:
+            for number in (-1, 2, 3):
+                await opened.write(number)
+                await send(outbox, opened, number)
+                with contextlib.nullcontext() if number > 0 else pytest.raises(Exception, match="negative"):
+                    await opened.commit()
+                if number < 0:
+                    await opened.rollback()
+
+    remove = add_hook(hear)
+    try:
+        run(act())
+    finally:
+        remove()
+    assert (changes(deferred), messages(deferred)) == ({2, 3}, [2, 3])
+    assert heard == ([] if name in RAW else [(1, [2]), (1, [2, 3])])
     assert leftovers(deferred) == 0
 
 
