@@ -249,7 +249,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any) -
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("Ctrl-C ends it.")
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # as was said
         standalone.serve(config, settings=databases.settings, announce=say)
     say("the console has stopped")
 

@@ -263,6 +263,6 @@ def _as_json(result: Any) -> str | None:
         raw, content_type = content.encode(result)
         if content.is_json(content_type) and "\\u0000" not in (text := raw.decode()):
             return text
-    except (InvalidMessage, UnicodeDecodeError):
+    except (InvalidMessage, UnicodeDecodeError):  # it isn't JSON: then a text is shown
         pass
     return json.dumps(storable(result if isinstance(result, str) else repr(result))[:_SHOWN])

@@ -405,7 +405,7 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
             "OUTBOX_CONSOLE_USERS or OUTBOX_CONSOLE_TOKENS (or their _FILE), or listen on 127.0.0.1"
         )
     token, user = secrets.token_urlsafe(24), "console"
-    with contextlib.suppress(OSError, KeyError):
+    with contextlib.suppress(OSError, KeyError):  # in a container, a user may have no more than a number
         user = getpass.getuser()
     return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}), token
 

@@ -172,7 +172,7 @@ class QueueConsumer:
                 self._tell_undone(failed)
                 return State.WORKED, Counts(more=True)
             return self._record(connection, failed)
-        except _Known:
+        except _Known:  # another worker has handled one of them: read again what there is
             self._ahead.clear()
             return State.WORKED, Counts(more=True)
         except BaseException as error:

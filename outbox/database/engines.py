@@ -108,7 +108,7 @@ def discard(connection: Connection) -> None:
         if is_lost(connection):
             # Or else the pool would first try to roll it back, and log that it can't.
             connection.invalidate()
-    with suppress(Exception):
+    with suppress(Exception):  # it is given up in any case
         connection.close()
 
 

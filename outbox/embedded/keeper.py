@@ -82,7 +82,7 @@ def choose(run_as: str, postgres: Path, folder: Path) -> tuple[Identity, bool]:
         try:
             os.chown(folder, identity.uid, identity.gid)
             return identity, _can_run(postgres, folder, identity)
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError):  # another identity may; if none can, that is raised below
             continue
     raise RefusedError(
         f"PostgreSQL doesn't run as root, and {' or '.join(kinds)} can't enter {folder} here; "
@@ -101,7 +101,7 @@ def _can_run(postgres: Path, folder: Path, identity: Identity) -> bool:
         subprocess.run(  # noqa: S603 - the owner found the program, and this process has no threads
             [postgres, "--version"], preexec_fn=enter, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError):  # that is the answer
         return False
     return True
 
@@ -182,7 +182,7 @@ class Postmaster:
             if self._process is None or self._process.poll() is not None:
                 break
             self._process.send_signal(_SIGNALS[step])
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the next step is harder
                 self._process.wait(STOP_LIMITS[step])
         self.kill()
 
@@ -246,7 +246,7 @@ def _give_up(process: subprocess.Popen[bytes]) -> None:
     # initdb leaves children behind, which would go on writing into a folder that is about to be removed.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):  # there is none left
         while True:
             os.waitpid(-process.pid, 0)
 
@@ -275,7 +275,7 @@ def _children(parent: int) -> list[int]:
 def _gone(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
+    except ChildProcessError:  # it isn't a child of this process
         pass
     try:
         os.kill(pid, 0)
@@ -336,7 +336,7 @@ class Keeper:
             answer["error"] = str(error)
         try:
             os.write(_ANSWERS, json.dumps(answer).encode() + b"\n")
-        except BrokenPipeError:
+        except BrokenPipeError:  # the owner is gone, and nobody waits for the answer
             self._ending = True
 
     def _obey(self, what: str, mode: str) -> dict[str, Any]:

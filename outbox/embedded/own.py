@@ -118,7 +118,7 @@ class KeeperPipe:
         self._process.terminate()
         try:
             self._process.wait(_STOP_LIMIT)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it hangs, over a server that can't be stopped
             self._process.kill()
             self._process.wait()
 
@@ -245,7 +245,7 @@ class Server(ServerLike):
             with (self.folder / "server.log").open("rb") as log:
                 log.seek(max(self._log_starts_at, log.seek(0, os.SEEK_END) - _TAIL))
                 return log.read().decode(errors="replace").strip()
-        except OSError:
+        except OSError:  # there is no log so far: the error that this is asked for stands alone
             return ""
 
     def _open(self, binaries: Binaries) -> None:
@@ -318,7 +318,7 @@ def free_port() -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
-            except OSError:
+            except OSError:  # it is taken
                 continue
             return port
     raise EmbeddedError(f"no free port on {HOST} between {_PORTS.start} and {_PORTS.stop - 1}")
@@ -423,7 +423,7 @@ def _version(folder: Path) -> tuple[int, int] | None:
         answer = subprocess.run(  # noqa: S603 - the program was found, not typed in
             [postgres, "--version"], capture_output=True, text=True, timeout=30, check=True
         ).stdout
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError):  # it doesn't run here, so it isn't one to choose
         return None
     match = re.search(r"\(PostgreSQL\) (\d+)(?:\.(\d+))?", answer)
     return (int(match[1]), int(match[2] or 0)) if match else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -45,7 +45,7 @@ from outbox.message import content
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.sql import write_halves, write_late
-from outbox.telemetry.events import MessagesSent
+from outbox.telemetry.events import HeadersRefused, MessagesSent
 from outbox.telemetry.hooks import Sending, committed, emit, listeners, send_hooks, sending
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def _assign(session: Session, sent: _Sent) -> None:
             continue
         try:
             connection = session.connection()
-        except UnboundExecutionError:
+        except UnboundExecutionError:  # a session with engines by table has none for no table
             connection = session.connection(bind_arguments={"bind": engine})
         refuse_autocommit(connection)
         sent.chosen[engine] = connection
@@ -417,8 +417,10 @@ def _with_added_headers(half: HalfMessage) -> tuple[HalfMessage, Sequence[Sendin
     """Return the message with the headers that send hooks add; those that can't be stored are left out."""
     added = sending(half) if send_hooks.hooks else ()
     for each in added:
-        with suppress(InvalidMessage):
+        try:
             half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
+        except InvalidMessage as error:
+            emit(HeadersRefused(message_id=half.id, topic=half.topic, names=tuple(each.headers), reason=str(error)))
     return half, added
 
 

@@ -107,6 +107,21 @@ class RollbackFailed(TelemetryEvent):
     half_id: UUID
 
 
+@event(
+    "message.headers_refused",
+    "producer",
+    logging.WARNING,
+    "message %(message_id)s to topic %(topic)r goes without what a hook added to its headers, %(names)s: %(reason)s",
+)
+class HeadersRefused(TelemetryEvent):
+    """A send hook has added headers that can't be stored; the message goes without them."""
+
+    message_id: UUID
+    topic: str
+    names: tuple[str, ...]
+    reason: str
+
+
 @event("roundtrip.afterwards_failed", "database", logging.DEBUG, "after the commit: %(reason)s")
 class AfterCommitFailed(TelemetryEvent):
     """What follows a COMMIT for speed alone has failed; nothing depends on it."""

@@ -113,7 +113,7 @@ def killing(
         return _surrounded(subscription, before, after)
 
     with ExitStack() as stack, replaced_handlers(outbox, around, topic, group), suppress(Killed):
-        yield
+        yield  # a death ends the block, and not the test
     if not victims:
         raise AssertionError(f"no handler of topic {topic!r} came to {point!r}: was a message of it dispatched?")
     _wait_until_gone(outbox, victims[0])

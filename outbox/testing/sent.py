@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
             return [_plain(each) for each in value]
     try:
         (plain,) = json.loads(content.encode([value])[0])
-    except InvalidMessage:
+    except InvalidMessage:  # it can't be a body, so no body equals it
         return value
     return plain
 

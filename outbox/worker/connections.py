@@ -90,7 +90,7 @@ class WorkerDatabase:
 
 def keep_alive(driver: Any) -> None:
     """Have the kernel probe an idle TCP connection, so that a server which vanished is noticed within half a minute."""
-    with suppress(OSError), _socket(driver) as sock:
+    with suppress(OSError), _socket(driver) as sock:  # without it, the server's end of the watch remains
         if sock.family == socket.AF_UNIX:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -122,7 +122,7 @@ def cut(driver: Any) -> None:
 
     The socket is shut down rather than the connection closed, since libpq's is no thread-safe object.
     """
-    with suppress(OSError, Exception), _socket(driver) as sock:
+    with suppress(Exception), _socket(driver) as sock:  # it is closed already
         sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -160,7 +160,7 @@ class OwnRunner:
     def last(self, one_pass: Pass) -> None:
         """Run a pass although the worker stops, if the connection is open and free; an error is of no interest."""
         if self._drivers and not self._busy:
-            with suppress(Exception):
+            with suppress(Exception):  # nobody is left who could do something about it
                 self._occupied(one_pass)
 
     def end(self) -> None:
@@ -244,7 +244,7 @@ class AsyncRunner(OwnRunner):
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
-        with suppress(Exception):
+        with suppress(Exception):  # the loop ends, and its connections with it
             asyncio.run_coroutine_threadsafe(greenlet_spawn(super().close), loop).result(_CLOSE_TIMEOUT)
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join(_CLOSE_TIMEOUT)

@@ -119,7 +119,7 @@ class Listener:
     def _failed(self, error: Exception) -> None:
         self._driver = None
         self.working = False
-        with suppress(Exception):
+        with suppress(Exception):  # what is due runs by its own clock too
             self._wake(None)
         if self._stopping.is_set():
             return

@@ -220,8 +220,8 @@ def test_what_an_observer_sets_is_seen_by_an_async_handler(bench: Bench) -> None
     assert seen == [str(message_id)] * 2
 
 
-def test_send_hooks_add_headers(bench: Bench) -> None:
-    """What a send hook adds reaches the handler; a header that can't be stored is left out, and not the message."""
+def test_send_hooks_add_headers(bench: Bench, heard: list[TelemetryEvent]) -> None:
+    """What a send hook adds reaches the handler; a header that can't be stored is left out, which is told."""
     got: list[dict[str, str]] = []
     committed: list[UUID] = []
 
@@ -241,6 +241,9 @@ def test_send_hooks_add_headers(bench: Bench) -> None:
     testing.drain(bench.outbox)
     assert got == [{"own": "x", "traceparent": "00-1"}]
     assert committed == ids
+    (refused,) = of(heard, events.HeadersRefused)
+    assert isinstance(refused, events.HeadersRefused)
+    assert (refused.message_id, refused.topic, refused.names) == (ids[0], "paid", ("bad",))
 
 
 def test_the_context_of_an_outbox_is_its_own(engine: Engine) -> None:

@@ -124,7 +124,7 @@ def _version(program: Path) -> tuple[int, ...] | None:
         answer = subprocess.run(  # noqa: S603 - the program was found, not typed
             [program, "-version"], capture_output=True, text=True, errors="replace", timeout=30, check=True
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError):  # it doesn't run here, so it isn't one to choose
         return None
     match = re.search(r'version "(\d+(?:\.\d+)*)', answer.stderr + answer.stdout)
     return tuple(map(int, match[1].split("."))) if match else None

@@ -284,7 +284,7 @@ def _end_java() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is None:
         return
-    with suppress(Exception):
+    with suppress(Exception):  # a Java that is gone already is what is wanted
         gateway.shutdown()
     if gateway.proc is not None:
         gateway.proc.stdin.close()
@@ -378,7 +378,7 @@ def spark_defaults() -> dict[str, str]:
     folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "/nonexistent"), "conf")
     try:
         lines = Path(folder, "spark-defaults.conf").read_text().splitlines()
-    except OSError:
+    except OSError:  # there is none
         return {}
     pairs = (re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in lines if not line.lstrip().startswith("#"))
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}

@@ -1,0 +1,95 @@
+"""Nothing fails in silence: whoever catches a failure raises, tells it, hands it on, or says why it needn't be told."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What tells: an event, a record, a line for whoever watches a command.
+TELLING = {"emit", "_tell", "log", "log_failure", "say", "debug", "info", "warning", "error", "critical", "exception"}
+#: An exception of these says what a value isn't or what isn't there: the answer to a question, and no failure.
+ANSWERS = {
+    "ArgumentError",
+    "AttributeError",
+    "BlockingIOError",
+    "BulkJobNotFound",
+    "Empty",
+    "FileNotFoundError",
+    "ImportError",
+    "IndexError",
+    "InvalidOperation",
+    "KeyError",
+    "LookupError",
+    "ModuleNotFoundError",
+    "OverflowError",
+    "PackageNotFoundError",
+    "ProcessLookupError",
+    "RecursionError",
+    "StopIteration",
+    "TypeError",
+    "UnicodeDecodeError",
+    "ValueError",
+    "binascii.Error",
+    "locale.Error",
+}
+
+
+def swallowed(path: Path) -> Iterator[int]:
+    """Yield the lines at which a failure is caught, and goes no further without a word."""
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            if not (is_answer(node.type) or goes_on(node) or has_reason(lines, node.lineno, node.body[-1].end_lineno)):
+                yield node.lineno
+        elif isinstance(node, ast.With):
+            caught = [kind for item in node.items for kind in suppressed(item.context_expr)]
+            if not (all(map(is_answer, caught)) or has_reason(lines, node.lineno, node.body[-1].end_lineno)):
+                yield node.lineno
+
+
+def suppressed(manager: ast.expr) -> list[ast.expr]:
+    """Return what a context manager suppresses, as far as it is `contextlib.suppress`."""
+    is_suppress = isinstance(manager, ast.Call) and ast.unparse(manager.func).endswith("suppress")
+    return manager.args if isinstance(manager, ast.Call) and is_suppress else []
+
+
+def is_answer(caught: ast.expr | None) -> bool:
+    """Is all that is caught the answer to a question?"""
+    if caught is None:
+        return False
+    kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return all(ast.unparse(kind) in ANSWERS for kind in kinds)
+
+
+def goes_on(handler: ast.ExceptHandler) -> bool:
+    """Is the exception raised, told, or made use of?"""
+    for node in (each for statement in handler.body for each in ast.walk(statement)):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.Name) and node.id == handler.name:
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in TELLING:
+            return True
+    return False
+
+
+def has_reason(lines: list[str], first: int, last: int | None) -> bool:
+    """Is there a comment on the line above, or on one of the lines themselves?"""
+    return any(re.search(r"(^|\s)# ", line) for line in lines[first - 2 : last])
+
+
+@pytest.mark.parametrize(
+    "package", sorted({path.relative_to(ROOT).parts[1] for path in (ROOT / "outbox").rglob("*.py")})
+)
+def test_no_failure_is_swallowed(package: str) -> None:
+    """Each is raised, told, handed on, or there is a comment that says why it needn't be."""
+    here = ROOT / "outbox" / package
+    paths = [here] if here.is_file() else sorted(here.rglob("*.py"))
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in swallowed(path)]
+    assert found == []
