@@ -16,8 +16,12 @@ Spans, by the semantic conventions for messaging (in development, as of 1.44):
 - ``check {topic}`` and ``compensate {topic}`` have a link to the context of the half or the message.
 - ``dispatch`` is a pass that made messages of ops; there is none for a pass without work.
 
-What OpenTelemetry measures: ``messaging.client.sent.messages`` after the COMMIT, ``messaging.client.consumed.messages``
-and ``messaging.process.duration`` for each call of a handler, ``outbox.pass.duration`` and ``outbox.events``.
+Counted are ``messaging.client.sent.messages`` after the COMMIT, ``messaging.client.consumed.messages`` with each call
+of a handler, and ``outbox.events``. Histograms are ``messaging.client.operation.duration`` (as long as the ``send``
+spans), ``messaging.process.duration`` and ``outbox.pass.duration``.
+
+A driver's own connection tells nobody of its COMMIT: there a ``send`` span ends when the message is written, and the
+message isn't counted as sent.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
@@ -95,6 +100,7 @@ class _Instrumentation:
         self._sent = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Messages sent, once committed"
         )
+        self._operation = _seconds(meter, "messaging.client.operation.duration", "From a send to its COMMIT")
         self._consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages given to handlers"
         )
@@ -111,7 +117,11 @@ class _Instrumentation:
         headers: dict[str, str] = {}
         if not links:
             propagate.inject(headers, trace.set_span_in_context(span))
-        return Sending(headers, span.end)
+        return Sending(headers, partial(self._committed, half.topic, span, time.perf_counter()))
+
+    def _committed(self, topic: str, span: Span, began: float) -> None:
+        span.end()
+        self._operation.record(time.perf_counter() - began, _messaging("send", "send", topic))
 
     def hear(self, event: TelemetryEvent) -> None:
         """Count an event."""

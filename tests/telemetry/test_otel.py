@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from sqlalchemy.orm import Session
 
@@ -38,15 +40,18 @@ class Telescope:
 
     def sums(self, name: str) -> dict[str, float]:
         """Return what a metric has counted, by topic."""
-        data = self.reader.get_metrics_data()
         found: dict[str, float] = {}
-        for each in data.resource_metrics if data else ():
-            for scope in each.scope_metrics:
-                for metric in scope.metrics:
-                    for point in metric.data.data_points if metric.name == name else ():
-                        topic = str((point.attributes or {}).get("messaging.destination.name", ""))
-                        found[topic] = found.get(topic, 0) + getattr(point, "value", getattr(point, "count", 0))
+        for metric in self.metrics():
+            for point in metric.data.data_points if metric.name == name else ():
+                topic = str((point.attributes or {}).get("messaging.destination.name", ""))
+                found[topic] = found.get(topic, 0) + getattr(point, "value", getattr(point, "count", 0))
         return found
+
+    def metrics(self) -> list[Metric]:
+        """Return what was measured so far."""
+        data = self.reader.get_metrics_data()
+        scopes = [scope for each in (data.resource_metrics if data else ()) for scope in each.scope_metrics]
+        return [metric for scope in scopes for metric in scope.metrics]
 
 
 @pytest.fixture
@@ -207,6 +212,21 @@ def test_measurements(bench: Bench, telescope: Telescope) -> None:
     assert telescope.sums("messaging.client.sent.messages") == {"paid": 3}
     assert telescope.sums("messaging.client.consumed.messages") == {"paid": 3}
     assert telescope.sums("messaging.process.duration") == {"paid": 3}
+    assert telescope.sums("messaging.client.operation.duration") == {"paid": 3}
+
+
+def test_names_are_those_of_the_conventions(bench: Bench, telescope: Telescope) -> None:
+    """Each attribute and metric that says ``messaging`` is one of the semantic conventions, none deprecated."""
+    bench.outbox.consumer("paid", group="mail", batch=10, takes_batch=True)(lambda messages, session: None)
+    bench.send(count=3)
+    testing.drain(bench.outbox)
+    used = {name for span in telescope.exporter.get_finished_spans() for name in span.attributes or {}}
+    used |= {metric.name for metric in telescope.metrics()}
+    declared = {**vars(messaging_attributes), **vars(messaging_metrics)}
+    known = {value for name, value in declared.items() if name.startswith("MESSAGING_")}
+    assert {name for name in used if name.startswith("messaging.")} <= known
+    assert len(used) > 10
+    assert not used & {"messaging.operation", "messaging.client.published.messages", "messaging.publish.duration"}
 
 
 def test_ended_is_ended(bench: Bench, telescope: Telescope) -> None:
