@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -15,8 +18,8 @@ from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.execute import execute
 from outbox.database.session import factories
 from outbox.dispatch.sql import declare_topic, topic_queues
-from outbox.errors import InvalidHandler, TransactionRequired
-from outbox.message.content import check_seconds, check_topic
+from outbox.errors import InvalidHandler, InvalidSettings, NotBound, TransactionRequired
+from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
@@ -31,17 +34,23 @@ if TYPE_CHECKING:
     from outbox.database.session import Bind
     from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import AnyCarrier, Carrier
+    from outbox.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
 T = TypeVar("T")
 
 
+#: The Outboxes of `Outbox.active` blocks around the running code, the innermost last.
+_active: ContextVar[tuple[Outbox, ...]] = ContextVar("outbox_active", default=())
+
+
 class Outbox:
     """Send, prepare, decide and consume messages next to the business data of one database.
 
-    ``bind`` is the database: an engine, or the session factory that the application uses anyway. ``group`` is
-    the producer group written into its half messages. ``settings`` default to `Settings.from_env`.
+    ``bind`` is the database: an engine, or the session factory that the application uses anyway. Without it, the Outbox
+    takes declarations (decorators, consumers, checkers) from the start, and is used after `bind`. ``group`` is the
+    producer group written into its half messages. ``settings`` default to `Settings.from_env`.
 
     Raises:
         InvalidSettings: settings that contradict each other, or an engine that isn't PostgreSQL by psycopg 3, psycopg2
@@ -49,31 +58,106 @@ class Outbox:
         InvalidMessage: the group's name isn't one.
     """
 
-    def __init__(self, bind: Bind, *, group: str = "default", settings: Settings | None = None) -> None:
+    def __init__(self, bind: Bind | None = None, *, group: str = "default", settings: Settings | None = None) -> None:
         self.settings = settings or Settings.from_env()
-        self.group = group
+        self.group = check_group(group)
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.checkers: dict[str, Checker] = {}
         self.compensations: dict[str, Compensation] = {}
         self.reconciliations: dict[str, Reconciliation] = {}
-        self.engine, sync_engine, sessions, async_sessions = factories(bind)
-        self._producer = Producer(sync_engine, self.settings, group, sessions, async_sessions, self._immunity_of)
+        self._binding: _Binding | None = None
+        if bind is not None:
+            self.bind(bind)
 
     def __repr__(self) -> str:
-        return f"Outbox({self.url!r}, group={self.group!r}, subscriptions={sorted(self.subscriptions)})"
+        where = "not bound" if self._binding is None else repr(self.url)
+        return f"Outbox({where}, group={self.group!r}, subscriptions={sorted(self.subscriptions)})"
+
+    # --- the database --------------------------------------------------------------------------------------
+
+    def bind(self, bind: Bind) -> None:
+        """Give the Outbox its database, where it was made without one: an engine, or a session factory on one.
+
+        To be called once, such as in the function that makes the application. The same engine or factory again changes
+        nothing.
+
+        Raises:
+            InvalidSettings: it has another one already, or the engine isn't PostgreSQL by psycopg 3.
+            TransactionRequired: it isn't an engine or a session factory on one.
+        """
+        if self._binding is None:
+            self._binding = _Binding(self, bind)
+        elif self._binding.bind is not bind:
+            raise InvalidSettings(
+                f"{self!r} is bound already, and can't be bound to {bind!r} too: for a second database, make another "
+                "Outbox of it by bound_to(); where the application is made anew, as in tests, call unbind() first"
+            )
+
+    def unbind(self) -> None:
+        """Take the database away again, for tests that make the application anew; what was declared stays."""
+        self._binding = None
+
+    def bound_to(self, bind: Bind, *, schema: str | None = None) -> Outbox:
+        """Return an Outbox with the same functions and handlers, on the database (or in the schema) of one tenant.
+
+        What is declared on either of them, now or later, counts for both. A `Worker` takes several. Functions that were
+        decorated with this Outbox work for the tenant while its Outbox is `active`, if this one has no database itself.
+
+        Raises:
+            As `bind`; InvalidSettings also: the name of the schema isn't one.
+        """
+        settings = self.settings if schema is None else replace(self.settings, schema=schema)
+        tenant = Outbox(bind, group=self.group, settings=settings)
+        tenant.subscriptions, tenant.checkers = self.subscriptions, self.checkers
+        tenant.compensations, tenant.reconciliations = self.compensations, self.reconciliations
+        return tenant
+
+    @contextmanager
+    def active(self) -> Iterator[Outbox]:
+        """Have the Outbox that this one was made of (by `bound_to`) work on this database within a with block.
+
+        For the block's thread or task, and for the tasks that are begun in it. Workers do so around each handler.
+        """
+        token = _active.set((*_active.get(), self))
+        try:
+            yield self
+        finally:
+            _active.reset(token)
+
+    @property
+    def _bound(self) -> _Binding:
+        if self._binding is not None:
+            return self._binding
+        for tenant in reversed(_active.get()):
+            if tenant.subscriptions is self.subscriptions and tenant._binding is not None:
+                return tenant._binding
+        raise NotBound(
+            f"the Outbox of group {self.group!r} has no database yet: call outbox.bind(engine) where the application "
+            "is made, before messages are sent or a worker starts"
+        )
+
+    @property
+    def _producer(self) -> Producer:
+        return self._bound.producer
+
+    @property
+    def engine(self) -> Engine | AsyncEngine:
+        """The engine that the Outbox is bound to.
+
+        Raises:
+            NotBound: there is none yet.
+        """
+        return self._bound.engine
 
     @property
     def url(self) -> URL:
         """The URL of the database; its text hides the password."""
         return self.engine.url
 
-    @cached_property
+    @property
     def operator(self) -> OutboxOperator:
         """What an operator sees and does in this database: acts, lists, bulk jobs. Needs a sync engine."""
-        # Services, which only send and consume, don't pay for it at their start.
-        from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
-
-        return OutboxOperator(self.engine, self.settings, self.checkers)
+        return self._bound.operator
 
     def declare_topic(self, name: str, queues: int) -> None:
         """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
@@ -97,6 +181,12 @@ class Outbox:
             )
             if now > queues:
                 raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
+
+    def worker(self, *, roles: Collection[str] | None = None) -> Worker:
+        """Return a `Worker` of this Outbox, not started: ``async with outbox.worker():`` runs it on this event loop."""
+        from outbox.worker.worker import Worker  # noqa: PLC0415 - importing outbox must not pay for it
+
+        return Worker(self, roles=roles)
 
     # --- producer ----------------------------------------------------------------------------------------
 
@@ -196,19 +286,32 @@ class Outbox:
         return self._producer.decide(half_id, Resolution.ROLLBACK, within)
 
     def transactional(
-        self, *, topic: str, key: Callable[[Any], str | None] | None = None, tag: str | None = None
+        self,
+        *,
+        topic: str,
+        key: Callable[[Any], str | None] | None = None,
+        tag: str | None = None,
+        message: Callable[[Any], Any] | None = None,
+        joins: bool = True,
     ) -> Callable[[F], F]:
         """Decorate a service function: it runs in a transaction and what it returns is sent with that.
 
-        The function takes its session in a parameter with the default `INJECTED`. Called without a session, it gets
-        a new one, which is committed when it returns; called with one, it joins that transaction and commits nothing.
-        ``key`` takes the returned body. It may return an `Outgoing` to say more, or None to send nothing.
+        The function takes its session in a parameter with the default `INJECTED`. It joins the transaction of a session
+        that it is called with, or the one that its caller runs in: another decorated function, a handler, a checker.
+        Who began that commits it. Otherwise it gets a new session, which is committed when it returns; with
+        ``joins=False`` also inside another transaction.
+
+        ``message`` makes the body from what the function returns; values that the database gives have to be there, so
+        flush first. ``key`` takes the body. The function, or ``message``, may return an `Outgoing` to say more (the
+        function's caller gets its body), or None to send nothing.
 
         Raises:
             InvalidHandler: the function has no parameter for its session.
             InvalidMessage: the topic isn't a name.
         """
-        return decorators.transactional(self._producer, topic=check_topic(topic), key=key, tag=tag)
+        return decorators.transactional(
+            lambda: self._producer, topic=check_topic(topic), key=key, tag=tag, message=message, joins=joins
+        )
 
     def two_phase(
         self,
@@ -248,7 +351,7 @@ class Outbox:
         if check is not None and (topic not in self.checkers or self.checkers[topic].function is not check):
             self.checker(topic)(check)
         return decorators.two_phase(
-            self._producer,
+            lambda: self._producer,
             topic=check_topic(topic),
             key=key,
             tag=tag,
@@ -413,3 +516,22 @@ class Outbox:
         self.reconciliations[name] = Reconciliation(
             name, at, cron, every, timezone, job, None if config is None else Path(config), report
         )
+
+
+class _Binding:
+    """What an Outbox has once it is bound."""
+
+    def __init__(self, outbox: Outbox, bind: Bind) -> None:
+        self.bind = bind
+        self.engine, sync_engine, sessions, async_sessions = factories(bind)
+        settings, immunity_of = outbox.settings, outbox._immunity_of
+        self.producer = Producer(sync_engine, settings, outbox.group, sessions, async_sessions, immunity_of)
+        self._settings = settings
+        self._checkers = outbox.checkers
+
+    @cached_property
+    def operator(self) -> OutboxOperator:
+        # Services, which only send and consume, don't pay for it at their start.
+        from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
+
+        return OutboxOperator(self.engine, self._settings, self._checkers)

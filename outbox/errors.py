@@ -10,6 +10,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── InvalidHandler (also ValueError)    a declaration that can't work: topic declared twice, bad policy
     ├── InvalidRequest                      a filter, page token, selector or option that isn't one
     │   └── UnknownDatabase                 no database of this name is registered
+    ├── NotBound                            an Outbox that has no database yet
     ├── TransactionRequired                 no transaction that could carry the message
     ├── OutboxBusy                          the topic has more waiting than its limit; try again later
     ├── SchemaError
@@ -119,6 +120,12 @@ class UnknownDatabase(InvalidRequest):
         super().__init__(f"no database {name!r} is registered; there are: {', '.join(registered)}", "database")
         self.name = name
         self.registered = list(registered)
+
+
+class NotBound(OutboxError):
+    """The Outbox was made without a database, and `Outbox.bind` has not been called."""
+
+    kind = ErrorKind.SETTINGS
 
 
 class TransactionRequired(OutboxError):

@@ -6,9 +6,11 @@ import contextlib
 import enum
 import getpass
 import importlib
+import inspect
 import secrets
 import signal
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from operator import attrgetter
@@ -23,6 +25,7 @@ from outbox.cli.database import AllDatabasesOptions
 from outbox.cli.exits import Code, Failure, needing, one_line
 from outbox.cli.options import gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, print_line, say
+from outbox.errors import NotBound
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer
@@ -42,9 +45,17 @@ def run(
             "--app",
             envvar="OUTBOX_APP",
             metavar="MODULE:OBJECT",
-            help="Where your Outbox is, such as shop.messages:outbox. The module must import your consumers.",
+            help="Where your Outbox is, such as shop.messages:outbox; or a list or dict of several; or shop:make(), a "
+            "function that returns it. The module must import your consumers.",
         ),
     ],
+    bind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]URL",
+            help="The database of an Outbox that has none when it is imported; several, each with a name, are tenants.",
+        ),
+    ] = None,
     roles: Annotated[
         str | None,
         typer.Option(
@@ -77,14 +88,15 @@ def run(
       outbox run --app shop.messages:outbox
       outbox run --app shop.messages:outbox --roles dispatch,release,prune
       outbox run --app shop.messages:outbox --log-format json --http :9100
+      outbox run --app shop.messages:outbox --bind north=postgresql://me@db1/shop --bind south=postgresql://me@db2/shop
     """
-    outbox = load(app)
+    outboxes = _bound(app, load_all(app), bind or [])
     configure(log_format, None if log_level is None else log_level.upper())
     from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
     from outbox.worker.probes import address, serving  # noqa: PLC0415 - what the other commands needn't import
 
     names = [role.strip() for role in roles.split(",") if role.strip()] if roles is not None else None
-    worker = Worker(outbox, roles=names)
+    worker = Worker(*outboxes, roles=names)
     with contextlib.ExitStack() as stack:
         if http is not None:
             try:
@@ -94,8 +106,41 @@ def run(
         raise typer.Exit(worker.run())
 
 
+def _bound(path: str, outboxes: list[Outbox], binds: list[str]) -> list[Outbox]:
+    """Return the Outboxes with their databases; with several databases, one for each of them."""
+    from sqlalchemy import create_engine  # noqa: PLC0415 - what the other commands needn't import
+
+    from outbox.database.engines import named_url, url_of  # noqa: PLC0415 - what the other commands needn't import
+
+    engines = {name or url: create_engine(url_of(url)) for name, url in map(named_url, binds)}
+    if engines and len(outboxes) > 1:
+        raise Failure(f"--bind is for one Outbox, and --app {path!r} has {len(outboxes)}", Code.CONFIG)
+    if len(engines) > 1:
+        return [outboxes[0].bound_to(engine) for engine in engines.values()]
+    try:
+        for engine in engines.values():
+            outboxes[0].bind(engine)
+        for outbox in outboxes:
+            _ = outbox.engine
+    except NotBound:
+        raise Failure(
+            f"--app {path!r} has no database yet: give --bind URL, or name a function that makes your application and "
+            "returns its Outbox, such as --app 'shop.app:make_outbox()'",
+            Code.CONFIG,
+        ) from None
+    return outboxes
+
+
 def load(path: str) -> Outbox:
     """Import ``module:object``, from the current directory too; return the Outbox."""
+    outboxes = load_all(path)
+    if len(outboxes) > 1:
+        raise Failure(f"--app {path!r} has {len(outboxes)} Outboxes, and this command takes one", Code.CONFIG)
+    return outboxes[0]
+
+
+def load_all(path: str) -> list[Outbox]:
+    """Import ``module:object``, which may be several Outboxes, or ``module:function()``, which is called."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise Failure(f"--app {path!r} must be MODULE:OBJECT, such as shop.messages:outbox", Code.CONFIG)
@@ -107,14 +152,27 @@ def load(path: str) -> Outbox:
     from outbox.app import Outbox  # noqa: PLC0415 - what the other commands needn't import
 
     try:
-        found = attrgetter(attribute)(module)
+        found = attrgetter(attribute.removesuffix("()"))(module)
     except AttributeError:
         there = sorted(f"{module_name}:{name}" for name, value in vars(module).items() if isinstance(value, Outbox))
         hint = f"it has {', '.join(there) or 'no Outbox'}"
         raise Failure(f"--app {path!r}: {module_name} has no {attribute!r}; {hint}", Code.CONFIG) from None
-    if not isinstance(found, Outbox):
-        raise Failure(f"--app {path!r} is a {type(found).__name__}, not an Outbox", Code.CONFIG)
-    return found
+    if attribute.endswith("()"):
+        try:
+            found = found()
+        except Exception as error:
+            raise Failure(_cannot_import(path, module_name, error), Code.CONFIG) from error
+    several = (
+        list(found.values() if isinstance(found, Mapping) else found) if isinstance(found, Collection) else [found]
+    )
+    if wrong := [each for each in several if not isinstance(each, Outbox)]:
+        hint = ", not an Outbox"
+        if inspect.isfunction(found):
+            hint += f"; to have it called, write {path}()"
+        raise Failure(f"--app {path!r} is a {type(wrong[0]).__name__}{hint}", Code.CONFIG)
+    if not several:
+        raise Failure(f"--app {path!r} is empty: there is no Outbox in it", Code.CONFIG)
+    return several
 
 
 def load_quietly(path: str) -> Outbox:

@@ -5,9 +5,13 @@ What an `Outbox` is bound to, and what it needs of that.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outbox.database.at_commit import savepoint, write_now
@@ -38,6 +42,51 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
+def _caller() -> object:
+    """Return the task that is running, or the thread where there is no event loop."""
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        return threading.get_ident()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningTransaction:
+    """A transaction that code of the application runs in: one of a decorated function, a handler or a checker.
+
+    ``engine`` is that of the `Outbox` whose database it is in, ``open`` gives its Session or AsyncSession.
+    """
+
+    engine: Engine
+    is_async: bool
+    open: Callable[[], Any]
+    _owner: object = field(default_factory=_caller)
+
+    @classmethod
+    def of_caller(cls) -> RunningTransaction | None:
+        """Return that of the calling code.
+
+        A task or a thread that was begun inside it inherits its context, but runs beside it: it has none.
+        """
+        running = _running.get()
+        return running if running is not None and running._owner == _caller() else None
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Let the code of a block find it."""
+        token = _running.set(self)
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+
+_running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", default=None)
+
+#: Where a connection that a worker made has the engine of its `Outbox`, which may be another one.
+OUTBOX_ENGINE = "outbox.engine"
+
+
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
@@ -56,6 +105,8 @@ class JoinedSession:
         self._is_async = is_async
         self._opened: Any = None
         self._session: Session | None = None
+        engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
+        self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open))
 
     def open(self) -> Any:
         """Return the Session or AsyncSession."""
@@ -102,6 +153,7 @@ class JoinedSession:
 
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
+        _running.reset(self._token)
         if self._session is not None:
             self._session.close()
 

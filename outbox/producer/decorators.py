@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 KeyOf = Callable[[Any], str | None]
+#: Returns the producer that a call works for: its Outbox may be bound later, or serve several tenants.
+ProducerOf = Callable[[], "Producer"]
 
 
 class _Injected:
@@ -97,34 +99,43 @@ def _decorated(function: F, run: Callable[..., Any]) -> F:
     return cast("F", coroutine)
 
 
-def transactional(producer: Producer, *, topic: str, key: KeyOf | None, tag: str | None) -> Callable[[F], F]:
+def transactional(
+    producer_of: ProducerOf,
+    *,
+    topic: str,
+    key: KeyOf | None,
+    tag: str | None,
+    message: Callable[[Any], Any] | None,
+    joins: bool,
+) -> Callable[[F], F]:
     """Make ``@outbox.transactional``; see `Outbox.transactional`."""
 
-    def send(session: Any, result: Any) -> None:
-        if result is None:
-            return
-        message = result if isinstance(result, Outgoing) else Outgoing(result)
-        options = SendOptions(**message.options)
-        if options.get("key") is None and key:
-            options["key"] = key(message.body)
-        if options.get("tag") is None:
-            options["tag"] = tag
-        producer.send(session, topic, Outgoing(message.body, **options))
+    def send(producer: Producer, session: Any, result: Any) -> Any:
+        """Send what the function returned; return what its caller gets."""
+        content = message(result) if message else result
+        if content is not None:
+            outgoing = content if isinstance(content, Outgoing) else Outgoing(content)
+            options = SendOptions(**outgoing.options)
+            if options.get("key") is None and key:
+                options["key"] = key(outgoing.body)
+            if options.get("tag") is None:
+                options["tag"] = tag
+            producer.send(session, topic, Outgoing(outgoing.body, **options))
+        return result.body if isinstance(result, Outgoing) else result
 
     def decorate(function: F) -> F:
         parameter = _SessionParameter(function, "transactional")
         is_async = inspect.iscoroutinefunction(function)
 
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            if (session := parameter.passed(args, kwargs)) is not None:
-                result = call(*args, **kwargs)
-                send(session, result)
-                return result
-            with producer.transaction(is_async=is_async) as session:
+            producer = producer_of()
+            session = parameter.passed(args, kwargs)
+            if session is None and joins:
+                session = producer.running_session(is_async=is_async)
+            joined = None if session is None else producer.within(session, is_async=is_async)
+            with joined or producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
-                result = call(*args, **kwargs)
-                send(session, result)
-            return result
+                return send(producer, session, call(*args, **kwargs))
 
         return _decorated(function, run)
 
@@ -132,7 +143,7 @@ def transactional(producer: Producer, *, topic: str, key: KeyOf | None, tag: str
 
 
 def two_phase(
-    producer: Producer,
+    producer_of: ProducerOf,
     *,
     topic: str,
     key: KeyOf | None,
@@ -147,7 +158,7 @@ def two_phase(
     def decorate(function: F) -> F:
         parameter = _SessionParameter(function, "two_phase") if fenced else None
         signature = inspect.signature(function)
-        transaction = functools.partial(producer.transaction, is_async=inspect.iscoroutinefunction(function))
+        is_async = inspect.iscoroutinefunction(function)
 
         def message_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing:
             if parameter:
@@ -167,6 +178,8 @@ def two_phase(
 
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             message = message_of(args, kwargs)
+            producer = producer_of()
+            transaction = functools.partial(producer.transaction, is_async=is_async)
             with transaction() as session:
                 half_id = producer.prepare(session, topic, message, immunity=immunity, fenced=fenced)
             try:
@@ -183,14 +196,14 @@ def two_phase(
                 result = call(*args, **kwargs)
             except rollback_on as error:
                 with _noting(error, half_id), transaction() as session:
-                    _decide(session, half_id, Resolution.ROLLBACK)
+                    decide(producer, session, half_id, Resolution.ROLLBACK)
                 raise
             # The effect is out there: a decision that fails from here on must never become a rollback.
             with transaction() as session:
-                _decide(session, half_id, Resolution.COMMIT)
+                decide(producer, session, half_id, Resolution.COMMIT)
             return result
 
-        def _decide(session: Any, half_id: UUID, resolution: Resolution) -> None:
+        def decide(producer: Producer, session: Any, half_id: UUID, resolution: Resolution) -> None:
             producer.decide_now(getattr(session, "sync_session", session), half_id, resolution)
 
         return _decorated(function, run)

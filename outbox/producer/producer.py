@@ -39,6 +39,7 @@ from outbox.database.execute import (
     execute,
     raise_if_missing,
 )
+from outbox.database.session import RunningTransaction
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
@@ -473,8 +474,21 @@ class Producer:
         if not is_async and self._sessions is None:
             raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
         session: Any = self._async_sessions() if is_async else self._sessions()  # type: ignore[misc]  # there is one of the two
-        with getattr(session, "sync_session", session) as opened, opened.begin():
+        opened = getattr(session, "sync_session", session)
+        with opened, opened.begin(), self.within(session, is_async=is_async):
             yield session
+
+    @contextmanager
+    def within(self, session: Any, *, is_async: bool) -> Iterator[Any]:
+        """Have decorated functions that are called in the block join the transaction of a session."""
+        with RunningTransaction(self._engine, is_async, lambda: session).around():
+            yield session
+
+    def running_session(self, *, is_async: bool) -> Any:
+        """Return the session of the transaction that the calling code runs in on this database; None without one."""
+        running = RunningTransaction.of_caller()
+        joinable = running is not None and running.engine is self._engine and running.is_async is is_async
+        return running.open() if running is not None and joinable else None
 
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""

@@ -7,23 +7,30 @@ them. Duties run on them for as long as the worker lives; checkers and compensat
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import socket
 import threading
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox.database.engines import Pass, address_of, connect, discard, psycopg_engine, url_of
 from outbox.database.execute import Statement, driver_of, execute
+from outbox.database.session import OUTBOX_ENGINE
 from outbox.message.model import Counts
 from outbox.text import database_address
 
 if TYPE_CHECKING:
     from outbox.database.engines import Bind
+
+T = TypeVar("T")
 
 # The passes send BEGIN in their first round trip; in the driver's own hands it would be a round trip more.
 _ISOLATION = "AUTOCOMMIT"
@@ -64,6 +71,8 @@ class WorkerDatabase:
     def __init__(self, bind: Bind) -> None:
         self.url = url_of(bind)
         self.engine = psycopg_engine(bind) or create_engine(self.url, poolclass=NullPool)
+        #: What decorated functions of an Outbox with this bind know their database by.
+        self.sync_engine: Engine = bind if isinstance(bind, Engine) else getattr(bind, "sync_engine", self.engine)
 
     @property
     def name(self) -> str:
@@ -131,6 +140,19 @@ def _socket(driver: Any) -> socket.socket:
     return socket.socket(fileno=socket.dup(driver.fileno()))
 
 
+@dataclass(frozen=True)
+class PassContext:
+    """What is around each pass of a worker's runners.
+
+    ``active`` is entered for the time of a pass. ``loop`` is the application's event loop, which async functions then
+    run on, with its context variables as they were in ``variables``; None: each runner has a loop of its own.
+    """
+
+    active: Callable[[], AbstractContextManager[object]] = nullcontext
+    loop: asyncio.AbstractEventLoop | None = None
+    variables: contextvars.Context | None = None
+
+
 class OwnRunner:
     """Runs passes, one at a time, on connections that are opened when needed and closed when a pass fails.
 
@@ -138,9 +160,16 @@ class OwnRunner:
     ``stopping`` is set, no pass begins.
     """
 
-    def __init__(self, database: WorkerDatabase, source: WorkerDatabase | None, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        database: WorkerDatabase,
+        source: WorkerDatabase | None,
+        stopping: threading.Event,
+        context: PassContext | None = None,
+    ) -> None:
         self.database = database
         self.source = source
+        self._context = context or PassContext()
         self._connections: tuple[Connection, Connection] | None = None
         self._drivers: tuple[Any, ...] = ()
         self._stopping = stopping
@@ -203,8 +232,9 @@ class OwnRunner:
     def _run(self, one_pass: Pass) -> Counts:
         try:
             connection, source = self._open()
-            # To connect may have taken longer than the worker had left.
-            counts = Counts() if self._ended else one_pass(connection, source)
+            with self._context.active():
+                # To connect may have taken longer than the worker had left.
+                counts = Counts() if self._ended else one_pass(connection, source)
             for each in {connection, source}:
                 if each.in_transaction():
                     each.rollback()
@@ -217,6 +247,7 @@ class OwnRunner:
         if self._connections is None:
             connection = self._connect(self.database)
             self._connections = connection, connection
+            connection.info[OUTBOX_ENGINE] = self.database.sync_engine
             if self.source is not None:
                 self._connections = connection, self._connect(self.source)
             self._drivers = tuple(driver_of(each) for each in dict.fromkeys(self._connections))
@@ -232,35 +263,52 @@ class OwnRunner:
 class AsyncRunner(OwnRunner):
     """Runs passes in an event loop: the same code, as ``run_sync`` runs it, with connections that belong to the loop.
 
-    The loop goes on between passes, so tasks and clients that a handler leaves behind live on.
+    The loop is the application's, or one of the runner's own, which goes on between passes, so tasks and clients that a
+    handler leaves behind live on. The calling thread waits for the pass. A loop that is blocked meanwhile only makes it
+    longer: the locks of its transaction are the server's, and nothing runs out.
     """
 
-    _loop: asyncio.AbstractEventLoop | None = None
+    _own_loop: asyncio.AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
     _task: asyncio.Task[Any] | None = None
 
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._context.loop or self._own_loop
+
     def close(self) -> None:
-        """Close the connections and end the loop; no pass is running."""
-        loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
+        """Close the connections and end the runner's own loop; no pass is running."""
+        loop, self._own_loop = self._loop, None
+        if loop is None:
             return
         with suppress(Exception):  # the loop ends, and its connections with it
-            asyncio.run_coroutine_threadsafe(greenlet_spawn(super().close), loop).result(_CLOSE_TIMEOUT)
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(_CLOSE_TIMEOUT)
+            self._submit(loop, greenlet_spawn(super().close)).result(_CLOSE_TIMEOUT)
+        if self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(_CLOSE_TIMEOUT)
 
     def cut(self) -> None:
         """Take the connections away from a pass that runs on, and cancel it."""
         # First the connection: a handler that catches its cancellation still can't commit.
         super().cut()
         if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with suppress(RuntimeError):  # the application has closed its loop
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     def _run(self, one_pass: Pass) -> Counts:
-        outcome = asyncio.run_coroutine_threadsafe(self._in_loop(one_pass), self._loop or self._start()).result()
+        outcome = self._submit(self._loop or self._start(), self._in_loop(one_pass)).result()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    def _submit(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Have a task of the loop do it, with the application's context variables."""
+        variables = (self._context.variables or contextvars.copy_context()).copy()
+        try:
+            return variables.run(asyncio.run_coroutine_threadsafe, work, loop)
+        except RuntimeError:  # the application has closed its loop
+            work.close()
+            raise
 
     async def _in_loop(self, one_pass: Pass) -> Counts | BaseException:
         self._task = asyncio.current_task()
@@ -273,7 +321,7 @@ class AsyncRunner(OwnRunner):
     def _start(self) -> asyncio.AbstractEventLoop:
         # With a factory, it doesn't become the loop of the calling thread too.
         runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        loop = self._loop = runner.get_loop()
+        loop = self._own_loop = runner.get_loop()
 
         def serve() -> None:
             with runner:
@@ -299,14 +347,15 @@ class AsyncRunner(OwnRunner):
 class Runners:
     """Makes connections for checkers and compensations, and ends those that are open when the worker ends."""
 
-    def __init__(self, database: WorkerDatabase, stopping: threading.Event) -> None:
+    def __init__(self, database: WorkerDatabase, stopping: threading.Event, context: PassContext | None = None) -> None:
         self._database = database
         self._stopping = stopping
+        self._context = context
         self._open: weakref.WeakSet[OwnRunner] = weakref.WeakSet()
 
     def __call__(self, is_async: bool) -> OwnRunner:
         """Make one, for async functions or plain ones."""
-        runner = (AsyncRunner if is_async else OwnRunner)(self._database, None, self._stopping)
+        runner = (AsyncRunner if is_async else OwnRunner)(self._database, None, self._stopping, self._context)
         self._open.add(runner)
         return runner
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import math
 import threading
 from collections import defaultdict
@@ -25,7 +27,7 @@ from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.worker.clock import Clock
-from outbox.worker.connections import AsyncRunner, OwnRunner, Runners, WorkerDatabase
+from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Duty, Lane
 from outbox.worker.listener import Listener
 from outbox.worker.report import Reporter
@@ -68,14 +70,27 @@ def _alone(function: Callable[Concatenate[Connection, P], Counts], *values: P.ar
 
 
 class Plan:
-    """Duties, lanes and listeners of one worker; nothing is connected yet."""
+    """Duties, lanes and listeners for one Outbox of a worker; nothing is connected yet.
+
+    ``title`` comes before the names of its duties, where the worker serves several. ``loop`` is that of `PassContext`.
+    """
 
     def __init__(
-        self, outbox: Outbox, roles: frozenset[str], clock: Clock, *, producing: bool, stopping: threading.Event
+        self,
+        outbox: Outbox,
+        roles: frozenset[str],
+        clock: Clock,
+        *,
+        producing: bool,
+        stopping: threading.Event,
+        title: str = "",
+        loop: asyncio.AbstractEventLoop | None = None,
+        variables: contextvars.Context | None = None,
     ) -> None:
         self.settings = outbox.settings
         self.duties: list[Duty] = []
         self.lanes: list[Lane] = []
+        self.report: Duty | None = None
         self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
         self.parts: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
@@ -89,9 +104,11 @@ class Plan:
         self._roles = roles
         self._clock = clock
         self._stopping = stopping
+        self._title = title
+        self._context = PassContext(outbox.active, loop, variables)
         self._own = WorkerDatabase(outbox.engine)
         self._dispatching: Duty | None = None
-        self._dispatch_runner = OwnRunner(self._own, None, stopping)
+        self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context)
         self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
         self._upkeep: dict[WorkerDatabase, Lane] = {}
         self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
@@ -108,7 +125,7 @@ class Plan:
             self._plan_prune("prune records", prune_records_once)
         if self.duties:
             upkeep, reporter = self._upkeep_of(self._own), Reporter(outbox, self._roles, self.duties)
-            self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
+            self.report = self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
             self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def _plan_producer(self, outbox: Outbox) -> None:
@@ -133,7 +150,7 @@ class Plan:
         settings = self.settings
         # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
         lane = self._lane()
-        asker = Asker(Runners(self._own, self._stopping), settings.checks_in_flight)
+        asker = Asker(Runners(self._own, self._stopping, self._context), settings.checks_in_flight)
         self.ends.append(asker.end)
 
         def wait() -> float:
@@ -156,7 +173,7 @@ class Plan:
         remote = None if source is self._own else source
         kind = AsyncRunner if subscription.is_async else OwnRunner
         threads = subscription.threads if "consume" in self._roles else 1
-        lanes = [self._lane(kind(self._own, remote, self._stopping)) for _ in range(threads)]
+        lanes = [self._lane(kind(self._own, remote, self._stopping, self._context)) for _ in range(threads)]
         consumers = [Consumer(subscription, settings, lane.ending) for lane in lanes]
         first, lane = consumers[0], lanes[0]
 
@@ -199,7 +216,7 @@ class Plan:
         self._add("bulk", lane, one_pass, every, after=wake, eager=False)
         if producing and (registered := outbox.compensations):
             self.needs[self._own, "producer"].add("compensate")
-            lane, runners = self._lane(), Runners(self._own, self._stopping)
+            lane, runners = self._lane(), Runners(self._own, self._stopping, self._context)
             self.ends.append(runners.end)
             one_pass = _alone(
                 compensate_once, settings, compensations=registered, new_runner=runners, stopping=lane.ending
@@ -212,7 +229,7 @@ class Plan:
         self._add(name, upkeep, one_pass, self.settings.prune_interval, eager=False)
 
     def _lane(self, runner: OwnRunner | None = None) -> Lane:
-        lane = Lane(runner or OwnRunner(self._own, None, self._stopping), self._clock, self._stopping)
+        lane = Lane(runner or OwnRunner(self._own, None, self._stopping, self._context), self._clock, self._stopping)
         self.lanes.append(lane)
         return lane
 
@@ -229,6 +246,7 @@ class Plan:
     ) -> Duty:
         longest = wait if callable(wait) else lambda: wait
         cap = self.settings.reconnect_cap
+        name = self._title + name
         duty = Duty(name, one_pass, lane, longest_wait=longest, reconnect_cap=cap, after=after, eager=eager)
         if reported:
             self.duties.append(duty)
@@ -236,7 +254,7 @@ class Plan:
 
     def _upkeep_of(self, database: WorkerDatabase) -> Lane:
         if database not in self._upkeep:
-            self._upkeep[database] = self._lane(OwnRunner(database, None, self._stopping))
+            self._upkeep[database] = self._lane(OwnRunner(database, None, self._stopping, self._context))
         return self._upkeep[database]
 
     def _listen(self, source: WorkerDatabase) -> None:

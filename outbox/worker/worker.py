@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -15,8 +17,10 @@ from outbox.database.grants import require_privileges
 from outbox.errors import InvalidSettings
 from outbox.telemetry.events import WorkerCutOff, WorkerStarted, WorkerStopped, WorkerStopping
 from outbox.telemetry.hooks import emit
+from outbox.text import database_address
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Health
+from outbox.worker.duty import Duty, Health, Lane
+from outbox.worker.listener import Listener
 from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
 
 if TYPE_CHECKING:
@@ -25,11 +29,17 @@ if TYPE_CHECKING:
 _POLL = 0.5
 #: Seconds after which a loop that did not turn is stuck. It turns every second.
 _STUCK_AFTER = 60.0
+#: Seconds in which a handler on the application's loop must have ended after it was cut off.
+_CUT_OFF_SECONDS = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
-    """Runs the background duties of an `Outbox`, each as often as its work comes in.
+    """Runs the background duties of an `Outbox`, or of several, each as often as its work comes in.
+
+    As a context manager it runs within the block. With ``async with`` async handlers, checkers and compensations run as
+    tasks of the loop around it, with its clients and locks; else each of the worker's threads has a loop of its own.
+    Several Outboxes are databases, schemas or tenants (`Outbox.bound_to`), each with duties and connections of its own.
 
     ``roles`` limits it to some of ``dispatch``, ``release``, ``check``, ``prune``, ``consume``, ``retry``,
     ``reconcile`` and ``bulk`` (what operators have ordered); by default it does all that its database has tables and
@@ -45,16 +55,19 @@ class Worker:
     A worker is used once. Raises `InvalidSettings` for a role that doesn't exist.
     """
 
-    def __init__(self, outbox: Outbox, *, roles: Collection[str] | None = None) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: Outbox, *others: Outbox, roles: Collection[str] | None = None) -> None:
+        self._outboxes = (outbox, *others)
         self._roles = check_roles(roles)
         self._all = roles is None
         self._stopping = threading.Event()
         self._stop_once = threading.Lock()
         self._drained: bool | None = None
-        self._plan: Plan | None = None
+        self._started = False
+        self._plans: list[Plan] = []
         self._running = False
         self._clock = Clock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._variables: contextvars.Context | None = None
         # Its put() may interrupt itself, as a signal handler does; an Event's set() would deadlock.
         self._news: SimpleQueue[int | None] = SimpleQueue()
 
@@ -65,42 +78,101 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    async def __aenter__(self) -> Worker:
+        self._loop, self._variables = asyncio.get_running_loop(), contextvars.copy_context()
+        # In a thread: the groups of async handlers are made ready on the loop, which must turn meanwhile.
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await self._stop_in_thread(starting)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop_in_thread(None)
+
+    async def _stop_in_thread(self, starting: asyncio.Future[None] | None) -> None:
+        """Stop, while the loop goes on turning for the handlers; a cancel cuts them off."""
+        if starting is not None:
+            await asyncio.wait([starting])
+        stopping = asyncio.ensure_future(asyncio.to_thread(self._stop, None))
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            self._cut()
+            await asyncio.wait([stopping])
+            raise
+
     def start(self) -> None:
         """Start the duties in threads of their own, and return.
 
         Raises:
+            NotBound: an Outbox has no database yet.
             SchemaMissing, SchemaOutdated: a database isn't migrated; names the command to run.
             PrivilegeMissing: the role of a connection may not do its duties; names the command to run.
             sqlalchemy.exc.OperationalError: a database can't be reached.
             RuntimeError: the worker was started before.
         """
-        if self._plan is not None or self._stopping.is_set():
+        if self._started or self._stopping.is_set():
             raise RuntimeError("a Worker is used once; make another one to start again")
-        plan = self._plan = Plan(
-            self._outbox, self._roles, self._clock, producing=self._produces(), stopping=self._stopping
-        )
+        self._started = True
         try:
-            self._require(plan)
-            for begin in plan.starts:
-                begin()
+            for outbox, title in zip(self._outboxes, _titles(self._outboxes), strict=True):
+                plan = Plan(
+                    outbox,
+                    self._roles,
+                    self._clock,
+                    producing=self._produces(outbox),
+                    stopping=self._stopping,
+                    title=title,
+                    loop=self._loop,
+                    variables=self._variables,
+                )
+                self._plans.append(plan)
+                self._require(plan)
+                for begin in plan.starts:
+                    begin()
         except BaseException:
-            self.stop(0)
+            self._stop(0)
             raise
-        for lane in plan.lanes:
+        for lane in self._lanes:
             lane.start()
-        for listener in plan.listeners.values():
+        for listener in self._listeners:
             listener.start()
         self._clock.start()
         self._running = True
-        emit(WorkerStarted(count=len(plan.duties), duties=tuple(duty.name for duty in plan.duties)))
+        emit(WorkerStarted(count=len(self._duties), duties=tuple(duty.name for duty in self._duties)))
+
+    @property
+    def _duties(self) -> list[Duty]:
+        return [duty for plan in self._plans for duty in plan.duties]
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        return [lane for plan in self._plans for lane in plan.lanes]
+
+    @property
+    def _listeners(self) -> list[Listener]:
+        return [listener for plan in self._plans for listener in plan.listeners.values()]
 
     def stop(self, timeout: float | None = None) -> bool:
         """Drain and end: begin no new pass, wait for running handlers, close the connections.
 
         Waits at most ``timeout`` seconds (None: the setting ``drain_timeout``). Handlers that take longer lose their
         connection: what they did is rolled back and costs no attempt. Returns whether all finished in time.
+
+        Raises:
+            RuntimeError: called on the loop that the handlers run on, which could not end then; leave the ``async
+                with`` block instead.
         """
-        deadline = time.monotonic() + (self._outbox.settings.drain_timeout if timeout is None else timeout)
+        if self._loop is not None and self._loop is asyncio._get_running_loop():
+            raise RuntimeError("stop() would block the loop that the handlers run on: leave the 'async with' block")
+        return self._stop(timeout)
+
+    def _stop(self, timeout: float | None) -> bool:
+        longest = max(outbox.settings.drain_timeout for outbox in self._outboxes)
+        deadline = time.monotonic() + (longest if timeout is None else timeout)
         self._stopping.set()
         with self._stop_once:
             if self._drained is None:
@@ -126,40 +198,37 @@ class Worker:
             second = self._hear()
             if second is None:
                 return 0
-            for lane in self._plan.lanes if self._plan else ():
-                lane.runner.cut()
+            self._cut()
             return 128 + second
 
     def wake(self) -> None:
         """Have all duties run at once, rather than when their wait is over; cheap, from any thread."""
-        for duty in self._plan.duties if self._plan else ():
+        for duty in self._duties:
             duty.wake()
 
     def health(self) -> dict[str, Health]:
         """Return how each duty fares, by its name; empty before the start."""
-        return {duty.name: duty.health for duty in self._plan.duties} if self._plan else {}
+        return {duty.name: duty.health for duty in self._duties}
 
     def is_alive(self) -> bool:
         """Do the loops turn? A worker that hasn't started, or is stopping, is alive; a handler that takes long is too.
 
         If this is False, only another process can help.
         """
-        plan = self._plan
-        if plan is None or not self._running or self._stopping.is_set():
+        if not self._running or self._stopping.is_set():
             return True
         long_ago = time.monotonic() - _STUCK_AFTER
-        return self._clock.beat_at > long_ago and all(lane.turns(long_ago) for lane in plan.lanes)
+        return self._clock.beat_at > long_ago and all(lane.turns(long_ago) for lane in self._lanes)
 
     def is_ready(self) -> bool:
         """Is it started, on migrated databases, with all its duties at work, and every connection there?
 
         It isn't before its first report was written, while a database is out of reach, or when it is stopping.
         """
-        if self._plan is None or not self._running or self._stopping.is_set() or not self.is_alive():
+        if not self._running or self._stopping.is_set() or not self.is_alive():
             return False
-        health = self.health()
-        reported = health["report"].last_success is not None
-        return reported and not any(each.connection_lost for each in health.values())
+        reported = all(plan.report is not None and plan.report.health.last_success for plan in self._plans)
+        return reported and not any(each.connection_lost for each in self.health().values())
 
     def _hear(self) -> int | None:
         """Wait for a signal or, None, the end of `stop`."""
@@ -168,14 +237,19 @@ class Worker:
             with suppress(Empty):
                 return self._news.get(timeout=_POLL)
 
-    def _produces(self) -> bool:
-        """Does this worker serve the producer's tables?"""
+    def _cut(self) -> None:
+        """Take their connections away from the handlers that run on."""
+        for lane in self._lanes:
+            lane.runner.cut()
+
+    def _produces(self, outbox: Outbox) -> bool:
+        """Does this worker serve the producer's tables of an Outbox?"""
         if not self._roles & PRODUCER_ROLES:
             return False
         named = not self._all and self._roles & {"dispatch", "release", "check"}
-        if named or (not self._outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}):
+        if named or (not outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}):
             return True
-        return migration.current(self._outbox.engine, self._outbox.settings.schema)["producer"] is not None
+        return migration.current(outbox.engine, outbox.settings.schema)["producer"] is not None
 
     def _require(self, plan: Plan) -> None:
         """Make sure that there is something to do, and that the tables for it are there."""
@@ -184,7 +258,7 @@ class Worker:
                 f"nothing to do for the roles {', '.join(sorted(self._roles))}: the Outbox has no consumers; "
                 "import the modules that register them before the worker starts"
             )
-        schema = self._outbox.settings.schema
+        schema = plan.settings.schema
         for database, parts in plan.parts.items():
             with closing(database.connect()) as connection:
                 # Bulk jobs are carried out in whatever there is.
@@ -197,18 +271,22 @@ class Worker:
                 require_privileges(connection, schema, duties, part, topics)
 
     def _drain(self, deadline: float) -> bool:
-        plan = self._plan
-        if plan is None:
+        if not self._plans:
             return True
         emit(WorkerStopping())
         self._clock.stop()
-        late = [lane.running for lane in plan.lanes if not lane.rested(max(deadline - time.monotonic(), 0))]
-        for listener in plan.listeners.values():
+        late = [lane for lane in self._lanes if not lane.rested(max(deadline - time.monotonic(), 0))]
+        names = tuple(lane.running for lane in late)
+        for listener in self._listeners:
             listener.close()
         if late:
-            emit(WorkerCutOff(duties=tuple(late)))
-        for end in (*plan.ends, *(lane.runner.end for lane in plan.lanes)):
+            emit(WorkerCutOff(duties=names))
+        for end in (*(end for plan in self._plans for end in plan.ends), *(lane.runner.end for lane in self._lanes)):
             end()
+        if self._loop is not None:
+            # The loop may be closed from here on: a task that was cancelled has to be gone by then.
+            for lane in late:
+                lane.rested(_CUT_OFF_SECONDS)
         emit(WorkerStopped(drained=not late))
         return not late
 
@@ -223,3 +301,13 @@ class Worker:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _titles(outboxes: Sequence[Outbox]) -> list[str]:
+    """Return what comes before the names of an Outbox's duties: nothing for a single one."""
+    if len(outboxes) == 1:
+        return [""]
+    names = [f"{database_address(outbox.url)}/{outbox.settings.schema}" for outbox in outboxes]
+    # Two may share a database and a schema, as those of two groups do.
+    same = [names[:number].count(name) for number, name in enumerate(names)]
+    return [f"{name}#{count + 1} " if count else f"{name} " for name, count in zip(names, same, strict=True)]
