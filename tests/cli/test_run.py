@@ -127,3 +127,94 @@ def test_demo_has_the_options_of_the_example() -> None:
 
     offered = {f.name: f.default for f in dataclasses.fields(DemoChoices)}
     assert offered == {f.name: f.default for f in dataclasses.fields(DemoOptions) if f.name != "json"}
+
+
+TENANTS = """
+import os
+from sqlalchemy import create_engine
+from outbox import Outbox
+
+outbox = Outbox(group="shop")
+
+@outbox.consumer("orders", group="till")
+def handle(message, session):
+    pass
+
+def make():
+    outbox.bind(create_engine(os.environ["OUTBOX_DATABASE_URL"]))
+    return outbox
+
+def make_two():
+    engine = create_engine(os.environ["OUTBOX_DATABASE_URL"])
+    return {"one": outbox.bound_to(engine), "other": outbox.bound_to(engine)}
+
+def fail():
+    raise LookupError("no such tenant")
+
+none = []
+"""
+
+
+@pytest.fixture
+def tenants(here: Path) -> Path:
+    """The folder, with an application that has no database when it is imported."""
+    (here / "cli_tenants.py").write_text(TENANTS)
+    return here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["outbox"], "has no database yet: give --bind URL, or name a function"),
+        (["make"], "is a function, not an Outbox; to have it called, write cli_tenants:make()"),
+        (["fail()"], "LookupError: no such tenant ("),
+        (["none"], "is empty: there is no Outbox in it"),
+        (["make_two()", "--bind", "postgresql://localhost/x"], "--bind is for one Outbox, and --app"),
+    ],
+)
+def test_app_without_a_database(cli: Cli, tenants: Path, url: str, arguments: list[str], hint: str) -> None:
+    """What is missing, and how to give it: 78, in one line."""
+    app, *more = arguments
+    result = cli("run", "--app", f"cli_tenants:{app}", *more)
+    assert (result.code, result.out) == (Code.CONFIG, "")
+    assert hint in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_command_for_one_outbox(cli: Cli, tenants: Path, url: str) -> None:
+    """The doctor looks at one database at a time."""
+    result = cli("doctor", "--app", "cli_tenants:make_two()")
+    assert result.code == Code.CONFIG
+    assert "has 2 Outboxes, and this command takes one" in result.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cli_tenants:make()"],
+        ["cli_tenants:make_two()"],
+        ["cli_tenants:outbox", "--bind", "{url}"],
+        ["cli_tenants:outbox", "--bind", "north={url}", "--bind", "south={url}"],
+    ],
+)
+def test_runs_what_is_bound_later(tenants: Path, url: str, arguments: list[str]) -> None:
+    """An application that a function makes, several Outboxes, and databases of the command line all have a worker."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outbox.cli", "run", "--app", *(each.format(url=url) for each in arguments)],
+        env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        engine = create_engine(url)
+        from outbox import Outbox
+
+        with engine.begin() as connection:
+            Outbox(engine).send(connection, "orders", {})
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            query = text("SELECT count(*) FROM outbox.consumer_message WHERE status = 'consumed'")
+            wait_until(lambda: connection.scalar(query) == 1, "the message is consumed")
+        engine.dispose()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, ""), err
