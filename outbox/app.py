@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from outbox.check.checker import Checker
 from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.execute import execute
-from outbox.database.session import factories
 from outbox.dispatch.sql import declare_topic, topic_queues
-from outbox.errors import InvalidHandler, InvalidSettings, NotBound, TransactionRequired
+from outbox.errors import InvalidHandler, InvalidSettings, NotBound
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer import decorators
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -156,7 +157,7 @@ class Outbox:
 
     @property
     def operator(self) -> OutboxOperator:
-        """What an operator sees and does in this database: acts, lists, bulk jobs. Needs a sync engine."""
+        """What an operator sees and does in this database: acts, lists, bulk jobs; see `OutboxOperator`."""
         return self._bound.operator
 
     def declare_topic(self, name: str, queues: int) -> None:
@@ -166,16 +167,13 @@ class Outbox:
 
         Raises:
             InvalidHandler: not 1 to 4096 queues, or fewer than the topic has.
-            TransactionRequired: this Outbox is bound to an AsyncEngine.
+            TransactionRequired: this Outbox is bound to an AsyncEngine, and the call isn't inside `run_sync`.
         """
-        from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
-
         check_topic(name)
         if not 1 <= queues <= 4096:
             raise InvalidHandler(f"topic {name!r}: queues = {queues} must be between 1 and 4096")
-        if not isinstance(self.engine, Engine):
-            raise TransactionRequired("declaring a topic needs an Outbox on a sync engine: Outbox(create_engine(url))")
-        with self.engine.begin() as connection:
+        with self._producer.calling() as session:
+            connection = session.connection()
             _, ((now,),) = execute(
                 connection, declare_topic(self.settings.schema, name, queues), topic_queues(self.settings.schema, name)
             )
@@ -187,6 +185,21 @@ class Outbox:
         from outbox.worker.worker import Worker  # noqa: PLC0415 - importing outbox must not pay for it
 
         return Worker(self, roles=roles)
+
+    async def run_sync(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that uses the database without an await, from async code; return what it returns.
+
+        As `AsyncSession.run_sync` does: on the caller's loop, with the connections of the AsyncEngine. For all that has
+        no session: ``await outbox.run_sync(outbox.commit, half_id)``, acts of `operator`, `declare_topic`. If the
+        Outbox is bound to a sync engine, the function runs in a thread.
+        """
+        from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
+
+        if isinstance(self.engine, Engine):
+            return await asyncio.to_thread(function, *args, **kwargs)
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs what only async callers have installed
+
+        return await greenlet_spawn(partial(function, *args, **kwargs))
 
     # --- producer ----------------------------------------------------------------------------------------
 
@@ -273,7 +286,7 @@ class Outbox:
             AlreadyRolledBack: it was rolled back before.
             AlreadyCommitted: (``within``) it was committed before.
             HalfNotFound: no half message has this id.
-            TransactionRequired: alone, on an Outbox bound to an AsyncEngine; pass a session. Or as of `send`.
+            TransactionRequired: alone, on an Outbox bound to an AsyncEngine, outside `run_sync`. Or as of `send`.
         """
         return self._producer.decide(half_id, Resolution.COMMIT, within)
 
@@ -523,10 +536,9 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
-        self.engine, sync_engine, sessions, async_sessions = factories(bind)
-        settings, immunity_of = outbox.settings, outbox._immunity_of
-        self.producer = Producer(sync_engine, settings, outbox.group, sessions, async_sessions, immunity_of)
-        self._settings = settings
+        self.producer = Producer(bind, outbox.settings, outbox.group, outbox._immunity_of)
+        self.engine = self.producer.bind
+        self._settings = outbox.settings
         self._checkers = outbox.checkers
 
     @cached_property

@@ -6,6 +6,7 @@ end.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import DRIVERS, PSYCOPG, is_lost
+from outbox.errors import TransactionRequired
 from outbox.message.model import Counts
 from outbox.text import database_address
 
@@ -77,6 +79,27 @@ def engine_of(bind: Bind, timeout: int = _CONNECT_TIMEOUT, **options: Any) -> En
     url = url_of(bind)
     limit = {} if "connect_timeout" in url.query else {"connect_timeout": timeout}
     return create_engine(url, connect_args=limit, **({"poolclass": NullPool} | options))
+
+
+def calling_engine(bind: Engine | AsyncEngine) -> Engine:
+    """Return the engine on which calling code does its acts: of an AsyncEngine, that of code inside ``run_sync``.
+
+    Raises:
+        TransactionRequired: it is an AsyncEngine, and the code isn't inside ``run_sync``.
+    """
+    if isinstance(bind, Engine):
+        return engine_of(bind)
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+    from sqlalchemy.util.concurrency import in_greenlet  # noqa: PLC0415 - needs greenlet
+
+    if not in_greenlet():
+        raise TransactionRequired(
+            "this Outbox is bound to an AsyncEngine: await outbox.run_sync(function, ...), such as "
+            "outbox.run_sync(outbox.commit, half_id), or outbox.run_sync(lambda: outbox.operator.resend(...))"
+        )
+    if bind.dialect.driver == PSYCOPG:
+        return bind.sync_engine
+    return create_async_engine(url_of(bind), poolclass=NullPool).sync_engine
 
 
 def connect(engine: Engine) -> Connection:
@@ -146,3 +169,24 @@ class EngineRunner:
 
     def end(self) -> None:
         """Do nothing: a pass that runs on keeps its connection until it ends."""
+
+
+class LoopRunner:
+    """Runs passes with async functions on an event loop, for a thread that waits for them; each on a new connection."""
+
+    def __init__(self, bind: Bind, loop: asyncio.AbstractEventLoop) -> None:
+        self._url = url_of(bind)
+        self._loop = loop
+
+    def run(self, one_pass: Pass) -> Counts:
+        """Run a pass as a task of the loop."""
+        return asyncio.run_coroutine_threadsafe(self._run(one_pass), self._loop).result()
+
+    async def _run(self, one_pass: Pass) -> Counts:
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        async with create_async_engine(self._url, poolclass=NullPool).connect() as connection:
+            return await connection.run_sync(lambda each: one_pass(each, each))
+
+    def end(self) -> None:
+        """Do nothing: the connection was closed with its pass."""

@@ -5,10 +5,10 @@ The latter can also ask the checkers of its process.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -17,10 +17,11 @@ from sqlalchemy.exc import DBAPIError
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.once import question_of
-from outbox.database.engines import EngineRunner, engine_of
+from outbox.database.engines import EngineRunner, LoopRunner, calling_engine, engine_of
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, sqlstate
+from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
-from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, TransactionRequired, VersionMismatch
+from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.model import Answer, Resolution
 from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
@@ -202,8 +203,10 @@ class Operator(Lists, MessageViews, BulkJobs, HealthViews, LockViews):
 class OutboxOperator(Operator):
     """See and act in the database of an `Outbox`, in transactions of its own; see `Operator`.
 
+    On an AsyncEngine its methods are called inside `Outbox.run_sync`.
+
     Raises (all of its methods):
-        TransactionRequired: the Outbox is bound to an AsyncEngine.
+        TransactionRequired: the Outbox is bound to an AsyncEngine, and the call isn't inside ``run_sync``.
         SchemaMissing, SchemaOutdated: the database has no outbox tables, or not those of this code.
     """
 
@@ -212,41 +215,53 @@ class OutboxOperator(Operator):
         self._engine = engine
         self._settings = settings
         self._checkers = checkers
-
-    @cached_property
-    def databases(self) -> Databases:  # type: ignore[override]  # read at the first use
-        """The one database, read at the first use."""
-        return Databases.open({"outbox": self._sync_engine}, self._settings)
+        self._databases: Databases | None = None
 
     @property
-    def _sync_engine(self) -> Engine:
-        if not isinstance(self._engine, Engine):
-            raise TransactionRequired(
-                "this Outbox is bound to an AsyncEngine; for acts of operators make one on a sync engine: "
-                "Outbox(create_engine(url))"
-            )
-        return engine_of(self._engine)
+    def databases(self) -> Databases:  # type: ignore[override]  # read at the first use
+        """The one database, read at the first use."""
+        engine = calling_engine(self._engine)
+        if self._databases is None:
+            self._databases = Databases.open({"outbox": engine}, self._settings)
+        return self._databases
 
     def check_now(self, message_id: UUID, *, by: By, why: str = "", new_runner: NewRunner | None = None) -> Answer:
         """Check an undecided half here and now, parked or not, by its fence or by its checker; return the answer.
 
         ``new_runner`` makes the connections for the checker, given whether it is async; by default they come from the
-        engine, for plain checkers only.
+        engine, for plain checkers only. Inside `Outbox.run_sync` async checkers are asked too, on the caller's loop.
 
         Raises:
             HalfNotFound: no half message has this id.
-            CheckRefused: the half is decided, no checker is registered for its topic here, the checker is async, or the
-                half is being asked about or decided at this moment.
+            CheckRefused: the half is decided, no checker is registered for its topic here, the checker is async and
+                there is no loop for it, or the half is being asked about or decided at this moment.
         """
-        engine = self._sync_engine
+        if isinstance(self._engine, Engine):
+            return self._check_now(engine_of(self._engine), None, message_id, by, why, new_runner)
+        calling_engine(self._engine)  # refuses callers outside run_sync
+        engine, loop = engine_of(self._engine), asyncio.get_running_loop()
+        # In a thread: who waits for an answer must not keep the loop from the checker that is to give it.
+        answer = asyncio.to_thread(self._check_now, engine, loop, message_id, by, why, new_runner)
+        return cast("Answer", wait_for(answer))
 
-        def plain(is_async: bool) -> Runner:
-            if is_async:
+    def _check_now(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop | None,
+        message_id: UUID,
+        by: By,
+        why: str,
+        new_runner: NewRunner | None,
+    ) -> Answer:
+        def from_engine(is_async: bool) -> Runner:
+            if not is_async:
+                return EngineRunner(engine)
+            if loop is None:
                 raise CheckRefused("an async checker needs an event loop: use `check`, and let a worker ask")
-            return EngineRunner(engine)
+            return LoopRunner(engine, loop)
 
         request = requested(ACTS["check"], as_actor(by), why, {})
-        asker = Asker(new_runner or plain, 1)
+        asker = Asker(new_runner or from_engine, 1)
         try:
             with engine.connect() as connection:
                 # Whatever the engine has: after the wait for a lock the half is read as it is by then.

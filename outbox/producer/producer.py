@@ -30,6 +30,7 @@ from outbox.database import at_commit
 from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import raw_connection
+from outbox.database.engines import calling_engine
 from outbox.database.execute import (
     DRIVERS,
     Statement,
@@ -39,7 +40,7 @@ from outbox.database.execute import (
     execute,
     raise_if_missing,
 )
-from outbox.database.session import RunningTransaction
+from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
@@ -53,10 +54,11 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from sqlalchemy import RootTransaction
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
-    from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection, Steps
+    from outbox.database.session import Bind
     from outbox.settings import Settings
 
     Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
@@ -433,14 +435,14 @@ class Producer:
 
     def __init__(
         self,
-        engine: Engine,
+        bind: Bind,
         settings: Settings,
         group: str,
-        sessions: sessionmaker[Session] | None,
-        async_sessions: async_sessionmaker[AsyncSession] | None,
         immunity_of: Callable[[str], float],
     ) -> None:
         self.schema = settings.schema
+        #: The engine that the application uses.
+        self.bind, engine, sessions, async_sessions = factories(bind)
         self._engine = engine
         self._settings = settings
         self._group = content.check_group(group)
@@ -473,7 +475,7 @@ class Producer:
             raise TransactionRequired("this Outbox is bound to a sync Engine; decorate a plain 'def' function")
         if not is_async and self._sessions is None:
             raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
-        session: Any = self._async_sessions() if is_async else self._sessions()  # type: ignore[misc]  # there is one of the two
+        session: Any = self._async_sessions() if is_async else self._sessions()
         opened = getattr(session, "sync_session", session)
         with opened, opened.begin(), self.within(session, is_async=is_async):
             yield session
@@ -555,12 +557,21 @@ class Producer:
         if within is not None:
             add(cast("Carrier", within), Intent(self.schema, half_id, resolution), self._engine)
             return None
-        if self._sessions is None:
-            raise TransactionRequired(
-                f"this Outbox is bound to an AsyncEngine; decide half message {half_id} within an AsyncSession"
-            )
-        with self._sessions.begin() as session:
+        with self.calling() as session:
             return self.decide_now(session, half_id, resolution)
+
+    @contextmanager
+    def calling(self) -> Iterator[Session]:
+        """Open a session in a transaction for code that is plain, or inside ``run_sync`` on an AsyncEngine.
+
+        Raises:
+            TransactionRequired: it is an AsyncEngine, and the code isn't inside ``run_sync``.
+        """
+        is_async = self._sessions is None
+        if is_async:
+            calling_engine(self.bind)
+        with self.transaction(is_async=is_async) as session:
+            yield getattr(session, "sync_session", session)
 
     def decide_now(self, session: Session, half_id: UUID, resolution: Resolution) -> Decision:
         """Decide a half at once, in the session's transaction.
