@@ -28,7 +28,8 @@ from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
 
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
@@ -185,6 +186,10 @@ class Outbox:
         from outbox.worker.worker import Worker  # noqa: PLC0415 - importing outbox must not pay for it
 
         return Worker(self, roles=roles)
+
+    def new_session(self) -> Session | AsyncSession:
+        """Return a new session of the factory that the Outbox is bound to, or on its engine; the caller ends it."""
+        return self._producer.sessions()
 
     async def run_sync(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that uses the database without an await, from async code; return what it returns.

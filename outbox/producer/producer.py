@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from sqlalchemy import RootTransaction
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection, Steps
     from outbox.database.session import Bind
@@ -458,7 +458,7 @@ class Producer:
     @property
     def sessions(self) -> sessionmaker[Session] | async_sessionmaker[AsyncSession]:
         """What makes its sessions: the application's own factory, if the Outbox is bound to one."""
-        sessions = self._sessions or self._async_sessions
+        sessions: sessionmaker[Session] | async_sessionmaker[AsyncSession] = self._sessions or self._async_sessions
         assert sessions is not None  # noqa: S101 - there is one of the two
         return sessions
 

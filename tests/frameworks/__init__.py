@@ -1,0 +1,1 @@
+"""Applications of web frameworks, each served as it is in production."""
