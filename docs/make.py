@@ -44,6 +44,7 @@ site_dir = "site"
 nav = [
   { "Quick start" = "index.md" },
   { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md", "testing.md"] },
+  { "Frameworks" = ["fastapi.md", "litestar.md", "flask.md"] },
   { "Operations" = ["operating.md", "observing.md", "console.md", "deploying.md"] },
   { "Reconciling" = ["reconciling.md", "spark.md"] },
   { "How it works" = ["how-it-works.md", "peer_rules.md"] },

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Message, Outbox, Settings
 from outbox.errors import InvalidSettings, NotBound
+from outbox.telemetry.hooks import add_observer
 from outbox.worker import Worker
 from tests.frameworks.conftest import NOTE, SELL, Shop
 
@@ -29,8 +30,7 @@ class Project:
 
         @outbox.consumer("sold", group="counting")
         def count(message: Message, session: Session) -> None:
-            with self.app.app_context():
-                session.execute(NOTE, {"number": message.body["number"] + current_app.config["BONUS"]})
+            session.execute(NOTE, {"number": message.body["number"] + current_app.config["BONUS"]})
 
         self.sell = sell
         self.app = Flask("shop")
@@ -66,8 +66,10 @@ def test_sold_sent_and_handled(way: str, shop: Shop) -> None:
     numbers = (7, 7, 404, 8) if way == "mine" else (7, 7, 8)
     answers = [client.post(f"/{way}/{number}").status_code for number in numbers]
     assert answers == ([201, 500, 404, 201] if way == "mine" else [201, 500, 201])
+    forget = add_observer(lambda activity: project.app.app_context())
     with Worker(project.outbox):
         assert shop.wait_for_effects(2) == [107, 108]
+    forget()
     assert (shop.sales(), shop.sent()) == ([7, 8], ['{"number":7}', '{"number":8}'])
     dispose(project)
 
