@@ -128,6 +128,18 @@ class Plan:
             self.report = self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
             self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
+    def begin(self) -> None:
+        """Start the threads."""
+        for lane in self.lanes:
+            lane.start()
+        for listener in self.listeners.values():
+            listener.start()
+
+    def end(self) -> None:
+        """Close all connections, also under passes that run on."""
+        for end in (*self.ends, *(lane.runner.end for lane in self.lanes)):
+            end()
+
     def _plan_producer(self, outbox: Outbox) -> None:
         settings, roles = self.settings, self._roles
         self.parts[self._own].add("producer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import datetime as dt
 import signal
 import threading
 import time
@@ -12,15 +13,24 @@ from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from sqlalchemy.exc import DBAPIError
+
 from outbox.database import migration
+from outbox.database.execute import kind_of
 from outbox.database.grants import require_privileges
-from outbox.errors import InvalidSettings
-from outbox.telemetry.events import WorkerCutOff, WorkerStarted, WorkerStopped, WorkerStopping
+from outbox.errors import ErrorKind, InvalidSettings
+from outbox.telemetry.events import (
+    PassFailed,
+    PassRecovered,
+    WorkerCutOff,
+    WorkerStarted,
+    WorkerStopped,
+    WorkerStopping,
+)
 from outbox.telemetry.hooks import emit
 from outbox.text import database_address
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Duty, Health, Lane
-from outbox.worker.listener import Listener
+from outbox.worker.duty import Backoff, Duty, Health, Lane
 from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
 
 if TYPE_CHECKING:
@@ -64,6 +74,8 @@ class Worker:
         self._drained: bool | None = None
         self._started = False
         self._plans: list[Plan] = []
+        # How the start fares of those whose databases are out of reach, by the titles of their duties.
+        self._late: dict[str, Health] = {}
         self._running = False
         self._clock = Clock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,6 +108,7 @@ class Worker:
         """Stop, while the loop goes on turning for the handlers; a cancel cuts them off."""
         if starting is not None:
             await asyncio.wait([starting])
+            starting.exception()  # the cancel is what is raised
         stopping = asyncio.ensure_future(asyncio.to_thread(self._stop, None))
         try:
             await asyncio.shield(stopping)
@@ -111,38 +124,90 @@ class Worker:
             NotBound: an Outbox has no database yet.
             SchemaMissing, SchemaOutdated: a database isn't migrated; names the command to run.
             PrivilegeMissing: the role of a connection may not do its duties; names the command to run.
-            sqlalchemy.exc.OperationalError: a database can't be reached.
+            sqlalchemy.exc.OperationalError: a database can't be reached. Of several, all: one that can be reached is
+                served, and the others are tried again.
             RuntimeError: the worker was started before.
         """
         if self._started or self._stopping.is_set():
             raise RuntimeError("a Worker is used once; make another one to start again")
         self._started = True
+        named = dict(zip(_titles(self._outboxes), self._outboxes, strict=True))
+        late: dict[str, Outbox] = {}
         try:
-            for outbox, title in zip(self._outboxes, _titles(self._outboxes), strict=True):
-                plan = Plan(
-                    outbox,
-                    self._roles,
-                    self._clock,
-                    producing=self._produces(outbox),
-                    stopping=self._stopping,
-                    title=title,
-                    loop=self._loop,
-                    variables=self._variables,
-                )
-                self._plans.append(plan)
-                self._require(plan)
-                for begin in plan.starts:
-                    begin()
+            for title, outbox in named.items():
+                try:
+                    self._plans.append(self._prepared(title, outbox))
+                except DBAPIError as error:
+                    late[title] = outbox
+                    if kind_of(error) is not ErrorKind.UNAVAILABLE or len(late) == len(named):
+                        raise
+                    self._failed(title, error)
         except BaseException:
             self._stop(0)
             raise
-        for lane in self._lanes:
-            lane.start()
-        for listener in self._listeners:
-            listener.start()
+        for plan in self._plans:
+            plan.begin()
+        if late:
+            threading.Thread(target=self._begin_late, args=(late,), name="outbox-worker-start", daemon=True).start()
         self._clock.start()
         self._running = True
         emit(WorkerStarted(count=len(self._duties), duties=tuple(duty.name for duty in self._duties)))
+
+    def _prepared(self, title: str, outbox: Outbox) -> Plan:
+        """Return what there is to do for an Outbox, ready to begin."""
+        plan = Plan(
+            outbox,
+            self._roles,
+            self._clock,
+            producing=self._produces(outbox),
+            stopping=self._stopping,
+            title=title,
+            loop=self._loop,
+            variables=self._variables,
+        )
+        try:
+            self._require(plan)
+            for start in plan.starts:
+                start()
+        except BaseException:
+            plan.end()
+            raise
+        return plan
+
+    def _begin_late(self, late: dict[str, Outbox]) -> None:
+        """Try again to begin for the Outboxes whose databases were out of reach; the others are at work."""
+        backoff = Backoff(_POLL, min(outbox.settings.reconnect_cap for outbox in late.values()))
+        while late and not self._stopping.wait(backoff.next()):
+            for title, outbox in list(late.items()):
+                try:
+                    plan = self._prepared(title, outbox)
+                except Exception as error:  # whatever it is by now: one tenant never stops the others
+                    self._failed(title, error)
+                    continue
+                # The end of the worker waits for this lock, and then ends what has begun.
+                with self._stop_once:
+                    if self._stopping.is_set():
+                        plan.end()
+                        return
+                    self._plans.append(plan)
+                    plan.begin()
+                del late[title]
+                emit(PassRecovered(duty=_start_of(title), failures=self._late.pop(title).failures))
+
+    def _failed(self, title: str, error: Exception) -> None:
+        before, text = self._late.get(title, Health()), f"{type(error).__name__}: {error}"
+        lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
+        self._late[title] = Health(None, text, dt.datetime.now(dt.UTC), failures, connection_lost=True)
+        emit(
+            PassFailed(
+                duty=_start_of(title),
+                failures=failures,
+                reason=text.partition("\n")[0],
+                connection_lost=lost,
+                repeated=failures > 1,
+                error=error,
+            )
+        )
 
     @property
     def _duties(self) -> list[Duty]:
@@ -151,10 +216,6 @@ class Worker:
     @property
     def _lanes(self) -> list[Lane]:
         return [lane for plan in self._plans for lane in plan.lanes]
-
-    @property
-    def _listeners(self) -> list[Listener]:
-        return [listener for plan in self._plans for listener in plan.listeners.values()]
 
     def stop(self, timeout: float | None = None) -> bool:
         """Drain and end: begin no new pass, wait for running handlers, close the connections.
@@ -208,7 +269,8 @@ class Worker:
 
     def health(self) -> dict[str, Health]:
         """Return how each duty fares, by its name; empty before the start."""
-        return {duty.name: duty.health for duty in self._duties}
+        late = {_start_of(title): health for title, health in list(self._late.items())}
+        return late | {duty.name: duty.health for duty in self._duties}
 
     def is_alive(self) -> bool:
         """Do the loops turn? A worker that hasn't started, or is stopping, is alive; a handler that takes long is too.
@@ -277,12 +339,13 @@ class Worker:
         self._clock.stop()
         late = [lane for lane in self._lanes if not lane.rested(max(deadline - time.monotonic(), 0))]
         names = tuple(lane.running for lane in late)
-        for listener in self._listeners:
-            listener.close()
+        for plan in self._plans:
+            for listener in plan.listeners.values():
+                listener.close()
         if late:
             emit(WorkerCutOff(duties=names))
-        for end in (*(end for plan in self._plans for end in plan.ends), *(lane.runner.end for lane in self._lanes)):
-            end()
+        for plan in self._plans:
+            plan.end()
         if self._loop is not None:
             # The loop may be closed from here on: a task that was cancelled has to be gone by then.
             for lane in late:
@@ -301,6 +364,10 @@ class Worker:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _start_of(title: str) -> str:
+    return f"{title}start"
 
 
 def _titles(outboxes: Sequence[Outbox]) -> list[str]:

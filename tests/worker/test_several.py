@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Message, Outbox, Settings
 from outbox.database import migration
+from outbox.embedded import ServerLike
 from outbox.errors import NotBound, SchemaMissing
 from outbox.worker import Worker
 from tests.kit import wait_until
@@ -151,7 +153,49 @@ def test_a_handler_that_fails_takes_what_joined_it_along(tenants: Tenants) -> No
     assert (tenants.effects("north"), calls) == ([1], [1, 1])
 
 
-def test_one_that_cannot_start_is_named(tenants: Tenants, server: Any, stack: ExitStack) -> None:
+def test_a_database_that_is_out_of_reach_at_the_start(
+    tenants: Tenants, server: ServerLike, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are served meanwhile; it is named, and served as soon as it can be reached."""
+    missing = create_engine(server.url("worker_missing"))
+    stack.callback(missing.dispose)
+    late = tenants.outbox.bound_to(missing)
+
+    @tenants.outbox.consumer("numbers", group="counting")
+    def count(message: Message, session: Session) -> None:
+        session.execute(NOTE, {"number": message.body["number"]})
+
+    with Worker(late, tenants.of["south"]) as worker:
+        tenants.send("south", 1)
+        wait_until(lambda: tenants.effects("south") == [1], "the other tenant is served")
+        assert not worker.is_ready()
+        (name,) = (name for name, health in worker.health().items() if health.connection_lost)
+        assert "worker_missing" in name
+        assert "duty.failed" in {getattr(record, "outbox_event", "") for record in caplog.records}
+
+        server.create_database("worker_missing")
+        stack.callback(server.drop_database, "worker_missing")
+        stack.callback(missing.dispose)
+        migration.upgrade(server.url("worker_missing"))
+        with missing.begin() as connection:
+            connection.execute(text("CREATE TABLE public.effect (number int NOT NULL)"))
+            late.send(connection, "numbers", {"number": 2})
+        with missing.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            wait_until(lambda: connection.scalar(text("SELECT number FROM public.effect")) == 2, "it is served at last")
+        wait_until(worker.is_ready, "all are ready")
+    missing.dispose()
+
+
+def test_all_out_of_reach(tenants: Tenants, server: ServerLike, stack: ExitStack) -> None:
+    """With no database at all, the start fails as that of a single one does, and ends what it began."""
+    engines = [create_engine(server.url(f"worker_missing_{number}")) for number in range(2)]
+    worker = Worker(*(tenants.outbox.bound_to(engine) for engine in engines))
+    with pytest.raises(OperationalError, match="worker_missing_1"):
+        worker.start()
+    assert worker.stop()
+
+
+def test_one_that_cannot_start_is_named(tenants: Tenants, server: ServerLike, stack: ExitStack) -> None:
     """An Outbox without a database, or on one without tables, is told at the start, and nothing is left running."""
     with pytest.raises(NotBound, match="group 'shop' has no database yet"):
         Worker(tenants.of["north"], tenants.outbox).start()
