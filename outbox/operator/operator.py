@@ -220,9 +220,9 @@ class OutboxOperator(Operator):
     @property
     def databases(self) -> Databases:  # type: ignore[override]  # read at the first use
         """The one database, read at the first use."""
-        engine = calling_engine(self._engine)
-        if self._databases is None:
-            self._databases = Databases.open({"outbox": engine}, self._settings)
+        if self._databases is None or not isinstance(self._engine, Engine):
+            engine = calling_engine(self._engine)  # refuses each caller outside run_sync
+            self._databases = self._databases or Databases.open({"outbox": engine}, self._settings)
         return self._databases
 
     def check_now(self, message_id: UUID, *, by: By, why: str = "", new_runner: NewRunner | None = None) -> Answer:

@@ -55,9 +55,10 @@ def test_an_operators_act_passes_few_modules(engine: Engine) -> None:
     shop = Shop(engine)
     (message_id,) = shop.orders(1)
     shop.drain()
+    operator = shop.outbox.operator
 
     def act() -> None:
-        shop.outbox.operator.resend(message_id, by="ann", why="ticket 4711")
+        operator.resend(message_id, by="ann", why="ticket 4711")
 
     act()
     passed = modules_of(act)
