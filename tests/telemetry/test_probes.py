@@ -166,8 +166,7 @@ def test_a_worker_whose_loops_stand_still_is_not_alive(
     server = stack.enter_context(serving(worker, "127.0.0.1", 0))
     stack.enter_context(worker)
     wait_until(lambda: get(server, "/readyz")[0] == 200, "it is ready")
-    assert worker._plan is not None
-    monkeypatch.setattr(worker._plan.lanes[0]._thread, "is_alive", lambda: False)
+    monkeypatch.setattr(worker._plans[0].lanes[0]._thread, "is_alive", lambda: False)
     assert (get(server, "/healthz")[0], get(server, "/readyz")[0]) == (503, 503)
     monkeypatch.undo()
     assert get(server, "/healthz")[0] == 200
