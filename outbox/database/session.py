@@ -46,7 +46,7 @@ def _caller() -> object:
     """Return the task that is running, or the thread where there is no event loop."""
     try:
         return asyncio.current_task() or threading.get_ident()
-    except RuntimeError:
+    except RuntimeError:  # no event loop runs in this thread
         return threading.get_ident()
 
 
