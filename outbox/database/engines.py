@@ -156,15 +156,27 @@ class Runner(Protocol):
 NewRunner = Callable[[bool], Runner]
 
 
+#: Where a connection of a runner has the engine of its `Outbox`, which may be another one: of an application's driver.
+OUTBOX_ENGINE = "outbox.engine"
+
+
+def know_engine(connection: Connection, bind: Bind) -> None:
+    """Let code that runs on a connection know the engine of the Outbox for which it was opened."""
+    if not isinstance(bind, str | URL):
+        connection.info[OUTBOX_ENGINE] = getattr(bind, "sync_engine", bind)
+
+
 class EngineRunner:
     """Runs passes with plain functions; its connection goes back to the engine's pool after each pass."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, bind: Bind) -> None:
+        self._bind = bind
+        self._engine = engine_of(bind)
 
     def run(self, one_pass: Pass) -> Counts:
         """Run a pass on a connection of the pool."""
         with self._engine.connect() as connection:
+            know_engine(connection, self._bind)
             return one_pass(connection, connection)
 
     def end(self) -> None:
@@ -175,7 +187,7 @@ class LoopRunner:
     """Runs passes with async functions on an event loop, for a thread that waits for them; each on a new connection."""
 
     def __init__(self, bind: Bind, loop: asyncio.AbstractEventLoop) -> None:
-        self._url = url_of(bind)
+        self._bind = bind
         self._loop = loop
 
     def run(self, one_pass: Pass) -> Counts:
@@ -185,8 +197,12 @@ class LoopRunner:
     async def _run(self, one_pass: Pass) -> Counts:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
-        async with create_async_engine(self._url, poolclass=NullPool).connect() as connection:
-            return await connection.run_sync(lambda each: one_pass(each, each))
+        def known(connection: Connection) -> Counts:
+            know_engine(connection, self._bind)
+            return one_pass(connection, connection)
+
+        async with create_async_engine(url_of(self._bind), poolclass=NullPool).connect() as connection:
+            return await connection.run_sync(known)
 
     def end(self) -> None:
         """Do nothing: the connection was closed with its pass."""

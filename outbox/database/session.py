@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outbox.database.at_commit import savepoint, write_now
+from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import driver_of
 from outbox.errors import InvalidHandler, TransactionRequired
 
@@ -82,10 +83,6 @@ class RunningTransaction:
 
 
 _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", default=None)
-
-#: Where a connection that a worker made has the engine of its `Outbox`, which may be another one.
-OUTBOX_ENGINE = "outbox.engine"
-
 
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0

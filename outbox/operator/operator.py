@@ -255,10 +255,10 @@ class OutboxOperator(Operator):
     ) -> Answer:
         def from_engine(is_async: bool) -> Runner:
             if not is_async:
-                return EngineRunner(engine)
+                return EngineRunner(self._engine)
             if loop is None:
                 raise CheckRefused("an async checker needs an event loop: use `check`, and let a worker ask")
-            return LoopRunner(engine, loop)
+            return LoopRunner(self._engine, loop)
 
         request = requested(ACTS["check"], as_actor(by), why, {})
         asker = Asker(new_runner or from_engine, 1)

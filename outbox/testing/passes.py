@@ -166,7 +166,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         counts = Counts()
-        with source_connection(subscription.source, connection) as source:
+        with outbox.active(), source_connection(subscription.source, connection) as source:
             consumer = Consumer(subscription, outbox.settings)
             consumer.start(connection, source)
             if not isinstance(runner, TransactionRunner):

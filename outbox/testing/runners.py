@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from outbox.database.at_commit import write_now
-from outbox.database.engines import EngineRunner, Pass, Runner, address_of, engine_of, url_of
+from outbox.database.engines import EngineRunner, LoopRunner, Pass, Runner, address_of, engine_of, url_of
 from outbox.database.execute import execute
 from outbox.database.session import begin
 from outbox.errors import InvalidHandler
@@ -29,28 +29,6 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
 
 T = TypeVar("T")
-
-
-class LoopRunner:
-    """Runs passes with async functions on an event loop, called from another thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, bind: Engine | AsyncEngine | str) -> None:
-        self._loop = loop
-        self._bind = bind
-
-    def run(self, one_pass: Pass) -> Counts:
-        """Run a pass on a new connection, which belongs to the loop."""
-        return run_on(self._loop, self._run(one_pass))
-
-    async def _run(self, one_pass: Pass) -> Counts:
-        from sqlalchemy import NullPool  # noqa: PLC0415 - importing outbox must not pay for it
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
-
-        async with create_async_engine(url_of(self._bind), poolclass=NullPool).connect() as connection:
-            return await connection.run_sync(lambda each: one_pass(each, each))
-
-    def end(self) -> None:
-        """Do nothing: the pass that was run has closed its connection."""
 
 
 class TransactionRunner:
@@ -123,8 +101,8 @@ class PassRunners:
                 f"{self.act} needs an Outbox on a sync engine; await a{self.act} for an AsyncEngine, or run a Worker"
             )
         if self.loop is not None and what is not None:
-            return LoopRunner(self.loop, outbox.engine)
-        return EngineRunner(engine_of(outbox.engine))
+            return LoopRunner(outbox.engine, self.loop)
+        return EngineRunner(outbox.engine)
 
 
 def read(runner: Runner, function: Callable[[Connection], T]) -> T:

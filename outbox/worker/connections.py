@@ -17,13 +17,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox.database.engines import Pass, address_of, connect, discard, psycopg_engine, url_of
+from outbox.database.engines import Pass, address_of, connect, discard, know_engine, psycopg_engine, url_of
 from outbox.database.execute import Statement, driver_of, execute
-from outbox.database.session import OUTBOX_ENGINE
 from outbox.message.model import Counts
 from outbox.text import database_address
 
@@ -69,10 +68,9 @@ class WorkerDatabase:
     """
 
     def __init__(self, bind: Bind) -> None:
+        self.bind = bind
         self.url = url_of(bind)
         self.engine = psycopg_engine(bind) or create_engine(self.url, poolclass=NullPool)
-        #: What decorated functions of an Outbox with this bind know their database by.
-        self.sync_engine: Engine = bind if isinstance(bind, Engine) else getattr(bind, "sync_engine", self.engine)
 
     @property
     def name(self) -> str:
@@ -247,7 +245,7 @@ class OwnRunner:
         if self._connections is None:
             connection = self._connect(self.database)
             self._connections = connection, connection
-            connection.info[OUTBOX_ENGINE] = self.database.sync_engine
+            know_engine(connection, self.database.bind)
             if self.source is not None:
                 self._connections = connection, self._connect(self.source)
             self._drivers = tuple(driver_of(each) for each in dict.fromkeys(self._connections))
