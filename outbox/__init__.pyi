@@ -11,6 +11,7 @@ from outbox.message.model import Park as Park
 from outbox.message.model import Resolution as Resolution
 from outbox.message.model import Retry as Retry
 from outbox.message.model import Skip as Skip
+from outbox.message.topic import Topic as Topic
 from outbox.producer.decorators import INJECTED as INJECTED
 from outbox.settings import Settings as Settings
 from outbox.worker.worker import Worker as Worker

@@ -21,6 +21,7 @@ from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
+from outbox.message.topic import Topic
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
 from outbox.reconcile.job import Reconciliation
@@ -67,6 +68,7 @@ class Outbox:
         self.checkers: dict[str, Checker] = {}
         self.compensations: dict[str, Compensation] = {}
         self.reconciliations: dict[str, Reconciliation] = {}
+        self.topics: dict[str, Topic[Any]] = {}
         self._binding: _Binding | None = None
         if bind is not None:
             self.bind(bind)
@@ -109,9 +111,11 @@ class Outbox:
             As `bind`; InvalidSettings also: the name of the schema isn't one.
         """
         settings = self.settings if schema is None else replace(self.settings, schema=schema)
-        tenant = Outbox(bind, group=self.group, settings=settings)
+        tenant = Outbox(group=self.group, settings=settings)
         tenant.subscriptions, tenant.checkers = self.subscriptions, self.checkers
         tenant.compensations, tenant.reconciliations = self.compensations, self.reconciliations
+        tenant.topics = self.topics
+        tenant.bind(bind)
         return tenant
 
     @contextmanager
@@ -161,6 +165,55 @@ class Outbox:
         """What an operator sees and does in this database: acts, lists, bulk jobs; see `OutboxOperator`."""
         return self._bound.operator
 
+    @overload
+    def topic(self, topic: Topic[T]) -> Topic[T]: ...
+    @overload
+    def topic(
+        self, topic: str, *, model: type[T], version: int = 1, key: Callable[[T], str | None] | None = None
+    ) -> Topic[T]: ...
+    def topic(self, topic: Any, *, model: Any = None, version: int = 1, key: Any = None) -> Topic[Any]:
+        """Declare what the bodies of a topic are, for all that is sent and read of it here; return the `Topic`.
+
+        From here on a body is checked against ``model`` where it is sent, and read as it by consumers, checkers and
+        compensations that name no model of their own. Where several services share a declaration, make a `Topic` in a
+        module that they all import, and name it here. No database is asked; ``version`` and ``key`` are those of
+        `Topic`.
+
+        Raises:
+            InvalidHandler: the topic is declared already, or has a consumer, checker or compensation that was declared
+                before it and would read plain JSON; or as `Topic`.
+            InvalidMessage: the name isn't one.
+        """
+        declared = topic if isinstance(topic, Topic) else Topic(topic, model, version=version, key=key)
+        self._declare(declared)
+        return declared
+
+    def _declare(self, topic: Topic[Any]) -> None:
+        earlier = self.topics.get(topic.name)
+        if earlier is topic:
+            return
+        if earlier is not None:
+            raise InvalidHandler(f"topic {topic.name!r} is declared already, as {earlier!r}")
+        models = [each.model for (name, _), each in self.subscriptions.items() if name == topic.name]
+        models += [each[topic.name].model for each in (self.checkers, self.compensations) if topic.name in each]
+        if None in models:
+            raise InvalidHandler(
+                f"topic {topic.name!r} has a consumer, checker or compensation already, which would read plain JSON: "
+                "declare the topic before them"
+            )
+        self.topics[topic.name] = topic
+
+    def _name_of(self, topic: str | Topic[Any]) -> str:
+        """Return the name of a topic; one that is declared elsewhere counts here as well from now on."""
+        if isinstance(topic, Topic):
+            self._declare(topic)
+            return topic.name
+        return topic
+
+    def _model_of(self, topic: str, model: Any) -> Any:
+        """Return what bodies are read as: the reader's own model, or the declared topic, which knows all versions."""
+        return self.topics.get(topic) if model is None else model
+
     def declare_topic(self, name: str, queues: int) -> None:
         """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
 
@@ -209,12 +262,14 @@ class Outbox:
     # --- producer ----------------------------------------------------------------------------------------
 
     @overload
-    def send(self, carrier: Carrier | RawConnection, topic: str, body: Any, **options: Unpack[SendOptions]) -> UUID: ...
+    def send(
+        self, carrier: Carrier | RawConnection, topic: str | Topic[T], body: T, **options: Unpack[SendOptions]
+    ) -> UUID: ...
     @overload
     def send(
-        self, carrier: RawAsyncConnection, topic: str, body: Any, **options: Unpack[SendOptions]
+        self, carrier: RawAsyncConnection, topic: str | Topic[T], body: T, **options: Unpack[SendOptions]
     ) -> Coroutine[Any, Any, UUID]: ...
-    def send(self, carrier: AnyCarrier, topic: str, body: Any, **options: Unpack[SendOptions]) -> Any:
+    def send(self, carrier: AnyCarrier, topic: str | Topic[Any], body: Any, **options: Unpack[SendOptions]) -> Any:
         """Send a message with the transaction of ``carrier``; return its id.
 
         With a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy it does no I/O: half message and
@@ -225,8 +280,9 @@ class Outbox:
         at once. With psycopg's AsyncConnection, or one of asyncpg, the call only checks the message: **await** what it
         returns, for nothing is sent before. Errors of the database are the driver's own then.
 
-        ``body`` is a dict, dataclass, pydantic model, str or bytes. The options are those of `SendOptions`: ``key``,
-        ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``, ``id``.
+        ``body`` is a dict, dataclass, pydantic model, str or bytes; of a declared `topic`, what fits its model. The
+        options are those of `SendOptions`: ``key``, ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``,
+        ``id``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
@@ -235,14 +291,14 @@ class Outbox:
             SchemaMissing: (at commit) the database has no outbox tables.
             TypeError: an option that a message doesn't have.
         """
-        return self._producer.send(carrier, topic, Outgoing(body, **options))
+        return self._producer.send(carrier, self._name_of(topic), Outgoing(body, **options))
 
     @overload
     def prepare(
         self,
         carrier: Carrier | RawConnection,
-        topic: str,
-        body: Any,
+        topic: str | Topic[T],
+        body: T,
         *,
         immunity: dt.timedelta | float | None = None,
         **options: Unpack[SendOptions],
@@ -251,8 +307,8 @@ class Outbox:
     def prepare(
         self,
         carrier: RawAsyncConnection,
-        topic: str,
-        body: Any,
+        topic: str | Topic[T],
+        body: T,
         *,
         immunity: dt.timedelta | float | None = None,
         **options: Unpack[SendOptions],
@@ -260,7 +316,7 @@ class Outbox:
     def prepare(
         self,
         carrier: AnyCarrier,
-        topic: str,
+        topic: str | Topic[Any],
         body: Any,
         *,
         immunity: dt.timedelta | float | None = None,
@@ -272,7 +328,7 @@ class Outbox:
         alone for ``immunity`` (timedelta or seconds) before its first check. ``delay`` counts from the writing of
         the half. Arguments, results and errors otherwise as of `send`; `OutboxBusy` also at ``max_undecided``.
         """
-        return self._producer.prepare(carrier, topic, Outgoing(body, **options), immunity=immunity)
+        return self._producer.prepare(carrier, self._name_of(topic), Outgoing(body, **options), immunity=immunity)
 
     @overload
     def commit(self, half_id: UUID, within: Carrier | RawConnection | None = None) -> Decision | None: ...
@@ -306,7 +362,7 @@ class Outbox:
     def transactional(
         self,
         *,
-        topic: str,
+        topic: str | Topic[Any],
         key: Callable[[Any], str | None] | None = None,
         tag: str | None = None,
         message: Callable[[Any], Any] | None = None,
@@ -328,13 +384,18 @@ class Outbox:
             InvalidMessage: the topic isn't a name.
         """
         return decorators.transactional(
-            lambda: self._producer, topic=check_topic(topic), key=key, tag=tag, message=message, joins=joins
+            lambda: self._producer,
+            topic=check_topic(self._name_of(topic)),
+            key=key,
+            tag=tag,
+            message=message,
+            joins=joins,
         )
 
     def two_phase(
         self,
         *,
-        topic: str,
+        topic: str | Topic[Any],
         key: Callable[[Any], str | None] | None = None,
         tag: str | None = None,
         body: Callable[..., Any] | None = None,
@@ -361,6 +422,7 @@ class Outbox:
                 has another checker already.
             InvalidMessage: the topic isn't a name.
         """
+        topic = check_topic(self._name_of(topic))
         if fenced and check is not None:
             raise InvalidHandler(
                 f"@two_phase of topic {topic!r}: a fenced function needs no check, its fence tells whether it "
@@ -370,7 +432,7 @@ class Outbox:
             self.checker(topic)(check)
         return decorators.two_phase(
             lambda: self._producer,
-            topic=check_topic(topic),
+            topic=topic,
             key=key,
             tag=tag,
             body=body,
@@ -381,7 +443,7 @@ class Outbox:
 
     def checker(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         *,
         model: Any = None,
         immunity: dt.timedelta | float | None = None,
@@ -406,6 +468,9 @@ class Outbox:
         durations = {"immunity": immunity, "interval": interval, "timeout": timeout}
         rules = {name: None if value is None else check_seconds(name, value) for name, value in durations.items()}
 
+        topic = self._name_of(topic)
+        model = self._model_of(topic, model)
+
         def register(function: F) -> F:
             if (earlier := self.checkers.get(topic)) is not None:
                 raise InvalidHandler(
@@ -419,7 +484,7 @@ class Outbox:
         return register
 
     def compensation(
-        self, topic: str, *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+        self, topic: str | Topic[Any], *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
     ) -> Callable[[F], F]:
         """Register how the local transaction behind a message of ``topic`` is undone when an operator orders it.
 
@@ -432,6 +497,9 @@ class Outbox:
             InvalidHandler: the topic has a compensation already, or the function can't be called so.
             InvalidMessage: the topic isn't a name.
         """
+
+        topic = self._name_of(topic)
+        model = self._model_of(topic, model)
 
         def register(function: F) -> F:
             if (earlier := self.compensations.get(topic)) is not None:
@@ -449,7 +517,7 @@ class Outbox:
 
     def consumer(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         *,
         group: str,
         source: Engine | AsyncEngine | str | None = None,
@@ -475,6 +543,9 @@ class Outbox:
             InvalidHandler: the group has a handler for this topic already, or an option that can't work.
             InvalidMessage: the topic or the group isn't a name.
         """
+
+        topic = self._name_of(topic)
+        model = self._model_of(topic, model)
 
         def register(handler: H) -> H:
             if (topic, group) in self.subscriptions:
@@ -541,7 +612,7 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
-        self.producer = Producer(bind, outbox.settings, outbox.group, outbox._immunity_of)
+        self.producer = Producer(bind, outbox.settings, outbox.group, outbox._immunity_of, outbox.topics)
         self.engine = self.producer.bind
         self._settings = outbox.settings
         self._checkers = outbox.checkers

@@ -11,6 +11,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── InvalidRequest                      a filter, page token, selector or option that isn't one
     │   └── UnknownDatabase                 no database of this name is registered
     ├── NotBound                            an Outbox that has no database yet
+    ├── VersionUnknown                      a body of a version that this code can't read yet
     ├── TransactionRequired                 no transaction that could carry the message
     ├── OutboxBusy                          the topic has more waiting than its limit; try again later
     ├── SchemaError
@@ -124,6 +125,12 @@ class UnknownDatabase(InvalidRequest):
 
 class NotBound(OutboxError):
     """The Outbox was made without a database, and `Outbox.bind` has not been called."""
+
+    kind = ErrorKind.SETTINGS
+
+
+class VersionUnknown(OutboxError):
+    """A message of a version of its topic's model that this code can't read; a newer release can."""
 
     kind = ErrorKind.SETTINGS
 

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -115,3 +116,13 @@ def _innermost(trace: TracebackType | None) -> CodeType | None:
     theirs = [code for code in codes if not code.co_filename.startswith(_OURS)] or codes
     home = str(Path(theirs[0].co_filename).parent) if theirs else ""
     return next((code for code in reversed(theirs) if code.co_filename.startswith(home)), None)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file at once and whole: a temporary file beside it is renamed."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

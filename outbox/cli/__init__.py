@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import database, health, nouns, output, processes, reconcile
+from outbox.cli import database, health, nouns, output, processes, reconcile, topics
 from outbox.cli.exits import Code, as_failure
 
 _EXAMPLES = """Examples:
@@ -29,6 +29,7 @@ _EXAMPLES = """Examples:
   outbox half list --status parked
   outbox dead groups
   outbox console
+  outbox topics check --app shop.messages:outbox
   outbox reconcile --topic orders --group mail --since 24h
 """
 
@@ -83,6 +84,7 @@ app.command("workers")(health.show_workers)
 app.command("handlers")(health.show_handlers)
 app.add_typer(health.lock_app)
 app.add_typer(reconcile.app, name="reconcile")
+app.add_typer(topics.topics_app)
 app.command()(processes.demo)
 
 

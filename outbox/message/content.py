@@ -249,22 +249,46 @@ def decode(raw: bytes, content_type: str, model: Any = None, *, exact: bool = Fa
     kind = _kind(content_type)
     try:
         if model is not None and is_json(content_type):
-            return _adapter(model).validate_json(raw)
+            return adapter(model).validate_json(raw)
         value: Any = raw
         if is_json(content_type):
             value = json.loads(raw, parse_float=Decimal if exact else None)
         elif kind.startswith("text/"):
             value = raw.decode()
-        return value if model is None else _adapter(model).validate_python(value)
+        return value if model is None else adapter(model).validate_python(value)
     except (ValueError, RecursionError) as error:
         expected = f" as {getattr(model, '__name__', model)}" if model is not None else ""
-        raise InvalidMessage(f"the body ({content_type}) can't be read{expected}: {error}") from error
+        # Instead of pydantic's error, which a traceback would show with the values.
+        raise InvalidMessage(f"the body ({content_type}) can't be read{expected}: {why_invalid(error)}") from None
+
+
+def why_invalid(error: Exception) -> str:
+    """Return what is wrong with a body: of pydantic's errors each field and its rule, without the value.
+
+    A value may be somebody's secret, and the text goes into logs and the inbox.
+    """
+    if not hasattr(error, "errors"):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in found[:_SHOWN]]
+    return "; ".join(shown) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+
+
+_SHOWN = 10
 
 
 @cache
-def _adapter(model: Any) -> Any:
+def adapter(model: Any) -> Any:
+    """Return pydantic's ``TypeAdapter`` of a type.
+
+    Raises:
+        InvalidHandler: pydantic isn't installed, or knows no way to read the type.
+    """
     try:
-        from pydantic import TypeAdapter  # noqa: PLC0415 - optional dependency
+        from pydantic import PydanticUserError, TypeAdapter  # noqa: PLC0415 - optional dependency
     except ImportError:
         raise InvalidHandler(f"reading bodies as {model!r} needs pydantic: {pip_install('pydantic')}") from None
-    return TypeAdapter(model)
+    try:
+        return TypeAdapter(model)
+    except PydanticUserError as error:
+        raise InvalidHandler(f"bodies can't be read as {model!r}: {error.message}") from None

@@ -16,6 +16,7 @@ from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from outbox.message import content
+from outbox.message.topic import Topic
 
 
 class Resolution(enum.StrEnum):
@@ -86,15 +87,19 @@ class _Decoded:
 
     raw: bytes
     content_type: str
+    headers: Mapping[str, str]
     model: Any
 
     @property
     def body(self) -> Any:
-        """The body, decoded by its content type; as ``model`` where the consumer or the checker declared one.
+        """The body, decoded by its content type; as the ``model`` or `Topic` where one is declared.
 
         Raises:
             InvalidMessage: the bytes don't fit the content type or the model.
+            VersionUnknown: it is of a version of the topic that this code can't read.
         """
+        if isinstance(self.model, Topic):
+            return self.model.decode(self.raw, self.content_type, self.headers)
         return content.decode(self.raw, self.content_type, self.model)
 
 

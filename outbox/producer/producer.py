@@ -15,7 +15,7 @@ draws the sequence at the COMMIT, by a deferred trigger.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection, Steps
     from outbox.database.session import Bind
+    from outbox.message.topic import Topic
     from outbox.settings import Settings
 
     Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
@@ -439,6 +440,7 @@ class Producer:
         settings: Settings,
         group: str,
         immunity_of: Callable[[str], float],
+        topics: Mapping[str, Topic[Any]],
     ) -> None:
         self.schema = settings.schema
         #: The engine that the application uses.
@@ -449,6 +451,7 @@ class Producer:
         self._sessions = sessions
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
+        self._topics = topics
         self._flow = FlowControl(settings) if settings.max_undecided or settings.max_undispatched else None
         check_driver(engine.dialect)
         hook_sessions()
@@ -591,14 +594,21 @@ class Producer:
         half_id = options.get("id")
         if half_id is not None and not isinstance(half_id, UUID):
             raise InvalidMessage(f"id must be a UUID, not {type(half_id).__name__}: {half_id!r}")
-        raw, content_type = content.encode(message.body)
+        topic = content.check_topic(topic)
+        key, headers = options.get("key"), options.get("headers")
+        if (declared := self._topics.get(topic)) is None:
+            raw, content_type = content.encode(message.body)
+        else:
+            body = declared.validated(message.body)
+            raw, content_type = declared.encode(body)
+            key = declared.key(body) if key is None and declared.key else key
+            headers = {**(headers or {}), **declared.headers()}
         if len(raw) > self._settings.max_body_bytes:
             raise InvalidMessage(
                 f"the body has {len(raw)} bytes; at most {self._settings.max_body_bytes} are allowed "
                 "(setting max_body_bytes): store it elsewhere and send a reference"
             )
-        topic = content.check_topic(topic)
-        key = content.check_text("key", options.get("key"), content.MAX_KEY_BYTES)
+        key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
-        headers = content.check_headers(options.get("headers"))
+        headers = content.check_headers(headers)
         return HalfMessage(half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery)

@@ -14,7 +14,6 @@ from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from markupsafe import Markup
 from outbox.reconcile.job import Outcome
 from outbox.reconcile.report import amount, bound, first_rows, reports, sentence_of, verdict
 from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
-from outbox.text import counted, duration, plain
+from outbox.text import counted, duration, plain, write_whole
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -238,14 +237,8 @@ ROWS = 40
 
 
 def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
-    """Write the page, at once and whole: a temporary file beside it is renamed."""
-    text = render(result, limit)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write the page, at once and whole."""
+    write_whole(path, render(result, limit))
 
 
 def render(result: JobResult, limit: int = LIMIT) -> str:
