@@ -58,7 +58,8 @@ def test_tests_that_the_pages_name_exist() -> None:
     for page in PAGES:
         text = page.read_text("utf-8")
         its_own = set(re.findall(r"(?:def |title=\")(test_\w+)", text))
-        named = set(re.findall(r"\btest_\w+[a-z]\b(?!\*)", text))
+        # What stands behind a dot is a method of a framework's.
+        named = set(re.findall(r"(?<!\.)\btest_\w+[a-z]\b(?!\*)", text))
         assert named - known - its_own == set(), page.name
 
 
