@@ -21,7 +21,7 @@ import click
 import typer
 
 import outbox
-from outbox import cli, errors, testing
+from outbox import asgi, cli, errors, testing
 from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
@@ -193,6 +193,10 @@ def api() -> Iterator[str]:
         else:
             yield f"## {name}\n"
             yield "The default of the parameter in which a decorated function takes its session.\n"
+    yield "## outbox.asgi\n"
+    yield from _class(asgi.TransactionMiddleware, level=3, methods=False)
+    yield "### request_session\n"
+    yield from _doc(asgi.request_session.__doc__)
     yield "## outbox.testing\n"
     yield from _doc(testing.__doc__)
     for name, function in inspect.getmembers(testing, inspect.isfunction):
