@@ -45,13 +45,12 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def _caller() -> object:
     """Return the task that is running, or the thread where there is no event loop."""
-    try:
-        return asyncio.current_task() or threading.get_ident()
-    except RuntimeError:  # no event loop runs in this thread
-        return threading.get_ident()
+    # Asked for each transaction of a handler, mostly without a loop: get_running_loop would raise each time.
+    loop = asyncio._get_running_loop()
+    return (loop and asyncio.current_task(loop)) or threading.get_ident()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RunningTransaction:
     """A transaction that code of the application runs in: one of a decorated function, a handler or a checker.
 
