@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from outbox.database.drivers import run_steps
-from outbox.database.execute import Template, execute, lock_key
+from outbox.database.drivers import run_on
+from outbox.database.execute import Template, lock_key
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Decision, Resolution
 
@@ -87,16 +87,12 @@ def decide(
     connection: Connection, schema: str, half_id: UUID, resolution: Resolution, decided_by: str = "producer"
 ) -> Decision:
     """Decide a half as `deciding` does, on a connection of SQLAlchemy's."""
-    return _run(connection, deciding(schema, half_id, resolution, decided_by))
+    return run_on(connection, deciding(schema, half_id, resolution, decided_by))
 
 
 def decide_first(connection: Connection, schema: str, half_id: UUID, resolution: Resolution) -> None:
     """Decide a half as `deciding_first` does, on a connection of SQLAlchemy's."""
-    _run(connection, deciding_first(schema, half_id, resolution))
-
-
-def _run(connection: Connection, steps: Steps[T]) -> T:
-    return run_steps(steps, lambda statement: execute(connection, statement)[0])
+    run_on(connection, deciding_first(schema, half_id, resolution))
 
 
 def already(decision: Decision) -> AlreadyDecided:

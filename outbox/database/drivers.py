@@ -5,16 +5,29 @@ They tell nobody of their COMMIT, so that what is to be written is written at on
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from outbox.database.execute import ASYNCPG, PSYCOPG, PSYCOPG2, encodings_of, in_transaction, translated
+from sqlalchemy.util import await_only
+
+from outbox.database.execute import (
+    ASYNCPG,
+    PSYCOPG,
+    PSYCOPG2,
+    Row,
+    Statement,
+    encodings_of,
+    execute,
+    in_transaction,
+    translated,
+)
 from outbox.errors import TransactionRequired
 
 if TYPE_CHECKING:
-    from outbox.database.execute import Row, Statement
+    from sqlalchemy import Connection
 
 T = TypeVar("T")
 
@@ -54,20 +67,33 @@ RawAsyncConnection = RawPsycopgAsync | RawAsyncpg
 
 # --- connections without SQLAlchemy ------------------------------------------------------------------------
 
-#: Yields statements, gets the rows of each, and returns what comes of them: the same for sync and async connections.
-Steps = Generator["Statement", "list[Row]", T]
+#: A statement for the connection; or what gets its rows elsewhere, and may block.
+Work = Statement | Callable[[], list[Row]]
+#: Yields what is to be done, gets the rows of each, and returns what comes of them: for sync and async connections.
+Steps = Generator[Work, list[Row], T]
 #: Looks at an error of the driver's, and at the statement that failed.
-Tell = Callable[[Exception, "Statement"], None]
+Tell = Callable[[Exception, Statement], None]
 
 
-def run_steps(steps: Steps[T], execute: Callable[[Statement], list[Row]]) -> T:
-    """Run the statements of ``steps`` one by one."""
+def run_steps(steps: Steps[T], do: Callable[[Work], list[Row]]) -> T:
+    """Do what ``steps`` ask for, one by one."""
     try:
-        statement = next(steps)
+        work = next(steps)
         while True:
-            statement = steps.send(execute(statement))
+            work = steps.send(do(work))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # what the generator returns
+
+
+def run_on(connection: Connection, steps: Steps[T]) -> T:
+    """Do what ``steps`` ask for on a connection of SQLAlchemy's."""
+
+    def do(work: Work) -> list[Row]:
+        if isinstance(work, Statement):
+            return execute(connection, work)[0]
+        return await_only(asyncio.to_thread(work)) if connection.dialect.is_async else work()
+
+    return run_steps(steps, do)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +103,6 @@ class Raw:
     connection: Any
     driver: str
     is_async: bool
-
-    @property
-    def database(self) -> str | None:
-        """The name of its database; None where the driver doesn't tell."""
-        if self.driver == ASYNCPG:
-            # The driver keeps it to itself, and its versions may do so elsewhere.
-            return getattr(getattr(self.connection, "_params", None), "database", None)
-        return str(self.connection.info.dbname)
 
     @property
     def encodings(self) -> set[str]:
@@ -118,7 +136,7 @@ class Raw:
         """
         if self.is_async:
             return self._run_async(steps, tell)
-        return run_steps(steps, lambda statement: self._execute(statement, tell))
+        return run_steps(steps, lambda work: self._execute(work, tell) if isinstance(work, Statement) else work())
 
     def _execute(self, statement: Statement, tell: Tell) -> list[Row]:
         sql, values = translated(statement, self.driver)
@@ -134,18 +152,24 @@ class Raw:
 
     async def _run_async(self, steps: Steps[T], tell: Tell) -> T:
         try:
-            statement = next(steps)
+            work = next(steps)
             while True:
-                try:
-                    rows = await self._execute_async(statement)
-                except Exception as error:
-                    tell(error, statement)
-                    raise
-                statement = steps.send(rows)
+                if isinstance(work, Statement):
+                    rows = await self._execute_async(work, tell)
+                else:
+                    rows = await asyncio.to_thread(work)
+                work = steps.send(rows)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # what the generator returns
 
-    async def _execute_async(self, statement: Statement) -> list[Row]:
+    async def _execute_async(self, statement: Statement, tell: Tell) -> list[Row]:
+        try:
+            return await self._fetch(statement)
+        except Exception as error:
+            tell(error, statement)
+            raise
+
+    async def _fetch(self, statement: Statement) -> list[Row]:
         sql, values = translated(statement, self.driver)
         if self.driver == ASYNCPG:
             return [tuple(row) for row in await self.connection.fetch(sql, *values)]

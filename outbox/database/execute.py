@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.errors import ErrorKind, InvalidSettings, OutboxError, TransactionRequired
+from outbox.errors import ErrorKind, InvalidSettings, OutboxError
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Dialect
@@ -363,20 +363,6 @@ def check_driver(dialect: Dialect) -> None:
         raise InvalidSettings(
             f"the outbox needs PostgreSQL through psycopg 3, psycopg2 or asyncpg, not {dialect.name} through "
             f"{dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
-        )
-
-
-def check_database(own: URL, database: str | None) -> None:
-    """Make sure that a carrier leads to the database of its Outbox, as far as their names tell, which costs no I/O.
-
-    Raises:
-        TransactionRequired: it leads to a database of another name.
-    """
-    if own.database and database and own.database != database:
-        raise TransactionRequired(
-            f"the session or connection is on database {database!r}, but this Outbox is on {own.database!r}: the "
-            "message would be written where nothing dispatches it, or not at all; send with a session of the Outbox's "
-            "database, or make an Outbox on the engine of the other one"
         )
 
 

@@ -156,7 +156,7 @@ class Postmaster:
         unfinished = self._folder / "data.new"
         process = self._spawn(
             *("initdb", "-D", str(unfinished), "-U", "postgres", "-E", "UTF8", f"--locale={_locale()}"),
-            *("--auth=scram-sha-256", f"--pwfile={self._folder / 'password'}", "--no-instructions"),
+            *("--auth=scram-sha-256", f"--pwfile={self._folder / 'password'}"),
             *(() if sync else ("--no-sync",)),
         )
         self._wait(lambda: process.poll() is not None, process, INITDB_LIMIT, "initdb")

@@ -31,15 +31,8 @@ from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoi
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import raw_connection
 from outbox.database.engines import calling_engine
-from outbox.database.execute import (
-    DRIVERS,
-    Statement,
-    check_database,
-    check_driver,
-    encodings,
-    execute,
-    raise_if_missing,
-)
+from outbox.database.execute import DRIVERS, Statement, check_driver, encodings, execute, raise_if_missing
+from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
@@ -74,6 +67,7 @@ class Write:
     ``sending`` is what send hooks wait for.
     """
 
+    own: OwnDatabase
     schema: str
     half: HalfMessage
     limit: int
@@ -109,6 +103,7 @@ class Write:
 class Intent:
     """A decision to write; the transaction fails unless it is the first."""
 
+    own: OwnDatabase
     schema: str
     half_id: UUID
     resolution: Resolution
@@ -149,6 +144,8 @@ def _write(
     connection: Connection, values: Sequence[Write | Intent], *, then_commit: bool
 ) -> tuple[list[Statement], Statement | None, list[Callable[[], None]]]:
     """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
+    for own in {value.own for value in values}:
+        own.check(connection)
     refuse_autocommit(connection)
     writes = [value for value in values if isinstance(value, Write)]
     intents = [value for value in values if isinstance(value, Intent)]
@@ -231,8 +228,6 @@ class _Sent:
         taken = [entry for entry in self.entries if self.target(entry.engine) is connection]
         if taken:
             self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
-        for engine in {entry.engine for entry in taken}:
-            _refuse_other_database(connection, engine)
         return [entry.item for entry in taken]
 
 
@@ -252,7 +247,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         unwrapped = unwrapped()
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
-        _refuse_other_database(target, engine)
+        value.own.check_name(target.engine)
         if isinstance(value, Write):
             value.refuse_now(target.engine)
             value.refuse_unstorable(encodings(target))
@@ -271,13 +266,6 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     _add_to_session(target, value, engine)
 
 
-def _refuse_other_database(used: Connection | Engine, engine: Engine) -> None:
-    """Make sure that messages of an Outbox on ``engine`` can be written through a connection or engine."""
-    check_driver(used.dialect)
-    if used.engine.pool is not engine.pool:
-        check_database(engine.url, used.engine.url.database)
-
-
 def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> None:
     if not session.in_transaction():
         if not session.autobegin:
@@ -290,7 +278,7 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         )
     sent = _sent_of(session)
     if (certain := _certain(session, sent, engine)) is not None:
-        _refuse_other_database(certain, engine)
+        value.own.check_name(certain.engine)
         if isinstance(certain, Connection):
             refuse_autocommit(certain)
     if isinstance(value, Write) and value.flow is not None:
@@ -454,6 +442,7 @@ class Producer:
         self._topics = topics
         self._flow = FlowControl(settings) if settings.max_undecided or settings.max_undispatched else None
         check_driver(engine.dialect)
+        self._own = OwnDatabase(engine)
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
@@ -499,7 +488,8 @@ class Producer:
         """See `Outbox.send`."""
         half, added = _with_added_headers(self._half(topic, message))
         limit, nudge = self._settings.max_transaction_bytes, self._settings.listen
-        return self._add(carrier, Write(self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added))
+        write = Write(self._own, self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added)
+        return self._add(carrier, write)
 
     def prepare(
         self,
@@ -515,7 +505,8 @@ class Producer:
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
         preparation = Preparation(fenced, float(own))
         limit = self._settings.max_transaction_bytes
-        return self._add(carrier, Write(self.schema, half, limit, preparation, flow=self._flow, sending=added))
+        write = Write(self._own, self.schema, half, limit, preparation, flow=self._flow, sending=added)
+        return self._add(carrier, write)
 
     def _add(self, carrier: AnyCarrier, write: Write) -> Any:
         """Write with the transaction of ``carrier``; return the id, or what to await for it."""
@@ -535,11 +526,11 @@ class Producer:
             return None
         raw = raw_connection(carrier)
         if raw is not None:
-            check_database(self._engine.url, raw.database)
             raw.refuse_autocommit()
         return raw
 
     def _writing(self, raw: Raw, write: Write) -> Steps[UUID]:
+        yield from self._own.checking(raw.connection)
         write.refuse_unstorable(raw.encodings)
         if write.preparation is None:
             statement = write_late(self.schema, write.half)
@@ -550,15 +541,19 @@ class Producer:
         committed(write.sending)
         return write.half.id
 
+    def _deciding(self, raw: Raw, half_id: UUID, resolution: Resolution) -> Steps[None]:
+        yield from self._own.checking(raw.connection)
+        yield from deciding_first(self.schema, half_id, resolution)
+
     def _tell_of_missing(self, error: Exception, statement: Statement) -> None:
         raise_if_missing(self._engine.url, error, [statement])
 
     def decide(self, half_id: UUID, resolution: Resolution, within: AnyCarrier | None) -> Any:
         """Decide alone, or at the commit of the caller's transaction; see `Outbox.commit`."""
         if (raw := self._raw(within)) is not None:
-            return raw.run(deciding_first(self.schema, half_id, resolution), self._tell_of_missing)
+            return raw.run(self._deciding(raw, half_id, resolution), self._tell_of_missing)
         if within is not None:
-            add(cast("Carrier", within), Intent(self.schema, half_id, resolution), self._engine)
+            add(cast("Carrier", within), Intent(self._own, self.schema, half_id, resolution), self._engine)
             return None
         with self.calling() as session:
             return self.decide_now(session, half_id, resolution)

@@ -12,6 +12,7 @@ from outbox.database import migration
 from outbox.embedded import ServerLike
 from tests.kit import empty
 from tests.producer import bank
+from tests.producer.proxy import Proxy
 
 SECOND_SCHEMA = "second"
 
@@ -57,6 +58,16 @@ def engine(url: str) -> Iterator[Engine]:
 def outbox(engine: Engine) -> Outbox:
     """An outbox on the test's engine."""
     return Outbox(engine, settings=Settings())
+
+
+@pytest.fixture
+def proxy(engine: Engine) -> Iterator[Proxy]:
+    """A proxy before the test's server."""
+    assert engine.url.host
+    assert engine.url.port
+    proxy = Proxy(engine.url.host, engine.url.port)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture

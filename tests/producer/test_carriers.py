@@ -14,7 +14,7 @@ import psycopg
 import psycopg2
 import psycopg2.extras
 import pytest
-from sqlalchemy import Engine, create_engine, insert
+from sqlalchemy import Engine, create_engine, insert, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -36,6 +36,7 @@ from outbox.telemetry.hooks import add_hook
 from outbox.worker.connections import WorkerDatabase
 from tests.producer.bank import change, changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
 from tests.producer.carriers import CARRIERS, RAW, send
+from tests.producer.proxy import Proxy
 
 every = pytest.mark.parametrize("name", CARRIERS)
 every_raw = pytest.mark.parametrize("name", RAW)
@@ -162,7 +163,7 @@ def test_id_given_twice(name: str, url: str, engine: Engine, outbox: Outbox) -> 
 
 
 @every
-def test_connection_lost_at_commit(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+def test_connection_lost_before_commit(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """A connection that the server ended before the COMMIT leaves neither."""
 
     async def act() -> None:
@@ -181,6 +182,30 @@ def test_connection_lost_at_commit(name: str, url: str, engine: Engine, outbox: 
 
     run(act())
     assert (changes(engine), messages(engine)) == ({2}, [2])
+    assert leftovers(engine) == 0
+
+
+@every
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_connection_lost_at_commit(cut: Any, name: str, url: str, proxy: Proxy, engine: Engine, outbox: Outbox) -> None:
+    """A COMMIT that the server never got leaves neither; one whose answer got lost leaves both."""
+    through = make_url(url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+
+    async def act() -> None:
+        async with CARRIERS[name](through, False) as opened:
+            for number in (1, 2):
+                await opened.write(number)
+                await send(outbox, opened, number)
+                proxy.cut = None if number == 1 else cut
+                if number == 1:
+                    await opened.commit()
+            with pytest.raises(Exception, match=r"."):
+                await opened.commit()
+            with contextlib.suppress(Exception):
+                await opened.rollback()
+
+    run(act())
+    assert (changes(engine), messages(engine)) == (({1}, [1]) if cut == "before" else ({1, 2}, [1, 2]))
     assert leftovers(engine) == 0
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -17,6 +14,7 @@ from outbox.database import at_commit
 from outbox.database.execute import Statement, execute
 from tests.producer.bank import change, halves, messages
 from tests.producer.conftest import SECOND_SCHEMA
+from tests.producer.proxy import Proxy
 
 
 class Wire:
@@ -76,55 +74,6 @@ def test_prepared_and_sent_messages_share_the_statement(counted: Engine, engine:
         (3, "commit", False),
         (2, None, True),
     ]
-
-
-class Proxy:
-    """Passes bytes between one client after another and the server; counts how often the client had to wait."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._server = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.round_trips = 0
-        self._asking = False
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self._server)
-            threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
-
-    def _pass(self, client: socket.socket, server: socket.socket) -> None:
-        with client, server:
-            while True:
-                for ready in select.select([client, server], [], [])[0]:
-                    try:
-                        data = ready.recv(65536)
-                    except OSError:
-                        return
-                    if not data:
-                        return
-                    if ready is server and self._asking:
-                        self.round_trips += 1
-                    self._asking = ready is client
-                    (server if ready is client else client).sendall(data)
-
-
-@pytest.fixture
-def proxy(engine: Engine) -> Iterator[Proxy]:
-    """A proxy before the test's server."""
-    assert engine.url.host
-    assert engine.url.port
-    proxy = Proxy(engine.url.host, engine.url.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, text
 
 from outbox.database.migration import chain
-from outbox.database.migration.state import command, connected, described, read, set_local
+from outbox.database.migration.state import command, connected, read, set_local
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.errors import SchemaMissing
+from outbox.text import described
 
 if TYPE_CHECKING:
     from outbox.database.engines import Bind
@@ -81,7 +82,7 @@ def check(
         named = chain.check_parts(parts) if parts else tuple(part for part in chain.PARTS if revisions[part])
         if not named:
             raise SchemaMissing(
-                f"there are no outbox tables in {described(connection, schema)}; "
+                f"there are no outbox tables in {described(connection.engine.url, schema)}; "
                 f"run: {command(connection, 'upgrade', (), schema)}"
             )
         branches = ("common", *named)

@@ -13,8 +13,9 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
-from outbox.database.migration.state import connected, described, read, refuse_newer, set_local, versions
+from outbox.database.migration.state import connected, read, refuse_newer, set_local, versions
 from outbox.errors import SchemaBusy
+from outbox.text import described
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -124,9 +125,9 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
             raise SchemaBusy(
-                f"the outbox tables in {described(connection, schema)} can't be changed now: another transaction holds "
-                "a lock on them (another upgrade, or long work on these tables; see pg_locks). Nothing was changed; "
-                "try again when it has ended"
+                f"the outbox tables in {described(connection.engine.url, schema)} can't be changed now: another "
+                "transaction holds a lock on them (another upgrade, or long work on these tables; see pg_locks). "
+                "Nothing was changed; try again when it has ended"
             ) from error
 
 

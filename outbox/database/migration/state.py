@@ -11,6 +11,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
 from outbox.database.engines import url_of
 from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
+from outbox.text import described
 
 if TYPE_CHECKING:
     from outbox.database.engines import Bind
@@ -34,15 +35,6 @@ def connected(bind: Bind) -> Iterator[Connection]:
         engine.dispose()
 
 
-def described(connection: Connection, schema: str) -> str:
-    """Return which database and schema a connection leads to, in words."""
-    return _described(connection.engine.url, schema)
-
-
-def _described(url: URL, schema: str) -> str:
-    return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
-
-
 def command(connection: Connection, verb: str, parts: tuple[str, ...], schema: str) -> str:
     """Return the command that mends the tables; the password is masked."""
     return _command(connection.engine.url, verb, parts, schema)
@@ -59,7 +51,7 @@ def _command(url: URL, verb: str, parts: tuple[str, ...], schema: str) -> str:
 def tables_missing(url: URL, what: str, parts: tuple[str, ...], schema: str) -> SchemaMissing:
     """Return the error that a statement failed for want of our tables; ``what`` is what the server said."""
     mend = _command(url, "upgrade", parts, schema)
-    return SchemaMissing(f"the outbox tables are not in {_described(url, schema)}: {what}; run: {mend}")
+    return SchemaMissing(f"the outbox tables are not in {described(url, schema)}: {what}; run: {mend}")
 
 
 def set_local(connection: Connection, name: str, value: str) -> None:
@@ -89,7 +81,7 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
     missing = tuple(part for part in parts if not revisions[part])
     if missing:
         raise SchemaMissing(
-            f"the {' and '.join(missing)} tables of the outbox are not in {described(connection, schema)}; "
+            f"the {' and '.join(missing)} tables of the outbox are not in {described(connection.engine.url, schema)}; "
             f"run: {command(connection, 'upgrade', missing, schema)}"
         )
     for branch in ("common", *parts):
@@ -99,7 +91,7 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
         if revision and not chain.known(revision):
             raise _newer(connection, branch, revision, schema)
         raise SchemaOutdated(
-            f"the {branch} tables of the outbox in {described(connection, schema)} are at {revision}, "
+            f"the {branch} tables of the outbox in {described(connection.engine.url, schema)} are at {revision}, "
             f"this code needs {chain.head(branch)}; run: {command(connection, 'upgrade', parts, schema)}"
         )
 
@@ -149,6 +141,6 @@ def _read_apart(connection: Connection, schema: str) -> dict[str, str | None]:
 
 def _newer(connection: Connection, branch: str, revision: str, schema: str) -> SchemaOutdated:
     return SchemaOutdated(
-        f"the {branch} tables of the outbox in {described(connection, schema)} are at {revision}, newer than this code "
-        f"({chain.head(branch)}) can work on; run: {pip_install()}"
+        f"the {branch} tables of the outbox in {described(connection.engine.url, schema)} are at {revision}, newer "
+        f"than this code ({chain.head(branch)}) can work on; run: {pip_install()}"
     )
