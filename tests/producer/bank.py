@@ -13,6 +13,8 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, cre
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from tests.kit import wait_until
+
 Kind = Literal["Session", "AsyncSession", "Connection", "AsyncConnection"]
 KINDS: tuple[Kind, ...] = ("Session", "AsyncSession", "Connection", "AsyncConnection")
 
@@ -123,8 +125,10 @@ def pid_of(connection: Connection) -> int:
 
 def terminate(engine: Engine, pid: int) -> None:
     """End a backend, as an administrator or a crash would."""
-    with engine.begin() as connection:
-        connection.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        alive = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+        wait_until(lambda: not connection.scalar(alive, {"pid": pid}), "the backend has ended")
 
 
 def op_of(engine: Engine, half_id: UUID) -> tuple[str, str] | None:

@@ -184,15 +184,19 @@ def _async(driver: str, make: Callable[[AsyncEngine], Any]) -> Any:
 @contextmanager
 def _scoped(engine: Engine) -> Any:
     session = scoped_session(sessionmaker(engine))
-    yield session
-    session.remove()
+    try:
+        yield session
+    finally:
+        session.remove()
 
 
 @asynccontextmanager
 async def _async_scoped(engine: AsyncEngine) -> AsyncIterator[Any]:
     session = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
-    yield session
-    await session.remove()
+    try:
+        yield session
+    finally:
+        await session.remove()
 
 
 def _sqlmodel(engine: Engine) -> Any:
@@ -218,9 +222,11 @@ async def _flask(url: str, autocommit: bool) -> AsyncIterator[Opened]:
         app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"isolation_level": "AUTOCOMMIT"}
     db = flask_sqlalchemy.SQLAlchemy(app)
     with app.app_context():
-        yield OfSqlAlchemy(db.session)
-        db.session.remove()
-        db.engine.dispose()
+        try:
+            yield OfSqlAlchemy(db.session)
+        finally:
+            db.session.remove()
+            db.engine.dispose()
 
 
 def _dsn(url: str) -> str:
@@ -230,30 +236,38 @@ def _dsn(url: str) -> str:
 @asynccontextmanager
 async def _psycopg(url: str, autocommit: bool) -> AsyncIterator[Opened]:
     connection = psycopg.connect(_dsn(url), autocommit=autocommit)
-    yield OfDbapi(connection)
-    connection.close()
+    try:
+        yield OfDbapi(connection)
+    finally:
+        connection.close()
 
 
 @asynccontextmanager
 async def _psycopg_async(url: str, autocommit: bool) -> AsyncIterator[Opened]:
     connection = await psycopg.AsyncConnection.connect(_dsn(url), autocommit=autocommit)
-    yield OfDbapi(connection)
-    await connection.close()
+    try:
+        yield OfDbapi(connection)
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager
 async def _psycopg2(url: str, autocommit: bool) -> AsyncIterator[Opened]:
     connection = psycopg2.connect(_dsn(url))
     connection.autocommit = autocommit
-    yield OfDbapi(connection)
-    connection.close()
+    try:
+        yield OfDbapi(connection)
+    finally:
+        connection.close()
 
 
 @asynccontextmanager
 async def _asyncpg(url: str, autocommit: bool) -> AsyncIterator[Opened]:
     connection = await asyncpg.connect(_dsn(url))
-    yield OfAsyncpg(connection, autocommit=autocommit)
-    await connection.close()
+    try:
+        yield OfAsyncpg(connection, autocommit=autocommit)
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager
