@@ -47,18 +47,14 @@ def address_of(driver: Any) -> Address:
 
 
 class OwnDatabase:
-    """The database of an Outbox, by the engine that it is bound to."""
+    """The database of an Outbox, by the engine that it is bound to. What that engine connects needs no check."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         url = engine.url
         # Without a host it is the engine's connect arguments that lead there.
         address = (url.host, url.port or _PORT, url.database)
         self._known: set[Address] = {address} if url.host and url.database else set()
-
-    def is_of(self, engine: Engine) -> bool:
-        """Tell whether an engine's connections are those of the Outbox's own engine."""
-        return engine.pool is self._engine.pool
 
     def check_name(self, engine: Engine) -> None:
         """Make sure, without I/O, that messages can be written through an engine, as far as its URL tells.
@@ -68,8 +64,7 @@ class OwnDatabase:
             TransactionRequired: it leads to a database of another name.
         """
         check_driver(engine.dialect)
-        if not self.is_of(engine):
-            self._refuse_name(engine.url.database)
+        self._refuse_name(engine.url.database)
 
     def check(self, connection: Connection) -> None:
         """Make sure that a connection leads to this database.
@@ -78,8 +73,7 @@ class OwnDatabase:
             InvalidSettings, TransactionRequired: as of `check_name` and `checking`.
         """
         self.check_name(connection.engine)
-        if not self.is_of(connection.engine):
-            run_on(connection, self.checking(driver_of(connection)))
+        run_on(connection, self.checking(driver_of(connection)))
 
     def checking(self, driver: Any) -> Steps[None]:
         """Make sure that a driver's own connection leads to this database.
@@ -97,12 +91,12 @@ class OwnDatabase:
         if theirs != ours:
             raise TransactionRequired(
                 f"the session or connection is on a database {address[2]!r} of another server than that of this Outbox "
-                f"({database_address(self._engine.url)}): {_LOST}"
+                f"({database_address(self.engine.url)}): {_LOST}"
             )
         self._known.add(address)
 
     def _refuse_name(self, database: str | None) -> None:
-        own = self._engine.url.database
+        own = self.engine.url.database
         if own and database and own != database:
             raise TransactionRequired(
                 f"the session or connection is on database {database!r}, but this Outbox is on {own!r}: {_LOST}"
@@ -111,7 +105,7 @@ class OwnDatabase:
     def _ask(self) -> list[Row]:
         """Ask the Outbox's own database, on a connection that isn't kept."""
         # An async engine belongs to an event loop, which this may be outside of.
-        engine = engine_of(self._engine) if self._engine.dialect.is_async else self._engine
+        engine = engine_of(self.engine) if self.engine.dialect.is_async else self.engine
         with engine.connect() as connection:
             connection.detach()
             return execute(connection, _IDENTITY)[0]

@@ -145,7 +145,8 @@ def _write(
 ) -> tuple[list[Statement], Statement | None, list[Callable[[], None]]]:
     """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
     for own in {value.own for value in values}:
-        own.check(connection)
+        if _is_foreign(connection, own.engine):
+            own.check(connection)
     refuse_autocommit(connection)
     writes = [value for value in values if isinstance(value, Write)]
     intents = [value for value in values if isinstance(value, Intent)]
@@ -247,7 +248,8 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         unwrapped = unwrapped()
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
-        value.own.check_name(target.engine)
+        if _is_foreign(target, engine):
+            value.own.check_name(target.engine)
         if isinstance(value, Write):
             value.refuse_now(target.engine)
             value.refuse_unstorable(encodings(target))
@@ -266,6 +268,11 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     _add_to_session(target, value, engine)
 
 
+def _is_foreign(used: Connection | Engine, engine: Engine) -> bool:
+    """Tell whether a connection isn't of the pool of an Outbox's own engine."""
+    return used.engine.pool is not engine.pool
+
+
 def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> None:
     if not session.in_transaction():
         if not session.autobegin:
@@ -278,13 +285,14 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         )
     sent = _sent_of(session)
     if (certain := _certain(session, sent, engine)) is not None:
-        value.own.check_name(certain.engine)
+        if _is_foreign(certain, engine):
+            value.own.check_name(certain.engine)
         if isinstance(certain, Connection):
             refuse_autocommit(certain)
     if isinstance(value, Write) and value.flow is not None:
         used = sent.target(engine) or session.bind
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
-        if used is not None and used.engine.pool is engine.pool:
+        if used is not None and not _is_foreign(used, engine):
             value.refuse_now(engine)
     root = session.get_transaction()
     if isinstance(value, Write) and root is not None:

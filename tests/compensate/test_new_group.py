@@ -197,3 +197,14 @@ def test_many_compensations(town: Town) -> None:
         settle(town, town.declare())
     assert [town.effects(each) for each in ids] == [0, 1] * 10
     assert len(town.rows("SELECT 1 FROM outbox.audit WHERE action = 'quarantine'")) == 10
+
+
+def test_group_that_receives_in_sql(town: Town) -> None:
+    """A group that consumes in another language is quarantined like others, from its first message on."""
+    receive = "SELECT outbox.receive('node', CAST(:id AS uuid), 't', 0, 1)"
+    first, second = town.transfer(), town.transfer()
+    town.run(receive, id=first)
+    assert town.roll_back(first) == "skipped"
+    assert town.roll_back(second) == "done"
+    assert town.status(second) == {"node": "quarantined"}
+    assert town.value(receive, id=second) is False

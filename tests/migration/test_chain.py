@@ -24,7 +24,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 CHAIN = {
     "common": ["common_0001"],
     "producer": ["producer_0001", "producer_0003"],
-    "consumer": ["consumer_0001"],
+    "consumer": ["consumer_0001", "consumer_0003"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
 COMMON, PRODUCER, CONSUMER = (
@@ -234,7 +234,9 @@ def test_same_dump_as_metadata(url: str, engine: Engine) -> None:
         for metadata in (common_tables(), producer_tables(), consumer_tables()):
             metadata.create_all(connection)
         # The metadata has tables, no functions.
-        for statement in run_path(str(chain.folder() / "versions" / "producer_0003.py"))["UPGRADE"][1:]:
+        folder = chain.folder() / "versions"
+        producer, consumer = (run_path(str(folder / f"{part}_0003.py"))["UPGRADE"] for part in ("producer", "consumer"))
+        for statement in (*producer[1:], *consumer):
             connection.exec_driver_sql(cleandoc(statement).replace("{s}", '"outbox"'))
     assert "CREATE TABLE outbox.half_message" in migrated
     assert _dump(url) == migrated
@@ -310,7 +312,7 @@ def test_check_of_a_part_that_is_not_there(url: str) -> None:
         migration.check(url)
     migration.upgrade(url, ["producer"])
     found = migration.check(url, ["producer", "consumer"])
-    assert "consumer is at revision none, this code has consumer_0001" in found
+    assert "consumer is at revision none, this code has consumer_0003" in found
     assert "table consumer_message is missing" in found
 
 

@@ -36,7 +36,7 @@ from tests.producer.bank import (
     write,
 )
 from tests.producer.flow_control.limits import accepted, forget, limited, tell
-from tests.producer.test_round_trips import Proxy
+from tests.producer.proxy import Proxy
 
 
 def test_off_by_default(engine: Engine, counts: list[int]) -> None:
