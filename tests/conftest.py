@@ -63,7 +63,11 @@ SLOW = (
     *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
     *(f"migration/test_{name}" for name in ("chain", "quiet", "races", "user_project")),
     *(f"operator/test_{name}" for name in ("acts.", "looking_inbox", "looking_lists", "looking_messages")),
-    *(f"producer/test_{name}" for name in ("carriers", "commit_fails", "flow_counts", "savepoints", "sql_functions")),
+    *(
+        f"producer/test_{name}"
+        for name in ("carriers", "commit_fails", "flow_counts", "identity", "savepoints", "sql_functions")
+    ),
+    "producer/test_versions",
     *(f"reconcile/test_{name}" for name in ("archive", "cli", "edges", "measure", "nights", "oracle", "repair")),
     *(f"reconcile/test_{name}" for name in ("second_look", "secrets", "settled", "spark", "tiers")),
     *(f"worker/test_{name}" for name in ("bulk", "check", "outages", "reconcile", "signals")),

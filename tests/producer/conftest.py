@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
@@ -15,6 +16,8 @@ from tests.producer import bank
 from tests.producer.proxy import Proxy
 
 SECOND_SCHEMA = "second"
+#: What `npm install --prefix tests/node` brings.
+NODE = Path(__file__).parents[1] / "node" / "node_modules"
 
 _TABLES = [
     *(f"outbox.{table}" for table in ("half_message", "half_check", "op_message")),
@@ -26,6 +29,11 @@ _TABLES = [
 
 @pytest.fixture(scope="session")
 def _database_url(server: ServerLike) -> str:
+    return new_database(server)
+
+
+def new_database(server: ServerLike) -> str:
+    """Create the database of this folder on a server; return its URL."""
     server.create_database("producer")
     url = server.url("producer")
     migration.upgrade(url)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, Inv
 from outbox.message.model import uuid7
 from tests.kit import wait_until
 from tests.producer.bank import changes, halves, leftovers, messages, waits_for_a_lock
-from tests.producer.conftest import SECOND_SCHEMA
+from tests.producer.conftest import NODE, SECOND_SCHEMA
 
 #: The SQLSTATEs of what Python raises.
 STATES = {InvalidMessage: "OX001", AlreadyCommitted: "OX002", AlreadyRolledBack: "OX003", HalfNotFound: "OX004"}
@@ -498,11 +497,11 @@ const { Client } = require('pg');
 
 
 def test_from_node(dsn: str, engine: Engine) -> None:
-    """Node's `pg`, where it is installed (a folder of modules in NODE_PATH)."""
+    """Node's `pg`, as npm installs it in tests/node."""
     node = shutil.which("node")
-    if node is None or subprocess.run([node, "-e", "require('pg')"], capture_output=True, check=False).returncode:
-        pytest.skip("node with its module pg isn't installed")
-    done = subprocess.run([node, "-e", _NODE, dsn], capture_output=True, text=True, check=True, env=dict(os.environ))
+    if node is None or not (NODE / "pg").exists():
+        pytest.skip("node with its module pg isn't installed: npm install --prefix tests/node")
+    done = subprocess.run([node, "-e", _NODE, dsn], capture_output=True, text=True, check=True, cwd=NODE.parent)
     first, _, error = done.stdout.splitlines()
     assert (changes(engine), messages(engine)) == ({1}, [1])
     assert str(halves(engine)[0].id) == first
