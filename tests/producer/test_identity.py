@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, insert, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -94,3 +95,15 @@ def test_outbox_whose_database_is_away(url: str, proxy: Proxy, engine: Engine) -
             session.commit()
     assert (changes(engine), messages(engine)) == (set(), [])
     away.dispose()
+
+
+def test_engine_whose_url_does_not_say(engine: Engine, outbox: Outbox, new_engine: Callable[[], Engine]) -> None:
+    """An engine that connects by a function of its own is known by its driver's connection."""
+    dsn = new_engine().url.set(drivername="postgresql").render_as_string(hide_password=False)
+    other = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    with Session(other) as session:
+        outbox.send(session, "t", {"number": 1})
+        with pytest.raises(TransactionRequired, match="but this Outbox is on 'producer'"):
+            session.commit()
+    assert halves(other) == []
+    other.dispose()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, insert
 from sqlalchemy.orm import Session
@@ -28,7 +27,7 @@ from tests.producer.bank import (
     write,
 )
 from tests.producer.conftest import SECOND_SCHEMA
-from tests.producer.flow_control.limits import accepted, limited, tell
+from tests.producer.flow_control.limits import limited, tell
 
 #: Which limits concern what is sent, and what is prepared.
 CONCERNED = (("send", "max_undispatched"), ("prepare", "max_undispatched"), ("prepare", "max_undecided"))
@@ -177,46 +176,6 @@ def test_two_schemas(engine: Engine, always_counted: None) -> None:
         first.send(connection, "t", {"number": 2})
         second.send(connection, "t", {"number": 2})
     assert (changes(engine), messages(engine), len(messages(engine, SECOND_SCHEMA))) == ({1}, [1], 3)
-
-
-@pytest.fixture
-def other(url: str, new_engine: Callable[..., Engine]) -> Iterator[Engine]:
-    """An engine on another database whose URL doesn't say so; else nothing could be sent with it."""
-    dsn = new_engine().url.set(drivername="postgresql").render_as_string(hide_password=False)
-    other = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
-    yield other
-    other.dispose()
-
-
-def test_two_databases(engine: Engine, other: Engine, counted_once: None) -> None:
-    """What an outbox knows of one database it doesn't believe of another that it is used with."""
-    send_many(other, 3)
-    outbox = limited(engine)
-    with pytest.raises(OutboxBusy), other.begin() as connection:
-        outbox.send(connection, "t", {"number": 1})
-    tell(outbox, engine, 2)
-    with Session(engine) as session:
-        outbox.send(session, "t", {"number": 3})
-        session.commit()
-    with other.connect() as connection, pytest.raises(OutboxBusy):
-        outbox.send(connection, "t", {"number": 4})
-    # A session on another engine might come to use the outbox's own: only its COMMIT tells.
-    with Session(other) as session:
-        outbox.send(session, "t", {"number": 5})
-        with pytest.raises(OutboxBusy):
-            session.commit()
-    assert (messages(engine), messages(other)) == ([2, 3], [0, 0, 0])
-
-
-def test_full_database_of_the_outbox_itself(engine: Engine, other: Engine) -> None:
-    """A session that leads to another database isn't refused for what waits in that of the outbox."""
-    send_many(engine, 3)
-    outbox = limited(engine)
-    assert not accepted(lambda: tell(outbox, engine, 1))
-    with Session(other) as session:
-        outbox.send(session, "t", {"number": 2})
-        session.commit()
-    assert messages(other) == [2]
 
 
 def test_engines_that_share_a_pool(engine: Engine, counts: list[int], counted_once: None) -> None:
