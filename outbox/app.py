@@ -34,6 +34,16 @@ if TYPE_CHECKING:
 
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
+    from outbox.message.declared import (
+        BatchHandlerDecorator,
+        CheckerDecorator,
+        CheckerOptions,
+        CompensationDecorator,
+        ConsumerOptions,
+        HandlerDecorator,
+        TransactionalDecorator,
+        TwoPhaseDecorator,
+    )
     from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import AnyCarrier, Carrier
     from outbox.worker.worker import Worker
@@ -367,13 +377,14 @@ class Outbox:
         tag: str | None = None,
         message: Callable[[Any], Any] | None = None,
         joins: bool = True,
-    ) -> Callable[[F], F]:
+    ) -> TransactionalDecorator:
         """Decorate a service function: it runs in a transaction and what it returns is sent with that.
 
-        The function takes its session in a parameter with the default `INJECTED`. It joins the transaction of a session
-        that it is called with, or the one that its caller runs in: another decorated function, a handler, a checker.
-        Who began that commits it. Otherwise it gets a new session, which is committed when it returns; with
-        ``joins=False`` also inside another transaction.
+        The function takes its session first (``def create(session: Session, name: str)``), and is called without it
+        (``create("a")``), or in a parameter with the default `INJECTED`. It joins the transaction of a session that it
+        is called with (``create.within(session, "a")``), or the one that its caller runs in: another decorated
+        function, a handler, a checker. Who began that commits it. Otherwise it gets a new session, which is committed
+        when it returns; with ``joins=False`` also inside another transaction.
 
         ``message`` makes the body from what the function returns; values that the database gives have to be there, so
         flush first. ``key`` takes the body. The function, or ``message``, may return an `Outgoing` to say more (the
@@ -403,7 +414,7 @@ class Outbox:
         fenced: bool | None = None,
         immunity: dt.timedelta | float | None = None,
         rollback_on: tuple[type[BaseException], ...] = (),
-    ) -> Callable[[F], F]:
+    ) -> TwoPhaseDecorator:
         """Decorate a service function: prepare a half message, run the function, decide by its outcome.
 
         Returned: commit. Raised one of ``rollback_on``: rollback. Any other exception: unknown, left to the check;
@@ -441,6 +452,14 @@ class Outbox:
             rollback_on=rollback_on,
         )
 
+    @overload
+    def checker(
+        self, topic: Topic[T], *, model: None = None, **options: Unpack[CheckerOptions]
+    ) -> CheckerDecorator[T]: ...
+    @overload
+    def checker(self, topic: str, *, model: type[T], **options: Unpack[CheckerOptions]) -> CheckerDecorator[T]: ...
+    @overload
+    def checker(self, topic: str, *, model: Any = None, **options: Unpack[CheckerOptions]) -> CheckerDecorator[Any]: ...
     def checker(
         self,
         topic: str | Topic[Any],
@@ -450,7 +469,7 @@ class Outbox:
         interval: dt.timedelta | float | None = None,
         max_checks: int | None = None,
         timeout: dt.timedelta | float | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Any:
         """Register who is asked whether the local transaction of an undecided half of ``topic`` committed.
 
         ``checker(orphan)`` or ``checker(orphan, session)``, sync or async, answers a `Resolution`. An exception, a
@@ -483,9 +502,21 @@ class Outbox:
 
         return register
 
+    @overload
+    def compensation(
+        self, topic: Topic[T], *, model: None = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+    ) -> CompensationDecorator[T]: ...
+    @overload
+    def compensation(
+        self, topic: str, *, model: type[T], consumers: Collection[Engine | AsyncEngine | str] = ()
+    ) -> CompensationDecorator[T]: ...
+    @overload
+    def compensation(
+        self, topic: str, *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+    ) -> CompensationDecorator[Any]: ...
     def compensation(
         self, topic: str | Topic[Any], *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
-    ) -> Callable[[F], F]:
+    ) -> Any:
         """Register how the local transaction behind a message of ``topic`` is undone when an operator orders it.
 
         ``compensation(message, session)``, sync or async, is called by a worker in a transaction on this database,
@@ -515,6 +546,66 @@ class Outbox:
 
     # --- consumer ----------------------------------------------------------------------------------------
 
+    @overload
+    def consumer(
+        self,
+        topic: Topic[T],
+        *,
+        group: str,
+        model: None = None,
+        takes_batch: Literal[True],
+        **options: Unpack[ConsumerOptions],
+    ) -> BatchHandlerDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: Topic[T],
+        *,
+        group: str,
+        model: None = None,
+        takes_batch: Literal[False] = False,
+        **options: Unpack[ConsumerOptions],
+    ) -> HandlerDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        model: type[T],
+        takes_batch: Literal[True],
+        **options: Unpack[ConsumerOptions],
+    ) -> BatchHandlerDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        model: type[T],
+        takes_batch: Literal[False] = False,
+        **options: Unpack[ConsumerOptions],
+    ) -> HandlerDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        model: Any = None,
+        takes_batch: Literal[True],
+        **options: Unpack[ConsumerOptions],
+    ) -> BatchHandlerDecorator[Any]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        model: Any = None,
+        takes_batch: Literal[False] = False,
+        **options: Unpack[ConsumerOptions],
+    ) -> HandlerDecorator[Any]: ...
     def consumer(
         self,
         topic: str | Topic[Any],
@@ -532,7 +623,7 @@ class Outbox:
         start: Literal["first", "now"] = "first",
         threads: int = 1,
         retry_delays: Sequence[float] | None = None,
-    ) -> Callable[[H], H]:
+    ) -> Any:
         """Register a handler, ``handler(message, session)``, sync or async, as a group of a topic.
 
         The session is in the transaction that also writes the inbox row and the offset, so the effect on this

@@ -12,11 +12,16 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack
+from typing import Any, Generic, TypedDict, Unpack
 from uuid import UUID
+
+from typing_extensions import TypeVar
 
 from outbox.message import content
 from outbox.message.topic import Topic
+
+#: What a body is read as: the ``model`` of a consumer, a checker or a compensation.
+T_co = TypeVar("T_co", covariant=True, default=Any)
 
 
 class Resolution(enum.StrEnum):
@@ -80,7 +85,7 @@ class Decision:
     first: bool
 
 
-class _Decoded:
+class _Decoded(Generic[T_co]):
     """What has bytes, a content type, and perhaps a model for them."""
 
     __slots__ = ()
@@ -91,7 +96,7 @@ class _Decoded:
     model: Any
 
     @property
-    def body(self) -> Any:
+    def body(self) -> T_co:
         """The body, decoded by its content type; as the ``model`` or `Topic` where one is declared.
 
         Raises:
@@ -99,12 +104,14 @@ class _Decoded:
             VersionUnknown: it is of a version of the topic that this code can't read.
         """
         if isinstance(self.model, Topic):
-            return self.model.decode(self.raw, self.content_type, self.headers)
-        return content.decode(self.raw, self.content_type, self.model)
+            versioned: T_co = self.model.decode(self.raw, self.content_type, self.headers)
+            return versioned
+        body: T_co = content.decode(self.raw, self.content_type, self.model)
+        return body
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan(_Decoded):
+class Orphan(_Decoded[T_co]):
     """An undecided half message past its immunity time, as a checker receives it.
 
     ``age`` is the time since it was written, ``checks`` how often its topic's checker was asked, this time included;
@@ -140,11 +147,12 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Message(_Decoded):
+class Message(_Decoded[T_co]):
     """A message as a handler receives it.
 
     ``id`` is the half message's id and stays the same through retries and resends; ``attempt`` counts
-    from 1; ``born_at`` and ``visible_at`` are times of the producer's database.
+    from 1; ``born_at`` and ``visible_at`` are times of the producer's database. ``Message[Order]`` is one of a consumer
+    with ``model=Order``: its ``body`` is an Order.
     """
 
     id: UUID
@@ -223,6 +231,10 @@ class Skip:
     """Handler's answer: undo what I did and count the message as consumed."""
 
     reason: str = "skipped by the handler"
+
+
+#: What a handler may answer; None is success.
+HandlerAnswer = Retry | Park | Skip | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Decorators on service functions: send what the function returns, or prepare, run and decide.
 
-They keep the function's signature, types, docstring and return value. The function takes its session in a
-parameter whose default is `INJECTED`; a caller who passes a session keeps its transaction.
+They keep the function's types, docstring and return value. The function takes its session in its first parameter,
+which its callers don't see then, or in any parameter whose default is `INJECTED`. A caller who passes a session, by
+``within`` or in that parameter, keeps its transaction.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from outbox.telemetry.hooks import emit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.message.declared import TransactionalDecorator, TwoPhaseDecorator
     from outbox.producer.producer import Producer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,22 +47,31 @@ INJECTED: Any = _Injected()
 
 
 class _SessionParameter:
-    """Where a function takes its session, and whether a caller gave one."""
+    """Where a function takes its session, and whether a caller gave one.
+
+    ``leads``: in its first parameter, without a default. Callers leave that one out.
+    """
 
     def __init__(self, function: Callable[..., Any], decorator: str) -> None:
-        self.signature = inspect.signature(function)
-        injected = [p.name for p in self.signature.parameters.values() if p.default is INJECTED]
+        # A decorated function is taken as it was: its session is passed on.
+        self.signature = inspect.signature(getattr(function, _UNDECORATED, function))
+        parameters = list(self.signature.parameters.values())
+        injected = [p.name for p in parameters if p.default is INJECTED]
         named = ["session"] if "session" in self.signature.parameters else []
-        names = injected or named
+        first = [p.name for p in parameters[:1] if _is_session_type(p.annotation)]
+        names = injected or named or first
         if len(names) != 1:
             raise InvalidHandler(
                 f"@{decorator}: {function.__qualname__} must take its session in one parameter, "
-                "such as 'session: Session = INJECTED'"
+                "the first one ('session: Session') or one such as 'session: Session = INJECTED'"
             )
         self.name = names[0]
+        self.leads = parameters[0].name == self.name and parameters[0].default is parameters[0].empty
 
     def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the session that the caller passed, or None."""
+        if self.leads and not _has_session(args):
+            return kwargs.get(self.name)
         session = self.signature.bind_partial(*args, **kwargs).arguments.get(self.name)
         return None if session is INJECTED else session
 
@@ -68,9 +79,45 @@ class _SessionParameter:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], session: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with the session in its place, wherever the function has it."""
+        if self.leads:
+            rest = args[1:] if _has_session(args) else args
+            return (session, *rest), {name: value for name, value in kwargs.items() if name != self.name}
         bound = self.signature.bind_partial(*args, **kwargs)
         bound.arguments[self.name] = session
         return bound.args, bound.kwargs
+
+
+#: The attribute in which a decorated function keeps the one that has a session.
+_UNDECORATED = "_outbox_undecorated"
+
+
+def _is_session_type(annotation: Any) -> bool:
+    """Is it Session or AsyncSession, as a class or as a text?"""
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return name.rpartition(".")[2] in {"Session", "AsyncSession"}
+
+
+def _has_session(args: tuple[Any, ...]) -> bool:
+    """Is the first of these arguments a session, rather than the function's own first argument?"""
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - whoever calls it needs a session
+
+    return bool(args) and (isinstance(args[0], Session | scoped_session) or hasattr(args[0], "sync_session"))
+
+
+def _shaped(decorated: Any, function: Callable[..., Any], parameter: _SessionParameter) -> Any:
+    """Give a decorated function its form ``within``, and the signature that its callers see."""
+
+    @functools.wraps(function)
+    def within(session: Any, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = parameter.fill(args, kwargs, session)
+        return decorated(*args, **kwargs)
+
+    decorated.within = within
+    if parameter.leads:
+        parameters = [each for name, each in parameter.signature.parameters.items() if name != parameter.name]
+        decorated.__signature__ = parameter.signature.replace(parameters=parameters)
+        setattr(decorated, _UNDECORATED, getattr(function, _UNDECORATED, function))
+    return decorated
 
 
 def _decorated(function: F, run: Callable[..., Any]) -> F:
@@ -107,7 +154,7 @@ def transactional(
     tag: str | None,
     message: Callable[[Any], Any] | None,
     joins: bool,
-) -> Callable[[F], F]:
+) -> TransactionalDecorator:
     """Make ``@outbox.transactional``; see `Outbox.transactional`."""
 
     def send(producer: Producer, session: Any, result: Any) -> Any:
@@ -123,7 +170,7 @@ def transactional(
             producer.send(session, topic, Outgoing(outgoing.body, **options))
         return result.body if isinstance(result, Outgoing) else result
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Any]) -> Any:
         parameter = _SessionParameter(function, "transactional")
         is_async = inspect.iscoroutinefunction(function)
 
@@ -137,9 +184,9 @@ def transactional(
                 args, kwargs = parameter.fill(args, kwargs, session)
                 return send(producer, session, call(*args, **kwargs))
 
-        return _decorated(function, run)
+        return _shaped(_decorated(function, run), function, parameter)
 
-    return decorate
+    return cast("TransactionalDecorator", decorate)
 
 
 def two_phase(
@@ -152,10 +199,10 @@ def two_phase(
     fenced: bool,
     immunity: dt.timedelta | float | None,
     rollback_on: tuple[type[BaseException], ...],
-) -> Callable[[F], F]:
+) -> TwoPhaseDecorator:
     """Make ``@outbox.two_phase``; see `Outbox.two_phase`."""
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Any]) -> Any:
         parameter = _SessionParameter(function, "two_phase") if fenced else None
         signature = inspect.signature(function)
         is_async = inspect.iscoroutinefunction(function)
@@ -206,9 +253,10 @@ def two_phase(
         def decide(producer: Producer, session: Any, half_id: UUID, resolution: Resolution) -> None:
             producer.decide_now(getattr(session, "sync_session", session), half_id, resolution)
 
-        return _decorated(function, run)
+        decorated = _decorated(function, run)
+        return decorated if parameter is None else _shaped(decorated, function, parameter)
 
-    return decorate
+    return cast("TwoPhaseDecorator", decorate)
 
 
 def _take_fence(session: Any, schema: str, half_id: UUID) -> None:

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Connection, text
+from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Answer, Counts, Orphan, Outbox, Resolution
 from outbox.check import sql as check_sql
@@ -366,7 +367,7 @@ def ended(bench: Bench) -> UUID:
     """Return a fenced half whose function ended without a commit."""
 
     @bench.outbox.two_phase(topic="fenced")
-    def fail(session: Any = INJECTED) -> None:
+    def fail(session: Session = INJECTED) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -202,7 +202,7 @@ def test_a_body_is_revealed_by_who_may_on_record(visitor: Visitor, shop: Shop) -
 
 def test_a_local_transaction_is_rolled_back(visitor: Visitor, shop: Shop) -> None:
     """What the groups did is said first; the key has to be typed; a worker does it, once; the message tells of it."""
-    undone: list[str] = []
+    undone: list[str | None] = []
     if TOPIC not in shop.outbox.compensations:
         shop.outbox.compensation(TOPIC, consumers=[])(lambda message, session: undone.append(message.key))
     (message,) = shop.parked(13)

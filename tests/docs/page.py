@@ -94,7 +94,9 @@ class Reader:
         """The environment of a shell in which the virtual environment is active."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
         path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), own["PATH"]])
-        return {**own, "PATH": path, "PYTHONPATH": str(ROOT), "OUTBOX_DATABASE_URL": self.url, "COLUMNS": "200"}
+        return {**own, "PATH": path, "PYTHONPATH": str(ROOT), "OUTBOX_DATABASE_URL": self.url, "COLUMNS": "200",
+                # Of a package that is installed, pytest knows that by itself.
+                "PYTEST_PLUGINS": "outbox.pytest_plugin"}  # fmt: skip
 
     def run(self, block: Block) -> None:
         """Run a block; raises AssertionError with what it said where it fails."""

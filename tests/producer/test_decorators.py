@@ -262,6 +262,70 @@ def test_own_session_factory(engine: Engine) -> None:
     assert messages(engine) == [7]
 
 
+# --- a function that begins with its session ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decorator", ["transactional", "two_phase"])
+def test_a_leading_session_is_left_out_by_callers(decorator: str, caller: Caller, engine: Engine) -> None:
+    """It is injected, whatever its name; the signature that callers see begins after it."""
+
+    def place(db: Session, number: int, *, note: str = "") -> dict[str, Any]:
+        db.execute(insert(change).values(number=number))
+        return {"number": number, "note": note}
+
+    async def place_async(db: AsyncSession, number: int, *, note: str = "") -> dict[str, Any]:
+        await db.execute(insert(change).values(number=number))
+        return {"number": number, "note": note}
+
+    decorated = getattr(caller.outbox, decorator)(topic="t")(place_async if caller.asynchronous else place)
+    assert list(inspect.signature(decorated).parameters) == ["number", "note"]
+    assert inspect.iscoroutinefunction(decorated) is caller.asynchronous
+    placed = caller.sync(decorated)
+    assert placed(1, note="a") == {"number": 1, "note": "a"}
+    assert placed(number=2) == {"number": 2, "note": ""}
+    assert changes(engine) == {1, 2}
+    assert len(messages(engine)) == 2
+    with pytest.raises(TypeError):
+        placed(1, 2)
+
+
+def test_a_leading_session_within_the_callers_transaction(caller: Caller, engine: Engine) -> None:
+    """`within` joins, and so does a session in its place or by its name; stacked, both send."""
+
+    def place(session: Session, number: int) -> dict[str, int]:
+        session.execute(insert(change).values(number=number))
+        return {"number": number}
+
+    async def place_async(session: AsyncSession, number: int) -> dict[str, int]:
+        await session.execute(insert(change).values(number=number))
+        return {"number": number}
+
+    inner = caller.outbox.transactional(topic="t")(place_async if caller.asynchronous else place)
+    decorated: Any = caller.outbox.transactional(topic="u")(inner)
+
+    def joined(session: Any) -> list[Any]:
+        return [decorated.within(session, 1), decorated(session, 2), decorated(3, session=session)]
+
+    async def joined_async() -> None:
+        assert isinstance(caller.bind, AsyncEngine)
+        for commits in (False, True):
+            async with AsyncSession(caller.bind) as session:
+                for each in joined(session):
+                    await each
+                await (session.commit() if commits else session.rollback())
+
+    if caller.runner is not None:
+        caller.runner.run(joined_async())
+    else:
+        assert isinstance(caller.bind, Engine)
+        for commits in (False, True):
+            with Session(caller.bind) as session:
+                joined(session)
+                (session.commit if commits else session.rollback)()
+    assert changes(engine) == {1, 2, 3}
+    assert sorted(half.topic for half in halves(engine)) == ["t", "t", "t", "u", "u", "u"]
+
+
 # --- what decorating leaves as it was ------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Outgoing, Settings
@@ -40,7 +41,7 @@ def test_drain_refuses_async_handlers(engine: Engine, settings: Settings) -> Non
     outbox = Outbox(engine, settings=settings)
 
     @outbox.consumer("order", group="g")
-    async def handle(message: Message, session: Session) -> None:
+    async def handle(message: Message, session: AsyncSession) -> None:
         """Never called."""
 
     with pytest.raises(InvalidHandler, match="async handler of 'order'"):

@@ -96,14 +96,15 @@ def test_a_failed_attempt_is_undone_and_retried(shop: Outbox) -> None:
 @pytest.mark.parametrize("batch", [{"batch": 10}, {"batch": 10, "takes_batch": True}, {"ordered": True}])
 def test_batches_and_ordered_groups(shop: Outbox, batch: dict[str, Any]) -> None:
     """One bad message of a batch is found out as in a worker, and so is what an ordered group does."""
+    declare: Any = shop.consumer
 
-    @shop.consumer("order", group="points", **batch)
     def handle(messages: Any, session: Session) -> None:
         for message in messages if isinstance(messages, list) else [messages]:
             add_points(message, session)
             if message.body["customer"] == "bob" and message.attempt == 1:
                 raise ValueError("no")
 
+    declare("order", group="points", **batch)(handle)
     with rolling_back(shop) as connection:
         for customer in ("alice", "bob", "carol"):
             send(shop, connection, customer, key="k")

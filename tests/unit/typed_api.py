@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, assert_type
 from uuid import UUID
@@ -18,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from outbox import INJECTED, Decision, Message, Outbox, Outgoing, Park, Retry, Settings, Skip
+from outbox import INJECTED, Decision, Message, Orphan, Outbox, Outgoing, Park, Resolution, Retry, Settings, Skip
 from outbox.operator.model import BulkJob
 
 
@@ -143,6 +144,110 @@ def consume(outbox: Outbox) -> None:
 
     assert_type(handle(Message.__new__(Message), Session()), Retry | Park | Skip | None)
     del handle_all
+
+
+@dataclass
+class Order:
+    """What a body is read as."""
+
+    number: int
+
+
+def read_as(outbox: Outbox) -> None:
+    """Handlers of a model: the body has its type, and a handler that doesn't fit is found."""
+
+    @outbox.consumer("t", group="a", model=Order)
+    def handle(message: Message[Order], session: Session) -> None:
+        assert_type(message.body, Order)
+
+    @outbox.consumer("t", group="b", model=Order, batch=10, retry_delays=[1.0])
+    async def handle_later(message: Message[Order], session: AsyncSession) -> Retry | None:
+        return Retry() if message.body.number else None
+
+    @outbox.consumer("t", group="c", model=Order, takes_batch=True)
+    def handle_all(messages: list[Message[Order]], session: Session) -> None:
+        assert_type([message.body for message in messages], list[Order])
+
+    @outbox.consumer("t", group="d", model=list[Order])
+    def handle_list(message: Message[list[Order]], session: Session) -> None: ...
+
+    @outbox.consumer("t", group="e", model=Order | None)
+    def handle_either(message: Message[Order | None], session: Session) -> None: ...
+
+    def of_text(message: Message[str], session: Session) -> None: ...
+    def without_session(message: Message[Order]) -> None: ...
+    def of_async_session(message: Message[Order], session: AsyncSession) -> None: ...
+    async def of_session(message: Message[Order], session: Session) -> None: ...
+    def of_list(messages: list[Message[Order]], session: Session) -> None: ...
+    def number(message: Message[Order], session: Session) -> int:
+        return 1
+
+    consumer = outbox.consumer("t", group="f", model=Order)
+    consumer(of_text)  # type: ignore[arg-type]
+    consumer(without_session)  # type: ignore[arg-type]
+    consumer(of_async_session)  # type: ignore[arg-type]
+    consumer(of_session)  # type: ignore[type-var]
+    consumer(of_list)  # type: ignore[arg-type]
+    consumer(number)  # type: ignore[type-var]
+    consumer(3)  # type: ignore[call-overload]
+    outbox.consumer("t", group="g", takes_batch=True)(of_session)  # type: ignore[arg-type, type-var]
+    outbox.consumer("t", group="h", model=Order, colour="red")  # type: ignore[call-overload]
+
+    orders = outbox.topic("orders", model=Order)
+
+    @outbox.consumer(orders, group="a")
+    def handle_declared(message: Message[Order], session: Session) -> None:
+        assert_type(message.body, Order)
+
+    outbox.consumer(orders, group="b")(of_text)  # type: ignore[arg-type]
+    del handle_declared
+
+    @outbox.checker("t", model=Order, max_checks=3)
+    def check(orphan: Orphan[Order]) -> Resolution | None:
+        assert_type(orphan.body, Order)
+        return Resolution.COMMIT
+
+    @outbox.checker("u")
+    async def check_later(orphan: Orphan, session: AsyncSession) -> Resolution:
+        return Resolution.UNKNOWN
+
+    outbox.checker("v", model=Order)(of_text)  # type: ignore[arg-type]
+
+    @outbox.compensation("t", model=Order)
+    def give_back(message: Message[Order], session: Session) -> dict[str, int]:
+        return {"given back": message.body.number}
+
+    outbox.compensation("u", model=Order)(of_text)  # type: ignore[arg-type]
+    del handle, handle_later, handle_all, handle_list, handle_either, check, check_later, give_back
+
+
+def decorate_what_begins_with_its_session(outbox: Outbox, session: Session, async_session: AsyncSession) -> None:
+    """Callers don't see the session; they may call the function within theirs."""
+
+    @outbox.transactional(topic="t")
+    def place(session: Session, order: int, *, price: Decimal = Decimal(1)) -> dict[str, int]:
+        return {"id": order}
+
+    assert_type(place(1), dict[str, int])
+    assert_type(place.within(session, 1, price=Decimal(2)), dict[str, int])
+    place(session, 1)  # type: ignore[arg-type, call-arg]
+    place.within(async_session, 1)  # type: ignore[arg-type]
+
+    @outbox.transactional(topic="t")
+    async def place_later(session: AsyncSession, order: int) -> Outgoing:
+        return Outgoing({"id": order})
+
+    coroutine: Coroutine[Any, Any, Outgoing] = place_later(1)
+    within: Coroutine[Any, Any, Outgoing] = place_later.within(async_session, 1)
+    place_later.within(session, 1)  # type: ignore[arg-type, unused-coroutine]
+
+    @outbox.two_phase(topic="t")
+    def pay(session: Session, order: int) -> bool:
+        return True
+
+    assert_type(pay(1), bool)
+    pay()  # type: ignore[call-arg]
+    del coroutine, within
 
 
 def compensate(outbox: Outbox, engine: Engine, async_engine: AsyncEngine) -> None:

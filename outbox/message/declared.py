@@ -1,0 +1,142 @@
+"""The types of functions that an application declares: what a decorator takes, and what it makes of it.
+
+For type checkers: a handler, checker or compensation that doesn't fit its ``model`` or its session is refused there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
+
+from outbox.message.model import HandlerAnswer, Message, Orphan, Resolution
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S_contra = TypeVar("S_contra", contravariant=True)
+AnswerT = TypeVar("AnswerT", bound=HandlerAnswer)
+VerdictT = TypeVar("VerdictT", bound=Resolution | None)
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The options of `Outbox.consumer` that say nothing of the handler's types."""
+
+    source: Engine | AsyncEngine | str | None
+    batch: int
+    ordered: bool
+    on_exhausted: Literal["park", "block"]
+    on_pruned: Literal["stop", "skip"]
+    tags: Collection[str] | None
+    keys: Collection[str] | None
+    start: Literal["first", "now"]
+    threads: int
+    retry_delays: Sequence[float] | None
+
+
+class CheckerOptions(TypedDict, total=False):
+    """The options of `Outbox.checker` that say nothing of the checker's types."""
+
+    immunity: dt.timedelta | float | None
+    interval: dt.timedelta | float | None
+    max_checks: int | None
+    timeout: dt.timedelta | float | None
+
+
+class HandlerDecorator(Protocol[T]):
+    """Takes a handler of messages with a body of type T, with an AsyncSession if it is async."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Message[T], Session], AnswerT], /
+    ) -> Callable[[Message[T], Session], AnswerT]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Message[T], AsyncSession], Coroutine[Any, Any, AnswerT]], /
+    ) -> Callable[[Message[T], AsyncSession], Coroutine[Any, Any, AnswerT]]: ...
+
+
+class BatchHandlerDecorator(Protocol[T]):
+    """Takes a handler of lists of messages with bodies of type T, with an AsyncSession if it is async."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[list[Message[T]], Session], AnswerT], /
+    ) -> Callable[[list[Message[T]], Session], AnswerT]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[list[Message[T]], AsyncSession], Coroutine[Any, Any, AnswerT]], /
+    ) -> Callable[[list[Message[T]], AsyncSession], Coroutine[Any, Any, AnswerT]]: ...
+
+
+class CheckerDecorator(Protocol[T]):
+    """Takes a checker of orphans with a body of type T, with or without a session."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[Orphan[T]], Coroutine[Any, Any, VerdictT]], /
+    ) -> Callable[[Orphan[T]], Coroutine[Any, Any, VerdictT]]: ...
+    @overload
+    def __call__(self, function: Callable[[Orphan[T]], VerdictT], /) -> Callable[[Orphan[T]], VerdictT]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[Orphan[T], AsyncSession], Coroutine[Any, Any, VerdictT]], /
+    ) -> Callable[[Orphan[T], AsyncSession], Coroutine[Any, Any, VerdictT]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[Orphan[T], Session], VerdictT], /
+    ) -> Callable[[Orphan[T], Session], VerdictT]: ...
+
+
+class CompensationDecorator(Protocol[T]):
+    """Takes a compensation of messages with a body of type T, with an AsyncSession if it is async."""
+
+    @overload
+    def __call__(self, function: Callable[[Message[T], Session], R], /) -> Callable[[Message[T], Session], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[Message[T], AsyncSession], Coroutine[Any, Any, R]], /
+    ) -> Callable[[Message[T], AsyncSession], Coroutine[Any, Any, R]]: ...
+
+
+class Transactional(Protocol[P, R_co, S_contra]):
+    """A service function without its session, which it is given: a new one, or by `within` the caller's."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function in a transaction of its own."""
+
+    def within(self, session: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function in the transaction of a session, which the caller commits."""
+
+
+class TransactionalDecorator(Protocol):
+    """Takes a service function: one that begins with its session is called without, any other one stays as it is."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]], /
+    ) -> Transactional[P, Coroutine[Any, Any, R], AsyncSession]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Session, P], R], /) -> Transactional[P, R, Session]: ...
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+
+
+class TwoPhaseDecorator(Protocol):
+    """Takes a service function as `TransactionalDecorator` does; it can't join a transaction."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Session, P], R], /) -> Callable[P, R]: ...
+    @overload
+    def __call__(self, function: F, /) -> F: ...
