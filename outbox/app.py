@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         CompensationDecorator,
         ConsumerOptions,
         HandlerDecorator,
+        PrepareOptions,
         TransactionalDecorator,
         TwoPhaseDecorator,
     )
@@ -273,11 +274,17 @@ class Outbox:
 
     @overload
     def send(
-        self, carrier: Carrier | RawConnection, topic: str | Topic[T], body: T, **options: Unpack[SendOptions]
+        self, carrier: Carrier | RawConnection, topic: Topic[T], body: T, **options: Unpack[SendOptions]
     ) -> UUID: ...
     @overload
+    def send(self, carrier: Carrier | RawConnection, topic: str, body: Any, **options: Unpack[SendOptions]) -> UUID: ...
+    @overload
     def send(
-        self, carrier: RawAsyncConnection, topic: str | Topic[T], body: T, **options: Unpack[SendOptions]
+        self, carrier: RawAsyncConnection, topic: Topic[T], body: T, **options: Unpack[SendOptions]
+    ) -> Coroutine[Any, Any, UUID]: ...
+    @overload
+    def send(
+        self, carrier: RawAsyncConnection, topic: str, body: Any, **options: Unpack[SendOptions]
     ) -> Coroutine[Any, Any, UUID]: ...
     def send(self, carrier: AnyCarrier, topic: str | Topic[Any], body: Any, **options: Unpack[SendOptions]) -> Any:
         """Send a message with the transaction of ``carrier``; return its id.
@@ -305,23 +312,19 @@ class Outbox:
 
     @overload
     def prepare(
-        self,
-        carrier: Carrier | RawConnection,
-        topic: str | Topic[T],
-        body: T,
-        *,
-        immunity: dt.timedelta | float | None = None,
-        **options: Unpack[SendOptions],
+        self, carrier: Carrier | RawConnection, topic: Topic[T], body: T, **options: Unpack[PrepareOptions]
     ) -> UUID: ...
     @overload
     def prepare(
-        self,
-        carrier: RawAsyncConnection,
-        topic: str | Topic[T],
-        body: T,
-        *,
-        immunity: dt.timedelta | float | None = None,
-        **options: Unpack[SendOptions],
+        self, carrier: Carrier | RawConnection, topic: str, body: Any, **options: Unpack[PrepareOptions]
+    ) -> UUID: ...
+    @overload
+    def prepare(
+        self, carrier: RawAsyncConnection, topic: Topic[T], body: T, **options: Unpack[PrepareOptions]
+    ) -> Coroutine[Any, Any, UUID]: ...
+    @overload
+    def prepare(
+        self, carrier: RawAsyncConnection, topic: str, body: Any, **options: Unpack[PrepareOptions]
     ) -> Coroutine[Any, Any, UUID]: ...
     def prepare(
         self,
@@ -380,11 +383,10 @@ class Outbox:
     ) -> TransactionalDecorator:
         """Decorate a service function: it runs in a transaction and what it returns is sent with that.
 
-        The function takes its session first (``def create(session: Session, name: str)``), and is called without it
-        (``create("a")``), or in a parameter with the default `INJECTED`. It joins the transaction of a session that it
-        is called with (``create.within(session, "a")``), or the one that its caller runs in: another decorated
-        function, a handler, a checker. Who began that commits it. Otherwise it gets a new session, which is committed
-        when it returns; with ``joins=False`` also inside another transaction.
+        The function takes its session first (``def create(session: Session, name: str)``, called ``create("a")``), or
+        in a parameter with the default `INJECTED`. It joins the transaction of a session that it is called with
+        (``create.within(session, "a")``), or that its caller runs in: a decorated function, a handler, a checker. Who
+        began it commits it. Otherwise it gets a new session and commits that; with ``joins=False`` always.
 
         ``message`` makes the body from what the function returns; values that the database gives have to be there, so
         flush first. ``key`` takes the body. The function, or ``message``, may return an `Outgoing` to say more (the
@@ -548,33 +550,15 @@ class Outbox:
 
     @overload
     def consumer(
-        self,
-        topic: Topic[T],
-        *,
-        group: str,
-        model: None = None,
-        takes_batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
+        self, topic: Topic[T], *, group: str, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: Topic[T],
-        *,
-        group: str,
-        model: None = None,
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
+        self, topic: Topic[T], *, group: str, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
     ) -> HandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        takes_batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
+        self, topic: str, *, group: str, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
     def consumer(

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from outbox.message.model import HandlerAnswer, Message, Orphan, Resolution
+from outbox.message.model import HandlerAnswer, Message, Orphan, Resolution, SendOptions
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -24,6 +24,12 @@ R_co = TypeVar("R_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 AnswerT = TypeVar("AnswerT", bound=HandlerAnswer)
 VerdictT = TypeVar("VerdictT", bound=Resolution | None)
+
+
+class PrepareOptions(SendOptions, total=False):
+    """The options of `Outbox.prepare`."""
+
+    immunity: dt.timedelta | float | None
 
 
 class ConsumerOptions(TypedDict, total=False):
