@@ -189,7 +189,7 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
     """Return an engine that doesn't wait for a host for ever, and keeps connections only with ``keep``."""
     pool: dict[str, Any] = {"pool_size": 2, "pool_pre_ping": True, "poolclass": QueuePool} if keep else {}
     try:
-        return engines.engine_of(url, **pool)
+        return engines.engine_of(url, name="outbox cli", **pool)
     except ImportError as error:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
 
@@ -297,17 +297,34 @@ def check(database: DatabaseOptions, part: PartOption = None, output: OutputOpti
 
 @command(app, "sql")
 def show_sql(
-    schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None, part: PartOption = None
+    schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,
+    part: PartOption = None,
+    from_: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="REVISION", help="Where the tables are, as `outbox db current` shows it."),
+    ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REVISION", help="Where they are to be. Default: the newest revisions of this code."),
+    ] = None,
 ) -> None:
-    """Print the SQL that installs the tables.
+    """Print the SQL that installs the tables, or leads from one revision to another.
 
-    For an empty database, and where no program may change the tables.
+    For a database that no program may change. Without --from it is for an empty database. --from and --to may be given
+    again, once for each part.
 
     \b
-    Example:
+    Examples:
       outbox db sql --part producer > outbox.sql
+      outbox db sql --from producer_0001 --to producer_0003 | psql shop
     """
-    sys.stdout.write(migration.sql(part or list(SchemaPart), Settings.from_env(schema=schema or None).schema))
+    name = Settings.from_env(schema=schema or None).schema
+    if from_ is None and to is None:
+        sys.stdout.write(migration.sql(part or list(SchemaPart), name))
+    else:
+        lines = migration.statements(from_ or (), to, parts=part, schema=name)
+        title = f"the outbox from {', '.join(from_ or ['nothing'])} to {', '.join(to or ['the newest'])}"
+        _print_sql(title, "BEGIN", *lines, "COMMIT")
 
 
 _ROLES_HELP = "; ".join(f"{role.name}: {role.help}" for role in grants.ROLES.values())

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import DRIVERS, PSYCOPG, is_lost
-from outbox.errors import TransactionRequired
+from outbox.errors import InvalidSettings, TransactionRequired
 from outbox.message.model import Counts
 from outbox.text import database_address
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     Bind = Engine | AsyncEngine | URL | str
 
 _CONNECT_TIMEOUT = 10
+#: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
+PREPARE_AFTER = 5
+_THRESHOLD = "prepare_threshold"
 #: What is between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
 _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
@@ -68,17 +71,35 @@ def named_urls(text: str) -> list[tuple[str, str]]:
     return [named_url(word) for word in _BETWEEN.split(text) if word]
 
 
-def engine_of(bind: Bind, timeout: int = _CONNECT_TIMEOUT, **options: Any) -> Engine:
-    """Return an engine as it is, else one for the URL.
+def engine_of(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, *, name: str = "outbox", **options: Any) -> Engine:
+    """Return an engine as it is, else one for the URL, with the arguments of `arguments_of`.
 
-    That one doesn't wait for a host for longer than ``timeout`` seconds, unless its URL says for how long, and keeps no
-    connections, unless ``options`` name another pool.
+    It keeps no connections, unless ``options`` name another pool.
     """
     if (engine := psycopg_engine(bind)) is not None:
         return engine
-    url = url_of(bind)
-    limit = {} if "connect_timeout" in url.query else {"connect_timeout": timeout}
-    return create_engine(url, connect_args=limit, **({"poolclass": NullPool} | options))
+    url, arguments = arguments_of(url_of(bind), name, timeout)
+    return create_engine(url, connect_args=arguments, **({"poolclass": NullPool} | options))
+
+
+def arguments_of(url: URL, name: str, timeout: int | None = None) -> tuple[URL, dict[str, Any]]:
+    """Return the URL and the driver's arguments by which a URL alone is connected to.
+
+    Nothing is prepared on the server, since there may be any transaction pooler in between; ``prepare_threshold=5`` in
+    the URL says otherwise. ``name`` is what the server calls the connection (``application_name``), and ``timeout`` for
+    how many seconds a host is waited for, unless the URL or the environment says so.
+
+    Raises:
+        InvalidSettings: a ``prepare_threshold`` that isn't a number.
+    """
+    arguments: dict[str, Any] = {"prepare_threshold": None, "fallback_application_name": name}
+    if timeout is not None and "connect_timeout" not in url.query:
+        arguments["connect_timeout"] = timeout
+    if (prepared := url.query.get(_THRESHOLD)) is not None:
+        if not isinstance(prepared, str) or not prepared.isdecimal():
+            raise InvalidSettings(f"{_THRESHOLD} = {prepared!r} in the URL must be a number, such as 5")
+        arguments[_THRESHOLD] = int(prepared)
+    return url.difference_update_query([_THRESHOLD]), arguments
 
 
 def calling_engine(bind: Engine | AsyncEngine) -> Engine:
@@ -99,7 +120,8 @@ def calling_engine(bind: Engine | AsyncEngine) -> Engine:
         )
     if bind.dialect.driver == PSYCOPG:
         return bind.sync_engine
-    return create_async_engine(url_of(bind), poolclass=NullPool).sync_engine
+    url, arguments = arguments_of(url_of(bind), "outbox")
+    return create_async_engine(url, connect_args=arguments, poolclass=NullPool).sync_engine
 
 
 def connect(engine: Engine) -> Connection:

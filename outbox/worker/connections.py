@@ -17,11 +17,22 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy import Connection, NullPool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox.database.engines import Pass, address_of, connect, discard, know_engine, psycopg_engine, url_of
+from outbox.database.engines import (
+    PREPARE_AFTER,
+    Pass,
+    address_of,
+    arguments_of,
+    connect,
+    discard,
+    engine_of,
+    know_engine,
+    psycopg_engine,
+    url_of,
+)
 from outbox.database.execute import Statement, driver_of, execute
 from outbox.message.model import Counts
 from outbox.text import database_address
@@ -48,14 +59,18 @@ SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) s (nam
 """
 # A search path that names pg_catalog after another schema prefers that one's functions and operators, of which only a
 # qualified statement can be sure. Where it isn't named it comes first, and nothing else changes.
-_CATALOG_FIRST = """
+_CATALOG_FIRST = Statement("""
 SELECT pg_catalog.set_config('search_path', pg_catalog.string_agg(pg_catalog.quote_ident(name::pg_catalog.text), ', '
                                                                   ORDER BY number), false)
   FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY s (name, number)
  WHERE name OPERATOR(pg_catalog.<>) 'pg_catalog'
 HAVING pg_catalog.array_position(pg_catalog.current_schemas(false), 'pg_catalog'::pg_catalog.name)
        OPERATOR(pg_catalog.>) 1
-"""
+""")
+_WHICH = Statement("SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('application_name')")
+_NAME = "SELECT pg_catalog.set_config('application_name', %s, false)"
+# As many bytes as PostgreSQL keeps.
+_LONGEST_NAME = 63
 # Seconds in which the connections of an event loop must close.
 _CLOSE_TIMEOUT = 5.0
 
@@ -70,7 +85,9 @@ class WorkerDatabase:
     def __init__(self, bind: Bind) -> None:
         self.bind = bind
         self.url = url_of(bind)
-        self.engine = psycopg_engine(bind) or create_engine(self.url, poolclass=NullPool)
+        own = psycopg_engine(bind)
+        self.engine = own or engine_of(self.url, None)
+        self.by_url = own is None
 
     @property
     def name(self) -> str:
@@ -82,13 +99,13 @@ class WorkerDatabase:
         """What distinguishes two databases."""
         return address_of(self.url)
 
-    def connect(self) -> Connection:
-        """Open a connection; the caller closes it."""
+    def connect(self, name: str = "outbox") -> Connection:
+        """Open a connection of this name; the caller closes it."""
         connection = connect(self.engine)
         try:
             connection.detach()
             keep_alive(driver_of(connection))
-            set_up(connection)
+            set_up(connection, name, by_url=self.by_url)
         except BaseException:
             connection.close()
             raise
@@ -110,18 +127,25 @@ def keep_alive(driver: Any) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
-def set_up(connection: Connection) -> None:
+def set_up(connection: Connection, name: str, *, by_url: bool) -> None:
     """Set what a session of a worker's needs, unless a pooler would hand the session to others.
 
     The server is to probe this host, so that a worker which vanished keeps no lock for longer than half a minute (by
-    itself it would wait for two hours); and functions and operators are to be PostgreSQL's own. A pooler invents the
-    number of the server process.
+    itself it would wait for two hours); functions and operators are to be PostgreSQL's own; and where nobody has named
+    the session, it is called ``name``. A pooler invents the number of the server process. ``by_url``: the connection
+    was made by `arguments_of`, which prepares nothing in case that there is a pooler.
     """
-    (((pid,),),) = execute(connection, Statement("SELECT pg_catalog.pg_backend_pid()"))
-    if pid == driver_of(connection).info.backend_pid:
-        execute(connection, Statement(_CATALOG_FIRST))
-        with suppress(DBAPIError):  # a platform without one of them
-            execute(connection, Statement(_WATCH, (list(_OF_SERVER), list(_OF_SERVER.values()))))
+    (((pid, called),),) = execute(connection, _WHICH)
+    driver = driver_of(connection)
+    if pid != driver.info.backend_pid:
+        return
+    execute(connection, _CATALOG_FIRST)
+    with suppress(DBAPIError):  # a platform without one of them
+        execute(connection, Statement(_WATCH, (list(_OF_SERVER), list(_OF_SERVER.values()))))
+    if called in {"", "outbox"}:
+        execute(connection, Statement(_NAME, (name[:_LONGEST_NAME],)))
+    if by_url and driver.prepare_threshold is None:
+        driver.prepare_threshold = PREPARE_AFTER
 
 
 def cut(driver: Any) -> None:
@@ -155,7 +179,7 @@ class OwnRunner:
     """Runs passes, one at a time, on connections that are opened when needed and closed when a pass fails.
 
     It runs them in the calling thread. ``source`` is the producer's database, None if it is the same one. Once
-    ``stopping`` is set, no pass begins.
+    ``stopping`` is set, no pass begins. ``name`` is what the server calls the connections.
     """
 
     def __init__(
@@ -164,9 +188,11 @@ class OwnRunner:
         source: WorkerDatabase | None,
         stopping: threading.Event,
         context: PassContext | None = None,
+        name: str = "outbox",
     ) -> None:
         self.database = database
         self.source = source
+        self.name = name
         self._context = context or PassContext()
         self._connections: tuple[Connection, Connection] | None = None
         self._drivers: tuple[Any, ...] = ()
@@ -252,7 +278,7 @@ class OwnRunner:
         return self._connections
 
     def _connect(self, database: WorkerDatabase) -> Connection:
-        return database.connect()
+        return database.connect(self.name)
 
     def _close_driver(self, driver: Any) -> None:
         driver.close()
@@ -332,10 +358,11 @@ class AsyncRunner(OwnRunner):
     def _connect(self, database: WorkerDatabase) -> Connection:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
-        engine = create_async_engine(database.url, poolclass=NullPool, isolation_level=_ISOLATION)
+        url, arguments = arguments_of(database.url, "outbox")
+        engine = create_async_engine(url, connect_args=arguments, poolclass=NullPool, isolation_level=_ISOLATION)
         connection = engine.sync_engine.connect()
         keep_alive(driver_of(connection))
-        set_up(connection)
+        set_up(connection, self.name, by_url=True)
         return connection
 
     def _close_driver(self, driver: Any) -> None:
@@ -345,15 +372,23 @@ class AsyncRunner(OwnRunner):
 class Runners:
     """Makes connections for checkers and compensations, and ends those that are open when the worker ends."""
 
-    def __init__(self, database: WorkerDatabase, stopping: threading.Event, context: PassContext | None = None) -> None:
+    def __init__(
+        self,
+        database: WorkerDatabase,
+        stopping: threading.Event,
+        context: PassContext | None = None,
+        name: str = "outbox",
+    ) -> None:
         self._database = database
         self._stopping = stopping
         self._context = context
+        self._name = name
         self._open: weakref.WeakSet[OwnRunner] = weakref.WeakSet()
 
     def __call__(self, is_async: bool) -> OwnRunner:
         """Make one, for async functions or plain ones."""
-        runner = (AsyncRunner if is_async else OwnRunner)(self._database, None, self._stopping, self._context)
+        kind = AsyncRunner if is_async else OwnRunner
+        runner = kind(self._database, None, self._stopping, self._context, self._name)
         self._open.add(runner)
         return runner
 

@@ -39,6 +39,7 @@ class Listener:
         database: WorkerDatabase,
         schema: str,
         *,
+        name: str = "outbox",
         wake: Callable[[str | None], None],
         probe: Callable[[], None],
         own_pids: Callable[[], Collection[int | None]],
@@ -47,6 +48,7 @@ class Listener:
     ) -> None:
         self._database = database
         self._schema = schema
+        self._name = name
         self._wake = wake
         self._probe = probe
         self._own_pids = own_pids
@@ -72,7 +74,7 @@ class Listener:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                connection = self._database.connect()
+                connection = self._database.connect(self._name)
                 try:
                     self._listen(driver_of(connection))
                 finally:

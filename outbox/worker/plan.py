@@ -108,7 +108,8 @@ class Plan:
         self._context = PassContext(outbox.active, loop, variables)
         self._own = WorkerDatabase(outbox.engine)
         self._dispatching: Duty | None = None
-        self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context)
+        self._group = outbox.group
+        self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
         self._upkeep: dict[WorkerDatabase, Lane] = {}
         self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
@@ -161,8 +162,9 @@ class Plan:
     def _plan_check(self, outbox: Outbox) -> None:
         settings = self.settings
         # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
-        lane = self._lane()
-        asker = Asker(Runners(self._own, self._stopping, self._context), settings.checks_in_flight)
+        lane = self._lane(name="check")
+        runners = Runners(self._own, self._stopping, self._context, self._named("check"))
+        asker = Asker(runners, settings.checks_in_flight)
         self.ends.append(asker.end)
 
         def wait() -> float:
@@ -185,7 +187,8 @@ class Plan:
         remote = None if source is self._own else source
         kind = AsyncRunner if subscription.is_async else OwnRunner
         threads = subscription.threads if "consume" in self._roles else 1
-        lanes = [self._lane(kind(self._own, remote, self._stopping, self._context)) for _ in range(threads)]
+        runner = partial(kind, self._own, remote, self._stopping, self._context, self._named("consume", group))
+        lanes = [self._lane(runner()) for _ in range(threads)]
         consumers = [Consumer(subscription, settings, lane.ending) for lane in lanes]
         first, lane = consumers[0], lanes[0]
 
@@ -214,7 +217,7 @@ class Plan:
         from outbox.worker.reconciliation import reconcilers  # noqa: PLC0415 - what few workers do
 
         # A lane of its own: a job may take long, and nothing must wait for it.
-        lane = self._lane()
+        lane = self._lane(name="reconcile")
         self.parts[self._own].add("consumer")
         for reconciler in reconcilers(outbox, self._stopping):
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
@@ -223,12 +226,13 @@ class Plan:
         settings, every = self.settings, self.settings.idle_wait
         # Lanes of their own: operators wait for what they ordered, and a compensation may take long.
         self.parts.setdefault(self._own, set())
-        lane, wake = self._lane(), partial(self._wake, self._own, OPS)
+        lane, wake = self._lane(name="bulk"), partial(self._wake, self._own, OPS)
         one_pass = _alone(bulk_once, settings, stopping=lane.ending)
         self._add("bulk", lane, one_pass, every, after=wake, eager=False)
         if producing and (registered := outbox.compensations):
             self.needs[self._own, "producer"].add("compensate")
-            lane, runners = self._lane(), Runners(self._own, self._stopping, self._context)
+            lane = self._lane(name="compensate")
+            runners = Runners(self._own, self._stopping, self._context, self._named("compensate"))
             self.ends.append(runners.end)
             one_pass = _alone(
                 compensate_once, settings, compensations=registered, new_runner=runners, stopping=lane.ending
@@ -240,8 +244,13 @@ class Plan:
         one_pass = _alone(prune, self.settings, stopping=upkeep.ending)
         self._add(name, upkeep, one_pass, self.settings.prune_interval, eager=False)
 
-    def _lane(self, runner: OwnRunner | None = None) -> Lane:
-        lane = Lane(runner or OwnRunner(self._own, None, self._stopping, self._context), self._clock, self._stopping)
+    def _named(self, duty: str, group: str | None = None) -> str:
+        """Return what the server calls the connections of a duty."""
+        return f"outbox/{group or self._group}/{duty}"
+
+    def _lane(self, runner: OwnRunner | None = None, name: str = "") -> Lane:
+        runner = runner or OwnRunner(self._own, None, self._stopping, self._context, self._named(name))
+        lane = Lane(runner, self._clock, self._stopping)
         self.lanes.append(lane)
         return lane
 
@@ -266,7 +275,8 @@ class Plan:
 
     def _upkeep_of(self, database: WorkerDatabase) -> Lane:
         if database not in self._upkeep:
-            self._upkeep[database] = self._lane(OwnRunner(database, None, self._stopping, self._context))
+            runner = OwnRunner(database, None, self._stopping, self._context, self._named("upkeep"))
+            self._upkeep[database] = self._lane(runner)
         return self._upkeep[database]
 
     def _listen(self, source: WorkerDatabase) -> None:
@@ -284,6 +294,7 @@ class Plan:
         self.listeners[source] = Listener(
             source,
             schema,
+            name=self._named("listen"),
             wake=partial(self._wake, source),
             probe=probe.wake,
             own_pids=lambda: {self._dispatch_runner.backend_pid},

@@ -190,9 +190,9 @@ def test_connection_that_opens_too_late(bench: Bench) -> None:
     database = WorkerDatabase(bench.engine)
     connect = database.connect
 
-    def slowly() -> Connection:
+    def slowly(name: str = "outbox") -> Connection:
         bench.let_go.wait()
-        return connect()
+        return connect(name)
 
     database.connect = slowly  # type: ignore[method-assign]
     bench.asker._new_runner = lambda _: OwnRunner(database, None, threading.Event())

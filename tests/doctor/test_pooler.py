@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import URL, Engine, NullPool, create_engine
+from sqlalchemy.orm import Session
 
-from outbox import Settings
+from outbox import Message, Outbox, Settings, Worker
+from outbox.database.engines import engine_of
+from outbox.database.execute import driver_of
+from outbox.errors import InvalidSettings
 from outbox.operator.health.examine import Inspected
 from outbox.operator.health.inspections import shares_processes, trouble_with_prepared
 from outbox.operator.health.rules import Severity
 from tests.doctor.relay import relay
-from tests.doctor.support import codes, examine, inspected, raw, the
+from tests.doctor.support import codes, dispatch_all, examine, inspected, raw, sql, the
+from tests.kit import wait_until
 
 QUIET = Settings(listen=False)
 
@@ -163,3 +168,47 @@ def test_pool_of_the_application_that_is_empty(engine: Engine) -> None:
     with small.connect(), pytest.raises(PoolTimeout):
         examine(small)
     small.dispose()
+
+
+def test_a_url_alone_prepares_nothing(engine: Engine) -> None:
+    """By any pooler, connections of a URL leave no statement behind; the URL can say that they are to be prepared."""
+    with relay(engine.url) as url:
+        through = engine_of(url)
+        for _ in range(3):
+            with through.connect() as connection:
+                for number in range(8):
+                    assert connection.exec_driver_sql("SELECT %s::int", (number,)).scalar() == number
+        with raw(url, prepare_threshold=None, autocommit=True) as connection:
+            assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+    direct = engine_of(
+        engine.url.update_query_dict({"prepare_threshold": "2", "application_name": "mine"}), name="ours"
+    )
+    with direct.connect() as connection:
+        assert driver_of(connection).prepare_threshold == 2
+        assert connection.exec_driver_sql("SELECT current_setting('application_name')").scalar() == "mine"
+    with engine_of(engine.url, name="ours").connect() as connection:
+        assert connection.exec_driver_sql("SELECT current_setting('application_name')").scalar() == "ours"
+    with pytest.raises(InvalidSettings, match="prepare_threshold = 'often' in the URL must be a number"):
+        engine_of(engine.url.update_query_dict({"prepare_threshold": "often"}))
+
+
+@pytest.mark.parametrize("tracking", [False, True])
+def test_worker_by_url(engine: Engine, new_engine: Callable[..., Engine], tracking: bool) -> None:
+    """A worker whose source is a URL behind a pooler consumes, also where the pooler knows nothing of statements."""
+    sender = Outbox(engine, settings=QUIET)
+    with relay(engine.url, tracking=tracking) as url:
+        own = new_engine()
+        outbox = Outbox(own, settings=QUIET, group="shop")
+        outbox.consumer("t", group="mail", source=url.render_as_string(hide_password=False), threads=2)(handle)
+        with Worker(outbox):
+            for number in range(30):
+                with engine.begin() as connection:
+                    sender.send(connection, "t", number, key=str(number))
+                dispatch_all(engine, sender)
+            wait_until(lambda: sql(own, "SELECT count(*) FROM outbox.consumer_message") == 30, "all came")
+            names = sql(own, "SELECT string_agg(DISTINCT application_name, ' ') FROM pg_stat_activity")
+            assert {"outbox/mail/consume", "outbox/shop/upkeep", "outbox/shop/bulk"} <= set(names.split())
+
+
+def handle(message: Message, session: Session) -> None:
+    """Do nothing, with success."""

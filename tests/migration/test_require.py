@@ -6,10 +6,13 @@ import re
 
 import pytest
 from sqlalchemy import Connection, Engine, make_url, text
+from sqlalchemy.orm import Session
 
+from outbox import Message, Outbox, Settings, Worker
 from outbox.database import migration
 from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated
+from tests.kit import wait_until
 
 HEADS = {branch: chain.head(branch) for branch in chain.BRANCHES}
 
@@ -103,6 +106,45 @@ def test_code_runs_on_tables_that_are_one_revision_newer(url: str, engine: Engin
     make_newer(engine, branch, following + 1)
     with engine.connect() as connection:
         assert f"are at {branch}_{following + 1:04}, newer than this code" in say(connection, "producer", "consumer")
+
+
+#: What a next version of the tables may add while this code still runs: columns, tables, indexes, looser constraints.
+EXPANDED = (
+    "ALTER TABLE outbox.half_message ADD COLUMN next_version text",
+    "ALTER TABLE outbox.op_message ADD COLUMN next_version text DEFAULT 'x'",
+    "ALTER TABLE outbox.message ADD COLUMN next_version text",
+    "ALTER TABLE outbox.consumer_message ADD COLUMN next_version text NOT NULL DEFAULT ''",
+    "ALTER TABLE outbox.consumer_offset ADD COLUMN next_version text",
+    "ALTER TABLE outbox.worker ADD COLUMN next_version text",
+    "ALTER TABLE outbox.half_message DROP CONSTRAINT ck_half_message_key",
+    "CREATE TABLE outbox.next_version (id int PRIMARY KEY)",
+    "CREATE INDEX ON outbox.consumer_message (received_at)",
+)
+
+
+def test_code_works_on_expanded_tables(url: str, engine: Engine) -> None:
+    """Not only starts: sends, dispatches, consumes, retries and reports on the tables of the next version."""
+    migration.upgrade(url)
+    for branch, head in HEADS.items():
+        make_newer(engine, branch, int(head.rpartition("_")[2]) + 1)
+    with engine.begin() as connection:
+        for change in EXPANDED:
+            connection.execute(text(change))
+    outbox = Outbox(engine, settings=Settings(retry_delays=(0.01,)))
+    attempts: list[int] = []
+
+    @outbox.consumer("t", group="g")
+    def handle(message: Message, session: Session) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            raise ValueError("once")
+
+    with engine.begin() as connection:
+        outbox.send(connection, "t", {})
+    with Worker(outbox) as worker:
+        wait_until(lambda: attempts == [1, 2], "it was consumed at the second attempt")
+        wait_until(lambda: all(health.last_success for health in worker.health().values()), "each duty succeeds")
+        assert [health.failures for health in worker.health().values() if health.failures] == []
 
 
 def test_newer_tables_of_one_part_are_no_reason_to_install_the_other(url: str, engine: Engine) -> None:

@@ -6,12 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine, inspect, text
 
 from outbox.database import migration
+from outbox.database.migration import chain
+from outbox.errors import InvalidSettings
+from tests.doctor.support import raw
 
 MODELS = """
 from sqlalchemy import Column, Integer, MetaData, Table, Text
@@ -109,3 +113,90 @@ def test_helper_with_another_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     assert migration.include_name("outbox", "schema", {}, schema="mail") is True
     monkeypatch.setenv("OUTBOX_SCHEMA", "mail")
     assert migration.include_name("mail", "schema", {}) is False
+
+
+# --- in the service's own history -------------------------------------------------------------------------------------
+
+REVISION = """
+from alembic import op
+from outbox.database import migration
+revision, down_revision, branch_labels, depends_on = {id!r}, {before!r}, None, None
+
+def upgrade():
+    for statement in migration.statements({start!r}, {end!r}):
+        op.execute(statement)
+
+def downgrade():
+    for statement in migration.statements({end!r} or {newest!r}, {start!r}):
+        op.execute(statement)
+"""
+FIRST = ("producer_0001", "consumer_0001")
+ROWS = "SELECT string_agg(version_num, ' ' ORDER BY version_num) FROM outbox.outbox_version"
+NEWEST = tuple(chain.head(part) for part in migration.PARTS)
+
+
+def scalar(engine: Engine, sql: str) -> object:
+    """Return the first value of a query."""
+    with engine.connect() as connection:
+        return connection.scalar(text(sql))
+
+
+@pytest.fixture
+def service(url: str, tmp_path: Path) -> Project:
+    """A service whose history has an own table, our first revisions, and what came after these."""
+    project = Project(tmp_path, url, "")
+    project.run("revision --autogenerate -m accounts")
+    (made,) = (tmp_path / "alembic" / "versions").glob("*_accounts.py")
+    first = re.search(r'(?m)^revision: str = ["\'](\w+)', made.read_text())
+    assert first is not None
+    before = first[1]
+    for number, (start, end) in enumerate((((), FIRST), (FIRST, None)), 2):
+        code = REVISION.format(id=f"own{number}", before=before, start=start, end=end, newest=NEWEST)
+        (tmp_path / "alembic" / "versions" / f"own{number}.py").write_text(code)
+        before = f"own{number}"
+    return project
+
+
+def test_in_the_service_history(url: str, engine: Engine, service: Project) -> None:
+    """Our tables come and go with the service's revisions, as if `upgrade` had made them; autogenerate sees nothing."""
+    service.run("upgrade own2")
+    assert migration.current(url) == {"common": "common_0001", "producer": FIRST[0], "consumer": FIRST[1]}
+    said = service.run("upgrade head", "check", "revision --autogenerate -m nothing", "upgrade head")
+    assert "No new upgrade operations detected" in said
+    assert service.revision("nothing").count("pass") == 2
+    assert migration.check(url) == []
+    ours = scalar(engine, ROWS)
+    assert migration.upgrade(url) == []
+    migration.downgrade(url)
+    migration.upgrade(url)
+    assert scalar(engine, ROWS) == ours
+    service.run("downgrade own2")
+    assert migration.current(url)["producer"] == FIRST[0]
+    service.run("downgrade -1")
+    assert migration.current(url) == dict.fromkeys(chain.BRANCHES)
+    assert "account" in inspect(engine).get_table_names()
+
+
+def test_in_the_service_history_offline(url: str, engine: Engine, service: Project) -> None:
+    """What Alembic writes out for the service's administrators makes the same tables."""
+    written = service.run("upgrade head --sql")
+    sql = written[written.index("BEGIN;") : written.rindex("COMMIT;") + len("COMMIT;")]
+    with closing(raw(url, autocommit=True)) as connection:
+        connection.execute("DROP TABLE alembic_version")  # autogenerate has made it
+        connection.execute(re.sub(r"(?m)^INFO .*$", "", sql).encode())
+    assert migration.check(url) == []
+    assert "account" in inspect(engine).get_table_names()
+
+
+def test_statements() -> None:
+    """None of them has a parameter in SQLAlchemy's eyes, nor is more than one; what can't be is refused."""
+    made = migration.statements(schema="mail")
+    assert made == migration.statements((), NEWEST, schema="mail")
+    for statement in made:
+        assert not text(statement)._bindparams, statement
+    assert migration.statements(NEWEST) == []
+    assert all("producer" not in each for each in migration.statements(parts=["consumer"]) if "version" in each)
+    with pytest.raises(InvalidSettings, match="no revision 'producer_9'"):
+        migration.statements("producer_9")
+    with pytest.raises(InvalidSettings, match="as two migrations"):
+        migration.statements(NEWEST[0], FIRST)

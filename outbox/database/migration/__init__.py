@@ -9,6 +9,7 @@
 The tables live in a schema of their own with a version table of their own (``outbox.outbox_version``), so that the
 migrations of the service around them (``alembic upgrade head``, ``revision --autogenerate``, ``check``) don't see
 them. Where the service's ``env.py`` sets ``include_schemas=True``, it also sets ``include_name=include_name``.
+A service that wants our tables in its own history executes `statements` there.
 
 A part is what one side needs: ``producer`` or ``consumer``; the tables which both need come with either.
 """
@@ -16,6 +17,7 @@ A part is what one side needs: ``producer`` or ``consumer``; the tables which bo
 from outbox.database.migration.chain import PARTS, VERSION_TABLE, include_name, include_object
 from outbox.database.migration.compare import check
 from outbox.database.migration.runner import downgrade, sql, upgrade
+from outbox.database.migration.script import statements
 from outbox.database.migration.state import current, require
 
 __all__ = [
@@ -28,5 +30,6 @@ __all__ = [
     "include_object",
     "require",
     "sql",
+    "statements",
     "upgrade",
 ]

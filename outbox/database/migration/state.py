@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, text
 
-from outbox.database.engines import url_of
+from outbox.database.engines import engine_of, url_of
 from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 from outbox.text import described
@@ -27,7 +27,7 @@ def connected(bind: Bind) -> Iterator[Connection]:
         with bind.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")
         return
-    engine = create_engine(url_of(bind), poolclass=NullPool, isolation_level="READ COMMITTED")
+    engine = engine_of(bind, isolation_level="READ COMMITTED")
     try:
         with engine.connect() as connection:
             yield connection

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.database.engines import discard, engine_of
+from outbox.database.engines import PREPARE_AFTER, discard, engine_of
 from outbox.database.execute import STATEMENT_CANCELLED, Row, Statement, driver_of, execute, is_lost, sqlstate
 from outbox.database.sql import plan_by_index, read_only
 from outbox.errors import InvalidSettings, OutboxError
@@ -67,7 +67,8 @@ class Examination(Subject):
     """One database under examination; see `examine`.
 
     The connections of ``engine`` are the application's own if ``own_engine``. ``revisions`` are those of the tables,
-    None while they could not be read. ``prepare_threshold`` is psycopg's, None: it never prepares. ``roles`` are what
+    None while they could not be read. ``prepare_threshold`` is that of ``engine`` (None: it never prepares), or, if
+    that isn't the application's, what psycopg does unless it is told otherwise. ``roles`` are what
     the role of the connection is there for (`outbox.database.grants.ROLES`), None where that isn't known.
 
     Raises:
@@ -95,7 +96,8 @@ class Examination(Subject):
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection.detach()
         driver = driver_of(connection)
-        self.prepare_threshold, driver.prepare_threshold = driver.prepare_threshold, None
+        prepared, driver.prepare_threshold = driver.prepare_threshold, None
+        self.prepare_threshold = prepared if self.own_engine else PREPARE_AFTER
         return connection
 
     def reconnect(self) -> None:

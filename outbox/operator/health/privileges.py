@@ -66,8 +66,7 @@ def _of_source(examination: Examination, address: str, groups: Collection[Subscr
 
 @contextmanager
 def _reading(source: Bind, seconds: float) -> Iterator[Read]:
-    engine = engine_of(source if not hasattr(source, "sync_engine") else url_of(source))
-    with engine.connect() as connection, connection.begin():
+    with engine_of(source).connect() as connection, connection.begin():
         execute(connection, read_only(seconds))
         yield partial(execute, connection)
 
