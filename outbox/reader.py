@@ -270,6 +270,28 @@ def unknown_name(name: str, known: Iterable[str], prefix: str = "", common: str 
     return f"{prefix}{name} is unknown; {mend}"
 
 
+def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return what a variable says that may be a secret: the variable itself, or what is in the file of ``NAME_FILE``.
+
+    None if neither is set, or to nothing. ``environ`` is that of the process unless given.
+
+    Raises:
+        InvalidSettings: both are set, or the file can't be read; shows neither value.
+    """
+    variables = os.environ if environ is None else environ
+    value, path = variables.get(name), variables.get(f"{name}_FILE")
+    if value and path:
+        raise InvalidSettings(f"{name} and {name}_FILE are both set; set one of them")
+    return _content(f"{name}_FILE", path) or None if path else value or None
+
+
+def _content(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise InvalidSettings(f"{name} = {path!r} can't be read: {error.strerror}") from None
+
+
 def environment(
     kind: Any, prefix: str, environ: Mapping[str, str] | None = None, others: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -299,10 +321,10 @@ def environment(
     texts: dict[str, str] = {}
     for name in ours:
         key, text = name.removeprefix(prefix).lower(), variables[name]
-        try:
-            texts[secrets.get(key, key)] = Path(text).read_text().strip() if key in secrets else text
-        except OSError as error:
-            raise InvalidSettings(f"{name} = {text!r} can't be read: {error.strerror}") from None
+        if secrets.get(key, key) in texts:
+            both = f"{prefix}{secrets.get(key, key).upper()}"
+            raise InvalidSettings(f"{both} and {both}_FILE are both set; set one of them")
+        texts[secrets.get(key, key)] = _content(name, text) if key in secrets else text
     return Reader("text").values(kind, texts, prefix, str.upper)
 
 

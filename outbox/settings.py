@@ -20,6 +20,7 @@ _CENTURY = 100 * 366 * 86400 - 1
 #: Variables that begin like those of settings, and are something else's.
 _OTHERS = (
     *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_APP"),
+    *("OUTBOX_DATABASE_URL_FILE", "OUTBOX_PRODUCER_URL_FILE", "OUTBOX_CONSUMER_URL_FILE"),
     *("OUTBOX_PG_BIN", "OUTBOX_JDBC_JAR", "OUTBOX_CONSOLE_*", "OUTBOX_DEMO_*", "OUTBOX_TEST_*", "OUTBOX_BENCH_*"),
     # Kubernetes gives them to a pod for each service whose name begins so.
     *("OUTBOX_*SERVICE_HOST", "OUTBOX_*SERVICE_PORT*", "OUTBOX_PORT", "OUTBOX_*_PORT", "OUTBOX_*PORT_*_TCP*"),

@@ -22,7 +22,7 @@ from outbox.cli.output import Output, OutputOption, print_as, say, table
 from outbox.database import engines, grants, migration
 from outbox.database.migration import chain
 from outbox.errors import pip_install
-from outbox.reader import environment, option, unknown_name
+from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
 from outbox.text import counted, described
 
@@ -35,7 +35,8 @@ _EXAMPLE = "postgresql+psycopg://user:password@host:5432/database"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 _URL_HELP = (
-    "The database, postgresql+psycopg://user@host/name. Default: OUTBOX_DATABASE_URL, the better place for a password."
+    "The database, postgresql+psycopg://user@host/name. Default: OUTBOX_DATABASE_URL, the better place for a "
+    "password, or the file that OUTBOX_DATABASE_URL_FILE names."
 )
 SCHEMA_HELP = "The schema of the outbox tables. Default: OUTBOX_SCHEMA, or outbox."
 
@@ -112,7 +113,7 @@ class AllDatabasesOptions(DatabaseOptions):
             if (other := names.setdefault(engines.address_of(address), name)) != name:
                 raise Failure(f"{source}: {other!r} and {name!r} are one database; leave one out")
             databases[name] = address
-        if databases and not self.url and not os.environ.get(URL_VARIABLE):
+        if databases and not self.url and not variable(URL_VARIABLE):
             return databases
         own = self.address
         if engines.address_of(own) in names:
@@ -158,7 +159,7 @@ def _without_password(url: str) -> str:
 def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     """Return the URL of the option, else of the first of these variables that is set; PostgreSQL by psycopg only."""
     names = variables or (URL_VARIABLE,)
-    text = text or next(filter(None, map(os.environ.get, names)), None)
+    text = text or next(filter(None, map(variable, names)), None)
     if not text:
         Settings.from_env()  # names a misspelt variable
         raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from outbox.errors import InvalidSettings
 from outbox.operator.acts import END
 from outbox.operator.health.locks import LockRow
 from outbox.operator.health.rules import HandlerRow, WorkerRow
+from outbox.reader import variable
 from outbox.text import counted, plain
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _examine(database: DatabaseOptions, app: str | None, roles: list[str] | None
             outbox = load_quietly(app)
         except Failure as failure:
             # Settings that contradict each other are what the doctor is there for, where it knows a database.
-            if not isinstance(failure.__cause__, InvalidSettings) or not (database.url or os.environ.get(URL_VARIABLE)):
+            if not isinstance(failure.__cause__, InvalidSettings) or not (database.url or variable(URL_VARIABLE)):
                 raise
             refused = failure.__cause__
         else:

@@ -29,7 +29,7 @@ from outbox.cli.options import LimitOption, command, gathered, options_of, read_
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
-from outbox.reader import option
+from outbox.reader import option, variable
 from outbox.reconcile import record
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
@@ -74,9 +74,9 @@ class SourceOptions:
         """Return what file, options and environment say of the databases, and the file of the rest."""
         values = dict(read_file(self.config)) if self.config else {}
         choices = (("producer", self.producer, PRODUCER_VARIABLE), ("consumer", self.consumer, CONSUMER_VARIABLE))
-        for side, url, variable in choices:
-            if url or os.environ.get(variable):
-                values[side] = self.access(_find_url(url, f"--{side}", variable))
+        for side, url, name in choices:
+            if url or variable(name):
+                values[side] = self.access(_find_url(url, f"--{side}", name))
         return values
 
     def access(self, url: URL) -> Access:
@@ -84,12 +84,12 @@ class SourceOptions:
         return Access(url.render_as_string(hide_password=False), Settings.from_env(schema=self.schema or None))
 
 
-def _find_url(url: str | None, name: str, variable: str, *others: str) -> URL:
+def _find_url(url: str | None, title: str, name: str, *others: str) -> URL:
     """Return the URL of an option, else that of the environment; say so if the option has a password."""
-    found = find_url(url, name, variable, *others)
+    found = find_url(url, title, name, *others)
     text = found.render_as_string(hide_password=False)
     if url and hidden(text, text) != text:
-        say(f"note: while this runs, ps shows the password in {name} to everybody here; set {variable} instead")
+        say(f"note: while this runs, ps shows the password in {title} to everybody here; set {name} instead")
     return found
 
 

@@ -42,7 +42,7 @@ from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.operator.health.overview import why_unreachable
 from outbox.operator.look.redact import Redactor
-from outbox.reader import Reader, environment, option
+from outbox.reader import Reader, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.text import described
 
@@ -329,7 +329,7 @@ class ConsoleConfig(ConsoleServer):
         values = environment(cls, PREFIX, environ) | {
             name: value for name, value in overrides.items() if value is not None
         }
-        if not values.get("databases") and (url := environ.get("OUTBOX_DATABASE_URL")):
+        if not values.get("databases") and (url := variable("OUTBOX_DATABASE_URL", environ)):
             try:
                 values["databases"] = named_databases(url)
             except ValueError as error:

@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import InvalidMessage, InvalidSettings
-from outbox.reader import Reader
+from outbox.reader import Reader, variable
 from outbox.reconcile.job import Access, Job, Pair, Spark, Window, described
 from outbox.settings import Settings
 
@@ -73,7 +73,7 @@ class _Address:
             return access_of(self.url, self.schema, f"{side}.url", password=False)
         if self.url_env is None or self.url is not None:
             raise InvalidSettings(f"{side}.url: give either url or url_env, the name of an environment variable")
-        if not (url := environ.get(self.url_env)):
+        if not (url := variable(self.url_env, environ)):
             raise InvalidSettings(f"{side}.url_env: the environment variable {self.url_env} isn't set")
         return access_of(url, self.schema, self.url_env)
 
