@@ -87,8 +87,8 @@ def _target(before: set[str], to: Revisions | None, parts: Collection[str] | Non
     if not names:
         return set()
     there = {_branch(name) for name in names}
-    kept = [revision for revision in before if _branch(revision) not in there]
-    return chain.applied([*names, *kept])
+    untouched = [revision for revision in before if _branch(revision) not in there]
+    return chain.applied([*names, *untouched])
 
 
 def _branch(revision: str) -> str:
