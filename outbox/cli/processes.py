@@ -108,11 +108,11 @@ def run(
 
 def _bound(path: str, outboxes: list[Outbox], binds: list[str]) -> list[Outbox]:
     """Return the Outboxes with their databases; with several databases, one for each of them."""
-    from sqlalchemy import create_engine  # noqa: PLC0415 - what the other commands needn't import
+    from sqlalchemy import QueuePool  # noqa: PLC0415 - what the other commands needn't import
 
-    from outbox.database.engines import named_url, url_of  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.database.engines import engine_of, named_url  # noqa: PLC0415 - what the other commands needn't import
 
-    engines = {name or url: create_engine(url_of(url)) for name, url in map(named_url, binds)}
+    engines = {name or url: engine_of(url, poolclass=QueuePool) for name, url in map(named_url, binds)}
     if engines and len(outboxes) > 1:
         raise Failure(f"--bind is for one Outbox, and --app {path!r} has {len(outboxes)}", Code.CONFIG)
     if len(engines) > 1:

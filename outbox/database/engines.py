@@ -223,7 +223,9 @@ class LoopRunner:
             know_engine(connection, self._bind)
             return one_pass(connection, connection)
 
-        async with create_async_engine(url_of(self._bind), poolclass=NullPool).connect() as connection:
+        url, arguments = arguments_of(url_of(self._bind), "outbox")
+        engine = create_async_engine(url, connect_args=arguments, poolclass=NullPool)
+        async with engine.connect() as connection:
             return await connection.run_sync(known)
 
     def end(self) -> None:
