@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.reader import variable
@@ -12,6 +13,6 @@ outbox = Outbox(engine, group="shop")
 
 
 @outbox.consumer("order-created", group="mail")
-def write_mail(message: Message) -> None:
+def write_mail(message: Message, _session: Session) -> None:
     """Tell the customer."""
     print(f"mail about order {message.body}")

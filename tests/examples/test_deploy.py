@@ -184,7 +184,11 @@ def test_it_runs(engine: Engine, tmp_path: Path) -> None:
     code = "from outbox.cli import main; main()"
     worker = subprocess.Popen([sys.executable, "-c", code, "run"], cwd=HERE, env=environment)
     try:
-        wait_until(lambda: Tables(engine).value("SELECT count(*) FROM outbox.worker") == 1, "the worker reports")
+        reports = Tables(engine)
+        wait_until(
+            lambda: worker.poll() is not None or reports.value("SELECT count(*) FROM outbox.worker") == 1,
+            "the worker reports, or has ended",
+        )
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0
     finally:
