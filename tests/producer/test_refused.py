@@ -169,7 +169,7 @@ def test_closed_connection(engine: Engine, outbox: Outbox) -> None:
 
 @pytest.mark.parametrize(
     "bind",
-    [None, "postgresql+psycopg://h/d", sessionmaker(), async_sessionmaker(), object()],
+    ["postgresql+psycopg://h/d", sessionmaker(), async_sessionmaker(), object()],
     ids=lambda bind: type(bind).__name__,
 )
 def test_bind_that_is_none(bind: Any) -> None:
