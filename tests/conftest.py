@@ -56,6 +56,7 @@ SLOW = (
     *(f"console/{name}" for name in ("browser/", "test_pages_hostile", "test_schema", "test_standalone")),
     "consumer/test_kill",
     *(f"dispatch/test_{name}" for name in ("restore", "rivals", "schedule", "stress")),
+    "django/",
     *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
     "embedded/",
     "failover/",

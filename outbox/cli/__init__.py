@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -107,10 +108,10 @@ def show_version() -> None:
             output.print_line(f"{package} not installed")
 
 
-def main() -> None:
-    """Run the command line and leave with its exit code."""
+def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
+    """Run the command line and leave with its exit code; ``program`` is what its help calls it."""
     # A message may hold what the terminal can't show; that is no reason to fail.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    app()
+    app(args=arguments, prog_name=program)

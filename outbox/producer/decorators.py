@@ -146,6 +146,27 @@ def _decorated(function: F, run: Callable[..., Any]) -> F:
     return cast("F", coroutine)
 
 
+def send_result(
+    send: Callable[[Outgoing], object],
+    result: Any,
+    *,
+    key: KeyOf | None,
+    tag: str | None,
+    message: Callable[[Any], Any] | None,
+) -> Any:
+    """Send what a decorated function returned, unless that is None; return what its caller gets."""
+    content = message(result) if message else result
+    if content is not None:
+        outgoing = content if isinstance(content, Outgoing) else Outgoing(content)
+        options = SendOptions(**outgoing.options)
+        if options.get("key") is None and key:
+            options["key"] = key(outgoing.body)
+        if options.get("tag") is None:
+            options["tag"] = tag
+        send(Outgoing(outgoing.body, **options))
+    return result.body if isinstance(result, Outgoing) else result
+
+
 def transactional(
     producer_of: ProducerOf,
     *,
@@ -156,19 +177,6 @@ def transactional(
     joins: bool,
 ) -> TransactionalDecorator:
     """Make ``@outbox.transactional``; see `Outbox.transactional`."""
-
-    def send(producer: Producer, session: Any, result: Any) -> Any:
-        """Send what the function returned; return what its caller gets."""
-        content = message(result) if message else result
-        if content is not None:
-            outgoing = content if isinstance(content, Outgoing) else Outgoing(content)
-            options = SendOptions(**outgoing.options)
-            if options.get("key") is None and key:
-                options["key"] = key(outgoing.body)
-            if options.get("tag") is None:
-                options["tag"] = tag
-            producer.send(session, topic, Outgoing(outgoing.body, **options))
-        return result.body if isinstance(result, Outgoing) else result
 
     def decorate(function: Callable[..., Any]) -> Any:
         parameter = _SessionParameter(function, "transactional")
@@ -182,7 +190,9 @@ def transactional(
             joined = None if session is None else producer.within(session, is_async=is_async)
             with joined or producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
-                return send(producer, session, call(*args, **kwargs))
+                result = call(*args, **kwargs)
+                send = functools.partial(producer.send, session, topic)
+                return send_result(send, result, key=key, tag=tag, message=message)
 
         return _shaped(_decorated(function, run), function, parameter)
 

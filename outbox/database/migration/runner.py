@@ -131,6 +131,13 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
             ) from error
 
 
+@contextmanager
+def in_turn(schema: str) -> Iterator[Config]:
+    """Yield Alembic's configuration for the chain while nobody else in this process uses Alembic on it."""
+    with _one_at_a_time:
+        yield _config(schema=schema)
+
+
 def _alembic() -> Any:
     from alembic import command  # noqa: PLC0415 - slow to import, and who imports this package mostly reads
 

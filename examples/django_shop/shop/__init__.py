@@ -1,0 +1,1 @@
+"""The shop: one application, which is its project too."""

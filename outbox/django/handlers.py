@@ -1,0 +1,87 @@
+"""Declare handlers, checkers and compensations that use the ORM: they take no session, `connection` is in place."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from outbox.database.session import check_function, is_async
+from outbox.django.connection import django_within
+from outbox.django.databases import declared, set_source
+from outbox.errors import InvalidHandler
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OrmFunction:
+    """A function of the application's as the `Outbox` calls it: with a session, whose transaction Django gets."""
+
+    def __init__(self, what: str, function: Callable[..., Any], using: str | None) -> None:
+        check_function(what, function, "argument")
+        if is_async(function):
+            raise InvalidHandler(
+                f"{what}: {getattr(function, '__qualname__', function)} is async, and Django's ORM would leave the "
+                "worker's transaction for a thread of its own; write a plain function"
+            )
+        self.function = function
+        self._using = using
+        # Not __wrapped__: what is called takes a session.
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+
+    def __call__(self, argument: Any, session: Any) -> Any:
+        """Call the function with a message, a list of messages, or an orphan."""
+        with django_within(session, self._using):
+            return self.function(argument)
+
+
+def consumer(
+    topic: str, *, group: str, using: str | None = None, source: str | None = None, **options: Any
+) -> Callable[[F], F]:
+    """Register a handler, ``handler(message)``, as a group of a topic; see `Outbox.consumer` for the options.
+
+    What it does with the ORM on ``using`` commits together with the inbox row and the offset: its effect is exactly
+    once. ``source`` is the alias of the producer's database, if that is another one. ``transaction.on_commit`` works
+    as in a view. With ``takes_batch=True`` the handler takes the list of messages.
+
+    Raises:
+        As `Outbox.consumer`; InvalidHandler also: the handler is async.
+    """
+
+    def register(handler: F) -> F:
+        what = f"consumer of {topic!r} in group {group!r}"
+        declared(using).consumer(topic, group=group, **options)(OrmFunction(what, handler, using))
+        set_source(using, topic, group, source)
+        return handler
+
+    return register
+
+
+def checker(
+    topic: str,
+    *,
+    using: str | None = None,
+    immunity: dt.timedelta | float | None = None,
+    **options: Any,
+) -> Callable[[F], F]:
+    """Register ``checker(orphan)``, which tells whether the local transaction committed; see `Outbox.checker`."""
+
+    def register(function: F) -> F:
+        orm_checker = OrmFunction(f"checker of {topic!r}", function, using)
+        declared(using).checker(topic, immunity=immunity, **options)(orm_checker)
+        return function
+
+    return register
+
+
+def compensation(topic: str, *, using: str | None = None, **options: Any) -> Callable[[F], F]:
+    """Register ``compensation(message)``, which undoes the local transaction; see `Outbox.compensation`."""
+
+    def register(function: F) -> F:
+        undo = OrmFunction(f"compensation of {topic!r}", function, using)
+        declared(using).compensation(topic, **options)(undo)
+        return function
+
+    return register

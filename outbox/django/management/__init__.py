@@ -1,0 +1,1 @@
+"""Django finds its commands in a package of this name."""

@@ -1,0 +1,1 @@
+"""``manage.py outbox`` and ``manage.py outbox_run``."""

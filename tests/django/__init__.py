@@ -1,0 +1,1 @@
+"""Django: a project of its own, in processes of its own."""
