@@ -61,10 +61,11 @@ class Project:
         self.run("-c", code, customer, *map(str, totals), DJANGO_SETTINGS_MODULE="shop.settings")
 
     @contextmanager
-    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run a worker; it is killed at the end if it is still there."""
         command = [sys.executable, "manage.py", "outbox_run"]
-        with subprocess.Popen(command, cwd=SHOP, env=self.environment, stderr=subprocess.DEVNULL) as process:
+        environment = self.environment | environment
+        with subprocess.Popen(command, cwd=SHOP, env=environment, stderr=subprocess.DEVNULL) as process:
             try:
                 yield process
             finally:

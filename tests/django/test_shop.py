@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import NullPool, create_engine, text
 
 from outbox.django.configuration import read
+from outbox.embedded import ServerLike
 from outbox.errors import InvalidSettings
 from tests.django.conftest import Project
 from tests.kit import wait_until
@@ -57,6 +59,21 @@ def test_a_killed_worker_leaves_nothing_half_done(project: Project, moment: str,
     with project.worker():
         wait_until(lambda: project.scalar(CONSUMED) == 2, "the second order is handled")
     assert project.scalar(POINTS) == 11
+
+
+def test_a_group_has_another_database(project: Project, server: ServerLike) -> None:
+    """Its tables and its inbox are in one of Django's databases, the messages in another; one worker serves both."""
+    name = f"django_other_{os.getpid()}"
+    server.create_database(name)
+    other = Project(create_engine(server.url(name), poolclass=NullPool))
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.django.inside.two", "OTHER_DATABASE": name}
+    project.manage("migrate", "--database", "other", **environment)
+    project.order("alice", 5)
+    with project.worker(**environment):
+        wait_until(lambda: other.scalar(CONSUMED) == 1, "the order is handled")
+    assert (other.scalar(POINTS), project.scalar(CONSUMED)) == (5, 0)
+    assert "points" in project.manage("outbox", "--using", "other", "inbox", "list", "-o", "json", **environment)
+    server.drop_database(name)
 
 
 def test_the_command_line_knows_the_databases(project: Project) -> None:

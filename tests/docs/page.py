@@ -30,7 +30,7 @@ _BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 #: Commands that go on until they are stopped.
-_SERVICES = ("outbox run", "outbox console --", "python -m outbox.embedded")
+_SERVICES = ("outbox run", "outbox console --", "python -m outbox.embedded", "python manage.py outbox_run")
 # Keeps the names of a page's Python blocks, and answers each block with a line. A setup may `export` shell variables.
 _INTERPRETER = """
 import json, linecache, sys, traceback

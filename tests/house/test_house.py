@@ -51,6 +51,7 @@ def test_importing_outbox_imports_nothing_heavy() -> None:
         "asyncpg",
         "sqlmodel",
         "flask",
+        "django",
         "pyspark",
         "fastapi",
         "opentelemetry",
@@ -74,9 +75,11 @@ def test_a_module_is_one_whole_thought() -> None:
     folders = ("outbox", "examples", "migrations")
     lengths = {path: len(path.read_text().splitlines()) for each in folders for path in (ROOT / each).rglob("*.py")}
     assert {str(path): n for path, n in lengths.items() if n > 700} == {}
-    packages = Counter(path.parent for path in modules() if path.name != "__init__.py")
+    # Django's migrations are copies of one text, which tests/house/test_django.py holds to it.
+    written = [path for path in modules() if path.parent.name != "migrations"]
+    packages = Counter(path.parent for path in written if path.name != "__init__.py")
     assert {str(path): n for path, n in packages.items() if n > 12} == {}
-    assert len(modules()) <= 190
+    assert len(written) <= 190
 
 
 @pytest.mark.parametrize("name", outbox.__all__)

@@ -16,7 +16,8 @@ from outbox.django import checker, compensation, consumer, send
 
 def points(customer: str) -> int | None:
     """Return a customer's points; None without a row."""
-    return CustomerPoints.objects.filter(customer=customer).values_list("points", flat=True).first()
+    found: int | None = CustomerPoints.objects.filter(customer=customer).values_list("points", flat=True).first()
+    return found
 
 
 def write(message: Message) -> None:

@@ -5,7 +5,7 @@ import sys
 # Django takes psycopg 3 wherever it can import it.
 _psycopg = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "psycopg"}
 sys.modules["psycopg"] = None  # type: ignore[assignment]  # what an import of nothing looks like
-import django.db.backends.postgresql.base  # noqa: E402 - it chooses its driver now
+from django.db.backends.postgresql.psycopg_any import is_psycopg3  # noqa: E402 - it chooses its driver now
 
 del sys.modules["psycopg"]
 sys.modules.update(_psycopg)
@@ -14,4 +14,4 @@ from tests.django.inside import settings as inside  # noqa: E402 - imports the d
 
 globals().update({name: value for name, value in vars(inside).items() if name.isupper()})
 
-assert not django.db.backends.postgresql.psycopg_any.is_psycopg3
+assert not is_psycopg3
