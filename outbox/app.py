@@ -73,8 +73,8 @@ class Outbox:
     """
 
     def __init__(self, bind: Bind | None = None, *, group: str = "default", settings: Settings | None = None) -> None:
-        self.settings = settings or Settings.from_env()
-        self.group = check_group(group)
+        self.settings: Settings = settings or Settings.from_env()
+        self.group: str = check_group(group)
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.checkers: dict[str, Checker] = {}
         self.compensations: dict[str, Compensation] = {}

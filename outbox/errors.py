@@ -120,7 +120,7 @@ class UnknownDatabase(InvalidRequest):
     def __init__(self, name: str, registered: Sequence[str]) -> None:
         super().__init__(f"no database {name!r} is registered; there are: {', '.join(registered)}", "database")
         self.name = name
-        self.registered = list(registered)
+        self.registered: list[str] = list(registered)
 
 
 class NotBound(OutboxError):

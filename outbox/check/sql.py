@@ -21,7 +21,7 @@ WITH RECURSIVE known AS (
 )"""
 
 #: Read what is due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due.
-due = Template(
+due: Template = Template(
     KNOWN_TOPICS
     + """
 SELECT NULL, EXISTS (SELECT FROM {s}.half_check WHERE fenced AND parked_at IS NULL
@@ -34,7 +34,7 @@ SELECT topic, EXISTS (SELECT FROM {s}.half_check c WHERE c.topic = known.topic A
 )
 
 #: Lock fenced halves that are due. Rows: ``(half_id,)``.
-due_fenced = Template("""
+due_fenced: Template = Template("""
 SELECT half_id FROM {s}.half_check
  WHERE fenced AND parked_at IS NULL AND next_check_at <= statement_timestamp()
  ORDER BY next_check_at LIMIT %s
@@ -42,7 +42,7 @@ SELECT half_id FROM {s}.half_check
 """)
 
 #: Lock the check of one half. Rows: ``(topic, fenced)``; none if it is decided.
-lock = Template("SELECT topic, fenced FROM {s}.half_check WHERE half_id = %s FOR UPDATE")
+lock: Template = Template("SELECT topic, fenced FROM {s}.half_check WHERE half_id = %s FOR UPDATE")
 
 # Safe whatever this statement's snapshot shows: a business transaction that committed after it was taken has its op in
 # the index, where the insert finds it; one that begins after its fence was found free finds our op when it commits.
@@ -124,13 +124,13 @@ UPDATE {s}.check_history q SET answer = %(answer)s, seconds = %(seconds)s, error
    AND NOT EXISTS (SELECT FROM {s}.check_history later WHERE later.half_id = q.half_id AND later.id > q.id)
 RETURNING half_id"""
 #: Record the answer to one question. Rows: one unless the question was closed before.
-answered = Template(_ANSWER, lossy=("error",))
+answered: Template = Template(_ANSWER, lossy=("error",))
 
 # Of the claim that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
 # What is parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he
 # leaves the half undecided after all, the claim ends by itself.
 #: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands.
-unknown = Template(
+unknown: Template = Template(
     f"""
 WITH closed AS ({_ANSWER}
 ), mine AS MATERIALIZED (
@@ -150,7 +150,7 @@ RETURNING parked_at IS NOT NULL
 )
 
 #: Give a claim back: nobody was asked.
-unasked = Template("""
+unasked: Template = Template("""
 WITH mine AS MATERIALIZED (
     SELECT half_id FROM {s}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
        FOR UPDATE SKIP LOCKED
@@ -164,7 +164,7 @@ UPDATE {s}.half_check SET check_times = check_times - 1, next_check_at = clock_t
 _LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
 
 #: Set the next check of all undecided halves to now, but for those that are parked.
-hurry = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
+hurry: Template = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
 
 # At once, but not while somebody is being asked: not before that claim ends.
 _AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
@@ -174,11 +174,11 @@ _AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
 _SET_BACK = f"check_times = 0, next_check_at = {_AT_ONCE}, parked_at = NULL, reason = NULL"
 
 #: Set a half's counter back, and its next check to now. Rows: one if it is undecided.
-reset = Template(f"UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id = %s RETURNING half_id")
+reset: Template = Template(f"UPDATE {{s}}.half_check SET {_SET_BACK} WHERE half_id = %s RETURNING half_id")
 
 # Without a last answer it is asked once, whatever the counter says.
 #: Have a half checked now; a parked one exactly once more. Rows: one if it is undecided.
-once_more = Template(f"""
+once_more: Template = Template(f"""
 UPDATE {{s}}.half_check
    SET next_check_at = {_AT_ONCE}, parked_at = NULL, reason = NULL, last_answer = NULL
  WHERE half_id = %s

@@ -64,7 +64,7 @@ class _Group(TyperGroup):
             raise typer.Exit(failure.code) from None
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="outbox",
     cls=_Group,
     help="Transactional messages as tables next to your data: install them, run the worker, see and heal messages.\n\n"
@@ -78,8 +78,8 @@ app.add_typer(database.app, name="db")
 app.command()(processes.run)
 app.command("stats")(health.show_stats)
 app.command()(health.doctor)
-for noun in (nouns.messages_app, nouns.half_app, nouns.inbox_app, nouns.dead_app, nouns.bulk_app, nouns.audit_app):
-    app.add_typer(noun)
+for _noun in (nouns.messages_app, nouns.half_app, nouns.inbox_app, nouns.dead_app, nouns.bulk_app, nouns.audit_app):
+    app.add_typer(_noun)
 app.add_typer(processes.app, name="console")
 app.command("workers")(health.show_workers)
 app.command("handlers")(health.show_handlers)

@@ -213,7 +213,7 @@ def now_at(operator: Operator) -> dt.datetime:
 
 # --- outbox db -------------------------------------------------------------------------------------------------------
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Install, remove and compare the outbox tables.\n\n"
     "The tables live in a schema and have a version table of their own, so your own migrations never see them. "
     "A database that only sends needs the part `producer`, one that only consumes the part `consumer`.",
@@ -222,7 +222,13 @@ app = typer.Typer(
 )
 
 
-SchemaPart = enum.StrEnum("SchemaPart", ["PRODUCER", "CONSUMER"])
+class SchemaPart(enum.StrEnum):
+    """A part of the schema, by the side that needs it."""
+
+    PRODUCER = enum.auto()
+    CONSUMER = enum.auto()
+
+
 PartOption = Annotated[
     list[SchemaPart] | None,
     typer.Option(

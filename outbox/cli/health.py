@@ -270,7 +270,7 @@ def show_handlers(
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 _LOCKS = RowShape(LockRow, "session lock age state application=application_name client", {}, attrgetter("session"))
-lock_app = typer.Typer(
+lock_app: typer.Typer = typer.Typer(
     name="lock",
     help="See which sessions hold the lock of dispatch or of a group's queue, and end one.",
     no_args_is_help=True,

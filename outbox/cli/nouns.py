@@ -153,7 +153,7 @@ _SCHEDULED = CommandGroup(
     "producer",
 )
 
-messages_app = commands_of(_MESSAGES)
+messages_app: typer.Typer = commands_of(_MESSAGES)
 messages_app.command("show")(show_message)
 groups.add_list(messages_app, _SCHEDULED, "scheduled")
 
@@ -307,7 +307,7 @@ def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
         return operator.check_now(half_id, by=by, why=why, new_runner=Runners(database, threading.Event()))
 
 
-half_app = commands_of(_HALVES, check=gathered(check_half, choice=_HALVES.options()))
+half_app: typer.Typer = commands_of(_HALVES, check=gathered(check_half, choice=_HALVES.options()))
 half_app.command("show")(show_message)
 
 
@@ -327,7 +327,7 @@ def _inbox(name: str, help_: str, listing: str, **more: Any) -> CommandGroup[mod
     )
 
 
-inbox_app = commands_of(
+inbox_app: typer.Typer = commands_of(
     _inbox(
         "inbox",
         "See what groups have handled, failed at or parked; have it tried again, or park it.\n\n"
@@ -349,7 +349,7 @@ inbox_app = commands_of(
         states=frozenset({*Status, "unconsumed"} - {Status.PARKED}),
     )
 )
-dead_app = commands_of(
+dead_app: typer.Typer = commands_of(
     _inbox(
         "dead",
         "See dead letters by their kind of error; retry, discard or restore them.\n\n"
@@ -429,7 +429,7 @@ _BULK = CommandGroup(
     ),
     "bulk_jobs",
 )
-bulk_app = commands_of(_BULK)
+bulk_app: typer.Typer = commands_of(_BULK)
 
 
 @command(bulk_app, "show")
@@ -534,7 +534,7 @@ _AUDIT = CommandGroup(
     RowShape(model.AuditRow, "when=acted_at by=actor did=action to=target why=reason result from", {"from": _origin}),
     "audit",
 )
-audit_app = commands_of(_AUDIT)
+audit_app: typer.Typer = commands_of(_AUDIT)
 
 
 @command(audit_app, "export", choice=_AUDIT.options())

@@ -34,10 +34,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-#: The forms of a document, a list and an export on stdout.
-Output = enum.StrEnum("Output", ["TABLE", "JSON"])
-ListForm = enum.StrEnum("ListForm", ["TABLE", "JSON", "NDJSON", "CSV", "ID"])
-ExportForm = enum.StrEnum("ExportForm", ["NDJSON", "CSV"])
+class Output(enum.StrEnum):
+    """The forms of a document on stdout."""
+
+    TABLE = enum.auto()
+    JSON = enum.auto()
+
+
+class ListForm(enum.StrEnum):
+    """The forms of a list on stdout."""
+
+    TABLE = enum.auto()
+    JSON = enum.auto()
+    NDJSON = enum.auto()
+    CSV = enum.auto()
+    ID = enum.auto()
+
+
+class ExportForm(enum.StrEnum):
+    """The forms of an export on stdout."""
+
+    NDJSON = enum.auto()
+    CSV = enum.auto()
+
 
 FORM_HELP = "The form of the data on stdout."
 LIST_FORM_HELP = f"{FORM_HELP} ndjson: a JSON object a line; id: only ids."

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
 
 
-LogLevel = enum.StrEnum("LogLevel", ["DEBUG", "INFO", "WARNING", "ERROR"])
+class LogLevel(enum.StrEnum):
+    """How much is logged."""
+
+    DEBUG = enum.auto()
+    INFO = enum.auto()
+    WARNING = enum.auto()
+    ERROR = enum.auto()
 
 
 def run(
@@ -262,10 +268,17 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
 
 # --- outbox console --------------------------------------------------------------------------------------------------
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app: typer.Typer = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
-RoleName = enum.StrEnum("RoleName", ["VIEWER", "OPERATOR", "ADMIN"])
+class RoleName(enum.StrEnum):
+    """What a person may do in the console."""
+
+    VIEWER = enum.auto()
+    OPERATOR = enum.auto()
+    ADMIN = enum.auto()
+
+
 RoleOption = Annotated[
     RoleName, typer.Option(help="What the user may do: see; act; decide, compensate, see bodies as well.")
 ]

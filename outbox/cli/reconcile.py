@@ -155,7 +155,7 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, m
 
 # --- outbox reconcile ------------------------------------------------------------------------------------------------
 
-app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+app: typer.Typer = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 _KINDS = "\n".join(f"  {kind.label:<30}{', '.join(kind.repairs)}" for kind in KINDS)
 _HELP = f"""Compare the message tables of producer and consumer, and repair what differs.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.message.compatibility import Published
 
-topics_app = typer.Typer(
+topics_app: typer.Typer = typer.Typer(
     name="topics",
     help="Topics as your application declares them: models, versions, and whether releases understand each other.\n\n"
     "No database is needed.",

@@ -35,7 +35,7 @@ class Key(NamedTuple):
 
 #: Read what tells whether these can be rolled back.
 #: Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending bulk job)``.
-states = Template("""
+states: Template = Template("""
 SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_by, i.bulk_job_id
   FROM unnest(%(ids)s::uuid[]) w (id)
   LEFT JOIN {s}.half_message h ON h.id = w.id
@@ -52,7 +52,7 @@ _IS_DUE = f"""(i.next_attempt_at <= clock_timestamp()
 
 # In turn over the bulk jobs, so that one of many thousands doesn't hold up the others.
 #: Find items of these topics that are due. Rows: ``(bulk job, number)``.
-due = Template(f"""
+due: Template = Template(f"""
 SELECT i.bulk_job_id, i.number
   FROM {{s}}.bulk_job o
   CROSS JOIN LATERAL (
@@ -71,7 +71,7 @@ SELECT i.bulk_job_id, i.number
 #: Keep an item for ``lease`` seconds, unless somebody else has it.
 #: Rows: ``(message, topic, requested by, reason, origin, bulk jobs that were to roll it back before, attempts with this
 #: one, outcome before, refused, options, cancelled by, its bulk job has started)`` or none.
-claim = Template(f"""
+claim: Template = Template(f"""
 WITH item AS MATERIALIZED (
     SELECT i.bulk_job_id, i.number, i.outcome, {_IS_REFUSED} AS refused
       FROM {{s}}.bulk_item i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
@@ -94,7 +94,7 @@ SELECT i.message_id, i.topic, o.requested_by, o.reason, o.origin::text,
 """)
 
 #: Read a half message. Rows: ``(key, tag, headers, content type, body, born_at, visible_at)`` or none.
-message = Template("""
+message: Template = Template("""
 SELECT h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at, coalesce(m.visible_at, h.deliver_at, h.born_at)
   FROM {s}.half_message h
   LEFT JOIN LATERAL (SELECT visible_at FROM {s}.message m WHERE m.half_id = h.id
@@ -103,7 +103,7 @@ SELECT h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at, coalesc
 """)
 
 #: Read where a message was placed. Rows: ``(queue, position)``, one for each send.
-sends = Template("SELECT queue, position FROM {s}.message WHERE half_id = %s ORDER BY send_number")
+sends: Template = Template("SELECT queue, position FROM {s}.message WHERE half_id = %s ORDER BY send_number")
 
 # --- what came of it -------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ _ITEM = "bulk_job_id = %(bulk_job_id)s AND number = %(number)s AND state = 'pend
 
 # ``attempts`` tells that nobody else has claimed it since.
 #: Leave a claimed item for later.
-wait = Template(
+wait: Template = Template(
     f"""
 UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN split_part(outcome, chr(10), 1) || chr(10) || %(outcome)s
@@ -124,7 +124,7 @@ UPDATE {{s}}.bulk_item i
 )
 
 #: Decide that the item's message will not be compensated. Rows: ``(outcome,)``; none if it was, or all is done.
-refuse = Template(
+refuse: Template = Template(
     f"""
 UPDATE {{s}}.bulk_item i
    SET outcome = CASE WHEN {_IS_REFUSED} THEN outcome ELSE %(outcome)s END, changed_at = clock_timestamp()
@@ -135,7 +135,7 @@ RETURNING outcome
 )
 
 #: Give a pending item its last state; done it is only if it wasn't refused. Rows: one if that could be written.
-close = Template(
+close: Template = Template(
     f"""
 UPDATE {{s}}.bulk_item i SET state = %(state)s, outcome = %(outcome)s, changed_at = clock_timestamp()
  WHERE {_ITEM} AND (%(state)s <> 'done' OR NOT {_IS_REFUSED})
@@ -145,20 +145,20 @@ RETURNING number
 )
 
 #: Tell whether the item is still to be done. Rows: one if so.
-stands = Template(f"SELECT number FROM {{s}}.bulk_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}")
+stands: Template = Template(f"SELECT number FROM {{s}}.bulk_item i WHERE {_ITEM} AND NOT {_IS_REFUSED}")
 
 #: Read how an item has ended. Rows: ``(state, its message was compensated)`` or none.
-ended = Template("""
+ended: Template = Template("""
 SELECT i.state, EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = i.message_id)
   FROM {s}.bulk_item i WHERE i.bulk_job_id = %(bulk_job_id)s AND i.number = %(number)s
 """)
 
 # Nobody sends the message again, and prune leaves it alone, until the transaction ends.
 #: Lock the decision on a half. Rows: ``(resolution,)`` or none.
-lock_op = Template("SELECT resolution FROM {s}.op_message WHERE half_id = %s FOR UPDATE")
+lock_op: Template = Template("SELECT resolution FROM {s}.op_message WHERE half_id = %s FOR UPDATE")
 
 #: Write that a message is compensated; waits for who is doing the same. Rows: one if nobody was faster.
-compensate = Template("""
+compensate: Template = Template("""
 INSERT INTO {s}.compensation (half_id, function, requested_by, reason)
 VALUES (%s, %s, %s, %s)
 ON CONFLICT (half_id) DO NOTHING
@@ -166,7 +166,7 @@ RETURNING half_id
 """)
 
 #: Write what the compensation has returned, as JSON.
-result = Template("UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id = %s")
+result: Template = Template("UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id = %s")
 
 # --- for a group that starts -----------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ result = Template("UPDATE {s}.compensation SET result = %s::jsonb WHERE half_id 
 # An order that nobody has begun will find the group by itself.
 #: Read which messages of a topic were rolled back, are about to be, or were to be and will not.
 #: Rows: ``(id, bulk job, stands, actor, reason, origin, queues, positions, ended bulk jobs)``.
-compensations = Template(f"""
+compensations: Template = Template(f"""
 WITH item AS MATERIALIZED (
     SELECT DISTINCT ON (i.message_id) i.message_id, i.bulk_job_id, i.state, {_IS_REFUSED} AS refused,
            o.requested_by, o.reason, o.origin
@@ -197,7 +197,7 @@ SELECT h.id, CASE WHEN c.half_id IS NULL OR i.state = 'done' THEN i.bulk_job_id 
 
 
 #: Tell whether the database has a consumer's tables. Rows: ``(has,)``.
-has_inbox = Template("SELECT to_regclass('{s}.consumer_message') IS NOT NULL")
+has_inbox: Template = Template("SELECT to_regclass('{s}.consumer_message') IS NOT NULL")
 
 _KNOWN = f"""{GROUP_QUEUES}, known AS (
     SELECT DISTINCT consumer_group FROM place
@@ -207,7 +207,7 @@ _KNOWN = f"""{GROUP_QUEUES}, known AS (
 # By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning.
 #: Read how far each group of a topic has come in some queues; ``group`` None: all.
 #: Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
-reached = Template(f"""{_KNOWN}
+reached: Template = Template(f"""{_KNOWN}
 SELECT k.consumer_group, q.queue,
        coalesce((SELECT max(position) FROM {{s}}.consumer_offset o
                   WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue), 0),
@@ -241,7 +241,7 @@ RETURNING consumer_group, message_id
 
 # A quarantine of no bulk job stays so; but a worker that found it before, and means to change it, must see the change.
 #: Make inbox rows, which are locked and not consumed, quarantines of a bulk job.
-take = Template("""
+take: Template = Template("""
 UPDATE {s}.consumer_message c
    SET status = 'quarantined', next_attempt_at = NULL, claims = 0, discarded_at = NULL, changed_at = clock_timestamp(),
        quarantined_by = CASE WHEN status <> 'quarantined' OR quarantined_by IS NOT NULL THEN %(bulk_job)s::uuid END,
@@ -250,7 +250,7 @@ UPDATE {s}.consumer_message c
 """)
 
 #: Read the quarantines of these bulk jobs. Rows: ``(group, what the inbox said before)``.
-of_bulk_jobs = Template("""
+of_bulk_jobs: Template = Template("""
 SELECT consumer_group, quarantined_from FROM {s}.consumer_message
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
@@ -258,14 +258,14 @@ SELECT consumer_group, quarantined_from FROM {s}.consumer_message
 """)
 
 #: Read which of these messages a bulk job has quarantined in a group. Rows: ``(id,)``.
-of_group = Template("""
+of_group: Template = Template("""
 SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
     SELECT message_id FROM {s}.consumer_message
      WHERE consumer_group = %(group)s AND message_id = m.id AND quarantined_by IS NOT NULL OFFSET 0) c
 """)
 
 #: Release quarantines over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``.
-give_back = Template("""
+give_back: Template = Template("""
 UPDATE {s}.consumer_message
    SET status = quarantined_from, next_attempt_at = CASE WHEN quarantined_from = 'failed' THEN clock_timestamp() END,
        quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
@@ -276,7 +276,7 @@ RETURNING consumer_group, status
 """)
 
 #: Release quarantines that stand where there was no inbox row, and leave none. Rows: ``(group, 'unconsumed')``.
-drop = Template("""
+drop: Template = Template("""
 DELETE FROM {s}.consumer_message
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
@@ -285,7 +285,7 @@ RETURNING consumer_group, 'unconsumed'
 """)
 
 #: Insert inbox rows that are due now, like failed ones, without an attempt so far. Rows: ``(group, status)``.
-make_due = Template("""
+make_due: Template = Template("""
 INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, next_attempt_at)
 SELECT g, %(id)s, %(topic)s, %(queue)s, %(position)s, 'failed', 0, clock_timestamp()
   FROM unnest(%(groups)s::text[]) g

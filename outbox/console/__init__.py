@@ -6,8 +6,8 @@ from outbox.errors import pip_install
 
 try:
     import fastapi  # noqa: F401 - is the extra installed?
-except ImportError as error:
-    raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from error
+except ImportError as _missing:
+    raise ImportError(f"the console needs FastAPI: {pip_install('console')}") from _missing
 
 from outbox.console.app import ConsoleOptions, create_console_app, create_console_router
 from outbox.console.auth import AllowAll, AnyOf, Basic, Bearer, TrustedHeader, hash_password, hash_token

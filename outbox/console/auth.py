@@ -100,7 +100,7 @@ class Basic:
         InvalidSettings: a hash or role that isn't one.
     """
 
-    challenges = (_REALM,)
+    challenges: tuple[str, ...] = (_REALM,)
 
     def __init__(self, users: Mapping[str, tuple[str, Role | str]], *, throttle: Throttle | None = None) -> None:
         self._users = {
@@ -157,7 +157,7 @@ class Bearer:
         InvalidSettings: a key of ``tokens`` isn't a hash, or the session key is too short.
     """
 
-    challenges = ("Bearer",)
+    challenges: tuple[str, ...] = ("Bearer",)
 
     def __init__(
         self,
@@ -177,7 +177,8 @@ class Bearer:
             raise InvalidSettings(
                 f"the session key has {len(session_key)} characters; it must have at least 32, and be random"
             )
-        self._tokens, self._throttle, self.seconds = dict(tokens), throttle or Throttle(), seconds
+        self.seconds: int = seconds
+        self._tokens, self._throttle = dict(tokens), throttle or Throttle()
         self._key = secrets.token_bytes(32) if session_key is None else session_key.encode()
         self.sessions = self
 
@@ -267,9 +268,9 @@ class AnyOf:
         if not authorizers:
             raise InvalidSettings("AnyOf needs at least one authorizer")
         self._authorizers = authorizers
-        self.challenges = tuple(text for one in authorizers for text in getattr(one, "challenges", ()))
-        self.sessions = next((one for one in authorizers if isinstance(one, Bearer)), None)
-        self.needs_proxies = any(getattr(one, "needs_proxies", False) for one in authorizers)
+        self.challenges: tuple[str, ...] = tuple(text for one in authorizers for text in getattr(one, "challenges", ()))
+        self.sessions: Bearer | None = next((one for one in authorizers if isinstance(one, Bearer)), None)
+        self.needs_proxies: bool = any(getattr(one, "needs_proxies", False) for one in authorizers)
 
     def __call__(self, request: Request) -> Principal | None:
         """Return the first principal that one of them knows; raise a `Problem` (429) if too many have failed."""

@@ -148,9 +148,14 @@ class Trust:
     def __init__(
         self, hosts: Iterable[str] | None = None, origins: Iterable[str] = (), proxies: Iterable[str] = ()
     ) -> None:
-        self.hosts = ("localhost", "127.0.0.1", "[::1]", *(host.strip().lower() for host in hosts or ()))
-        self.origins = frozenset(map(_origin, origins))
-        self.proxies = tuple(map(_network, proxies))
+        self.hosts: tuple[str, ...] = (
+            "localhost",
+            "127.0.0.1",
+            "[::1]",
+            *(host.strip().lower() for host in hosts or ()),
+        )
+        self.origins: frozenset[str] = frozenset(map(_origin, origins))
+        self.proxies: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = tuple(map(_network, proxies))
 
     def is_proxy(self, address: str) -> bool:
         """Return whether an address is that of a trusted proxy."""
@@ -225,13 +230,15 @@ class RequestContext:
         if _PREFIX.fullmatch(prefix) and not root.startswith(prefix):
             root = prefix + root
         request_id = headers.get("x-request-id", "")
-        self.console, self.path, self.method = console, path, str(scope["method"])
-        self.base = quote(root, safe="/~:@!$&'()*+,;=")
-        self.client = trust.client(scope, headers)
-        self.by_proxy = trust.is_proxy(peer(scope))
-        self.host = (trust.forwarded(scope, headers, "host") or headers.get("host", "")).lower()
-        self.secure = (trust.forwarded(scope, headers, "proto") or scope.get("scheme", "http")) == "https"
-        self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
+        self.console: Console = console
+        self.path: str = path
+        self.method: str = str(scope["method"])
+        self.base: str = quote(root, safe="/~:@!$&'()*+,;=")
+        self.client: str = trust.client(scope, headers)
+        self.by_proxy: bool = trust.is_proxy(peer(scope))
+        self.host: str = (trust.forwarded(scope, headers, "host") or headers.get("host", "")).lower()
+        self.secure: bool = (trust.forwarded(scope, headers, "proto") or scope.get("scheme", "http")) == "https"
+        self.request_id: str = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
         self.identity: Principal | None = None
 
     @property
@@ -360,7 +367,9 @@ class Guard:
     def __init__(
         self, app: ASGIApp, console: Console, answer: Callable[[Request, Exception], Awaitable[Response]]
     ) -> None:
-        self.app, self.console, self.answer = app, console, answer
+        self.app: ASGIApp = app
+        self.console: Console = console
+        self.answer: Callable[[Request, Exception], Awaitable[Response]] = answer
         # A semaphore belongs to the event loop in which a request first waits for it.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 

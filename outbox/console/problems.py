@@ -68,7 +68,9 @@ class Problem(HTTPException):
     ) -> None:
         usual_status, usual_title = KINDS[slug]
         super().__init__(status or usual_status, detail, dict(headers or {}))
-        self.slug, self.errors, self.title = slug, errors, title or usual_title
+        self.slug: str = slug
+        self.errors: Sequence[Mapping[str, str]] = errors
+        self.title: str = title or usual_title
 
     @classmethod
     def read_only(cls) -> Problem:
@@ -175,7 +177,7 @@ def _of_database(kind: ErrorKind | None) -> Problem | None:
     return Problem(_SLUGS[kind], _DATABASE_SAYS[kind], headers={} if kind is ErrorKind.USAGE else _RETRY)
 
 
-logger = logging.getLogger("outbox.console")
+logger: logging.Logger = logging.getLogger("outbox.console")
 logger.addHandler(logging.NullHandler())
 
 

@@ -12,7 +12,7 @@ from outbox.database.sql import GroupQueue, try_lock
 
 #: Read the end of each queue. Rows: ``(queue, last, id of the last, is read on a standby)``; none while the topic
 #: doesn't exist.
-heads = Template("""
+heads: Template = Template("""
 SELECT q, coalesce(l.position, 0), l.half_id, pg_is_in_recovery()
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
   LEFT JOIN LATERAL (SELECT position, half_id FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q
@@ -21,7 +21,7 @@ SELECT q, coalesce(l.position, 0), l.half_id, pg_is_in_recovery()
 
 # Not for each pass: while an old snapshot is held, it steps over all that was pruned meanwhile.
 #: Read the beginning of each queue. Rows: ``(queue, first position)``; none while the topic doesn't exist.
-beginnings = Template("""
+beginnings: Template = Template("""
 SELECT q, coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 1)
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
 """)
@@ -33,7 +33,7 @@ MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))
 #: Read the message at a position, without its body, and the next ones of the queue, ``bytes`` of bodies at most (but
 #: one message at least). ``keys`` are LIKE patterns. Rows: ``(position, id, send number, visible_at, key, tag, headers,
 #: content type, body, born_at, matches)``; those which don't match the filter are there to be stepped over.
-messages_after = Template(f"""
+messages_after: Template = Template(f"""
 SELECT position, half_id, send_number, visible_at, key, tag, headers::text, content_type, body, born_at, matches
   FROM (SELECT *, sum(octet_length(body)) OVER (ORDER BY position) - octet_length(body) AS bytes_before
           FROM (SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.headers, h.content_type,
@@ -48,7 +48,7 @@ SELECT position, half_id, send_number, visible_at, key, tag, headers::text, cont
 """)
 
 #: Read one message as it was sent first. Rows: as of `messages_after`, or none.
-message_by_id = Template(f"""
+message_by_id: Template = Template(f"""
 SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.headers::text, h.content_type, h.body,
        h.born_at, {MATCHES}
   FROM {{s}}.message m JOIN {{s}}.half_message h ON h.id = m.half_id
@@ -57,14 +57,14 @@ SELECT m.position, m.half_id, m.send_number, m.visible_at, h.key, h.tag, h.heade
 """)
 
 #: Read which messages stand at a position or before it, the last first. Rows: ``(position, id)``.
-messages_before = Template("""
+messages_before: Template = Template("""
 SELECT position, half_id FROM {s}.message
  WHERE topic = %(topic)s AND queue = %(queue)s AND position <= %(position)s
  ORDER BY position DESC LIMIT %(limit)s
 """)
 
 #: Read which of these are committed. Rows: ``(id,)``.
-committed = Template("""
+committed: Template = Template("""
 SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND resolution = 'commit'
 """)
 
@@ -89,14 +89,14 @@ def take_queue(queue: GroupQueue) -> Statement:
 
 
 #: Read the newest offset. Rows: ``(position, claims, id of the message there)`` or none.
-offset = Template("""
+offset: Template = Template("""
 SELECT position, claims, message_id FROM {s}.consumer_offset
  WHERE consumer_group = %s AND topic = %s AND queue = %s
  ORDER BY position DESC, claims DESC LIMIT 1
 """)
 
 #: Read the offset of each queue. Rows: ``(queue, position, id of the message there)``.
-offsets = Template("""
+offsets: Template = Template("""
 SELECT q, coalesce(n.position, 0), n.message_id
   FROM unnest(%(queues)s::int[]) q
   LEFT JOIN LATERAL (SELECT position, message_id FROM {s}.consumer_offset o
@@ -105,16 +105,18 @@ SELECT q, coalesce(n.position, 0), n.message_id
 """)
 
 #: Tell whether a group has any offset of a topic. Rows: ``(known,)``.
-group_is_known = Template("SELECT EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = %s AND topic = %s)")
+group_is_known: Template = Template(
+    "SELECT EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = %s AND topic = %s)"
+)
 
 #: Write down where a new group begins in a queue: up to ``position``, nothing was meant for it.
-write_start = Template("""
+write_start: Template = Template("""
 INSERT INTO {s}.consumer_start (consumer_group, topic, queue, position) VALUES (%s, %s, %s, %s)
 ON CONFLICT DO NOTHING
 """)
 
 #: Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end.
-append_offset = Template("""
+append_offset: Template = Template("""
 INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
 VALUES (%s, %s, %s, %s, %s, %s)
 ON CONFLICT DO NOTHING
@@ -122,7 +124,7 @@ ON CONFLICT DO NOTHING
 
 # The conflict's update makes a prune wait that was about to delete the row without claims.
 #: Forget the starts that were counted at the offset ``position``: one of them had an end.
-drop_claims = Template("""
+drop_claims: Template = Template("""
 WITH dropped AS (
     DELETE FROM {s}.consumer_offset
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position = %(position)s
@@ -135,7 +137,7 @@ ON CONFLICT (consumer_group, topic, queue, position, claims) DO UPDATE SET writt
 
 #: Read which of these messages of a queue the group has had, at the same position: the last. Rows: ``(position, id)``
 #: or none. The inbox doesn't know what the group's filter left out, an offset may.
-agreed = Template("""
+agreed: Template = Template("""
 SELECT l.* FROM unnest(%(positions)s::bigint[], %(ids)s::uuid[]) l (position, id)
  WHERE EXISTS (SELECT FROM {s}.consumer_message c
                 WHERE c.consumer_group = %(group)s AND c.message_id = l.id AND c.topic = %(topic)s
@@ -148,7 +150,7 @@ SELECT l.* FROM unnest(%(positions)s::bigint[], %(ids)s::uuid[]) l (position, id
 
 #: Read what the inbox has of a queue after a position and up to another one, as far as it is among the newest ``limit``
 #: of the group. Rows: ``(id,)``.
-had_between = Template("""
+had_between: Template = Template("""
 SELECT message_id
   FROM (SELECT message_id, topic, queue, position FROM {s}.consumer_message
          WHERE consumer_group = %(group)s ORDER BY message_id DESC LIMIT %(limit)s) c
@@ -158,7 +160,7 @@ SELECT message_id
 
 # As in `drop_claims`, a prune waits that was about to delete the row.
 #: Move an offset back, or to where the log begins now; and write down what was lost.
-go_back = Template("""
+go_back: Template = Template("""
 WITH dropped AS (
     DELETE FROM {s}.consumer_offset
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s
@@ -180,7 +182,7 @@ DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id
 # ``message_id = ANY (…)`` the planner would read the whole group each time.
 #: Read which messages the inbox knows.
 #: Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded)``.
-known = Template("""
+known: Template = Template("""
 SELECT c.* FROM unnest(%b::uuid[]) AS m (id) CROSS JOIN LATERAL (
     SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
            queue, position, discarded_at IS NOT NULL
@@ -190,7 +192,7 @@ SELECT c.* FROM unnest(%b::uuid[]) AS m (id) CROSS JOIN LATERAL (
 
 # No ON CONFLICT: a row that came in between (a quarantine, a resend in another queue) must undo the whole batch.
 #: Insert the inbox rows of messages that were consumed at the first attempt, in the transaction that was marked.
-consumed = Template(f"""
+consumed: Template = Template(f"""
 INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest)
 SELECT %s, id, %s, %s, position, 'consumed', 1, digest
   FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)
@@ -216,7 +218,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
 
 #: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset.
 #: Rows: ``(id, queue, position, attempts, claims)`` or none.
-claim_due = Template("""
+claim_due: Template = Template("""
 UPDATE {s}.consumer_message
    SET claims = claims + 1
  WHERE consumer_group = %(group)s
@@ -232,7 +234,7 @@ RETURNING message_id, queue, position, attempts, claims
 """)
 
 #: Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted)`` or none.
-lock_failed = Template("""
+lock_failed: Template = Template("""
 SELECT attempts, attempts = 0 AND last_error IS NULL FROM {s}.consumer_message
  WHERE consumer_group = %s AND message_id = %s AND status = 'failed' AND next_attempt_at <= clock_timestamp()
    FOR UPDATE SKIP LOCKED
@@ -246,7 +248,7 @@ RETRY = """status = 'failed', next_attempt_at = clock_timestamp(),
 # The row takes the position of the newest send that was read, which tells this send from the next one. A row that a
 # retry or an operator holds is left alone: what they make of it is seen at the next look.
 #: Make a failed or parked message due now, since it was sent again. Rows: one, or none if another one holds it.
-retry_resent = Template(f"""
+retry_resent: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
    SET {RETRY}, queue = %(queue)s, position = %(position)s, changed_at = clock_timestamp()
   FROM (SELECT message_id FROM {{s}}.consumer_message
@@ -257,7 +259,7 @@ RETURNING m.message_id
 """)
 
 #: Delete an inbox row, which is locked: the message isn't for this group.
-forget = Template("DELETE FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = %s")
+forget: Template = Template("DELETE FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = %s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,10 @@ class AttemptFailed(Exception):
     """Undo the transaction: the attempt at ``entry`` failed, which ran in it ``together`` with others."""
 
     def __init__(self, entry: Entry, attempts: int, failure: HandlerFailure, together: int = 1) -> None:
-        self.entry, self.attempts, self.failure, self.together = entry, attempts, failure, together
+        self.entry: Entry = entry
+        self.attempts: int = attempts
+        self.failure: HandlerFailure = failure
+        self.together: int = together
 
 
 class TransactionEnded(AttemptFailed):

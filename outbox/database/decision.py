@@ -40,7 +40,7 @@ SELECT (SELECT count(*) FROM half), (SELECT decided_at FROM decided)
 """)
 
 #: Read the op of a half. Rows: ``(resolution, decided_by, decided_at)``.
-op = Template("SELECT resolution, decided_by, decided_at FROM {s}.op_message WHERE half_id = %s")
+op: Template = Template("SELECT resolution, decided_by, decided_at FROM {s}.op_message WHERE half_id = %s")
 
 
 def fence_key(schema: str, half_id: UUID) -> int:

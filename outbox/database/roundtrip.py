@@ -82,7 +82,7 @@ class RoundTrip:
         self.statements = statements
         self._connection = connection
         self._sent = [self._dump(sql, values) for sql, values in statements]
-        self.ready = True
+        self.ready: bool = True
         if connection.prepare_threshold is not None:
             names = _prepared(connection)
             self.ready = names is not None

@@ -92,7 +92,9 @@ WITH RECURSIVE place AS (
 )"""
 
 #: Write down that a bulk job, by its id, has begun.
-begin_bulk_job = Template("UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL")
+begin_bulk_job: Template = Template(
+    "UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"
+)
 
 BULK_COUNTS = """(SELECT jsonb_object_agg(state, items)
           FROM (SELECT state, count(*) AS items FROM {s}.bulk_item i WHERE i.bulk_job_id = p.id

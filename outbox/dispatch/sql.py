@@ -9,7 +9,7 @@ from outbox.database.sql import HALF_MISSING, LOG, NUMBER_BITS, UNLESS_IDLE, cha
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
-newest_cursor = Template(f"""
+newest_cursor: Template = Template(f"""
 SELECT c.id, c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,
        c.base_sequence, c.system_identifier, s.system_identifier, c.epoch, c.log, {LOG},
        c.until_sequence IS NOT NULL
@@ -35,7 +35,7 @@ def try_turn(lock: int) -> Statement:
 
 
 #: Give the turn up if cursor and log aren't those any more which were read before the lock. Rows: ``(it is kept,)``.
-keep_turn = Template(f"""
+keep_turn: Template = Template(f"""
 SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
            SELECT FROM (SELECT id FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
             WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean
@@ -176,7 +176,7 @@ SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT 
 """
 
 #: Wait until no transaction is writing an op, and keep new ones out until this one ends.
-lock_ops = Template("LOCK TABLE {s}.op_message IN SHARE MODE")
+lock_ops: Template = Template("LOCK TABLE {s}.op_message IN SHARE MODE")
 
 # Writers queue up behind a lock that waits, so it must not wait long; the next pass tries again.
 #: For this transaction, give up waiting for a lock after 0.2 seconds.
@@ -200,12 +200,12 @@ SELECT begun.epoch, newest.log, begun.log FROM begun, newest
 """
 
 #: Begin a new epoch if the log isn't the one that the newest cursor knows. Rows: ``(epoch, log before, log now)``.
-begin_epoch = Template(_BEGIN_EPOCH.replace("{turn}", "true"))
+begin_epoch: Template = Template(_BEGIN_EPOCH.replace("{turn}", "true"))
 #: The same, if it is the transaction's turn.
-begin_epoch_in_turn = Template(_BEGIN_EPOCH.replace("{turn}", _TURN))
+begin_epoch_in_turn: Template = Template(_BEGIN_EPOCH.replace("{turn}", _TURN))
 
 #: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
-rebase = Template(f"""
+rebase: Template = Template(f"""
 INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence,
                                    system_identifier, epoch, log)
 SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
@@ -241,7 +241,7 @@ WITH batch AS MATERIALIZED (
 
 # Locked against prune, which deletes a half together with its messages.
 #: Lock those of these halves that are messages. Rows: ``(id, newest send number)``.
-lock_sends = Template("""
+lock_sends: Template = Template("""
 SELECT o.half_id, n.sent
   FROM {s}.op_message o
   CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
@@ -274,7 +274,7 @@ WITH batch AS MATERIALIZED (
 # transactions that were in flight. What has a schedule is the release's to make.
 #: Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
 #: Without a ``cursor``, dispatch has passed none.
-lock_undispatched = Template("""
+lock_undispatched: Template = Template("""
 SELECT o.half_id, d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> ALL (%(in_flight)s::xid8[])
   FROM {s}.op_message o
   JOIN {s}.half_message h ON h.id = o.half_id
@@ -300,7 +300,7 @@ WITH batch AS MATERIALIZED (
 
 #: Take back a message that is not due yet, leaving the evidence.
 #: Rows: ``(halves found, deliver_at, resolution, recalled now, is already a message)``.
-recall = Template("""
+recall: Template = Template("""
 WITH half AS (
     SELECT h.id, h.deliver_at, o.resolution
       FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id WHERE h.id = %(half_id)s
@@ -319,16 +319,16 @@ SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resol
 """)
 
 #: Create a topic or give it more queues; never fewer, since messages may wait in them.
-declare_topic = Template("""
+declare_topic: Template = Template("""
 INSERT INTO {s}.topic AS t (name, queues) VALUES (%s, %s)
 ON CONFLICT (name) DO UPDATE SET queues = excluded.queues WHERE t.queues < excluded.queues
 """)
 
 #: Read the number of queues of a topic. Rows: ``(queues,)`` or none.
-topic_queues = Template("SELECT queues FROM {s}.topic WHERE name = %s")
+topic_queues: Template = Template("SELECT queues FROM {s}.topic WHERE name = %s")
 
 #: Read which of these were compensated. Rows: ``(id,)``.
-compensated = Template("SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])")
+compensated: Template = Template("SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])")
 
 
 @dataclass(frozen=True, slots=True)

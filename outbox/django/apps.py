@@ -18,7 +18,7 @@ class OutboxConfig(AppConfig):
 
     name = "outbox.django"
     label = "outbox"
-    verbose_name = "Outbox"
+    verbose_name: str = "Outbox"
 
     def ready(self) -> None:
         """Import the handlers: the modules of that name in the installed applications."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
-logger = logging.getLogger("outbox.django")
+logger: logging.Logger = logging.getLogger("outbox.django")
 
 #: Where a worker's connection keeps Django's wrapper around it.
 _WRAPPER = "outbox.django"

@@ -90,7 +90,7 @@ class KeeperPipe:
                 cwd="/",
                 start_new_session=True,
             )
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         _pipes.add(self)
 
     def ask(self, do: str, **more: str) -> dict[str, Any]:
@@ -176,11 +176,11 @@ class Server(ServerLike):
         self._lock = threading.RLock()
         self._keeper: KeeperPipe | None = None
         self._owner = 0
-        self.folder = Path()
+        self.folder: Path = Path()
         self._log_starts_at = 0
         self._password = ""
-        self.port = 0
-        self.runs_as = ""
+        self.port: int = 0
+        self.runs_as: str = ""
 
     def __repr__(self) -> str:
         state = f"at {HOST}:{self.port}" if self._keeper else "not started"

@@ -40,13 +40,15 @@ class Topic(Generic[T]):
     def __init__(
         self, name: str, model: type[T], *, version: int = 1, key: Callable[[T], str | None] | None = None
     ) -> None:
-        self.name = content.check_topic(name)
+        self.name: str = content.check_topic(name)
         if type(version) is not int or version < 1:
             raise InvalidHandler(f"topic {name!r}: version = {version!r} must be a number from 1 on")
-        self.model, self.version, self.key = model, version, key
+        self.model: type[T] = model
+        self.version: int = version
+        self.key: Callable[[T], str | None] | None = key
         self.upcasters: dict[int, Upcaster] = {}
         untyped: Any = model
-        self.type_adapter = content.adapter(untyped)
+        self.type_adapter: Any = content.adapter(untyped)
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, {self.model_name}, version={self.version})"

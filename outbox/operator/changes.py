@@ -171,7 +171,7 @@ MESSAGE_JOINS = """
 INBOX_STATE = "CASE WHEN m.discarded_at IS NULL THEN m.status ELSE 'discarded' END"
 
 #: In which state messages of these ids are. Rows: ``(id, state, newest send number or 0)``, one for each id.
-message_states = Template(f"""
+message_states: Template = Template(f"""
 SELECT w.id, {MESSAGE_STATE}, coalesce((SELECT max(send_number) FROM {{s}}.message m WHERE m.half_id = w.id), 0)
   FROM unnest(%s::uuid[]) w (id)
   LEFT JOIN {{s}}.half_message h ON h.id = w.id{MESSAGE_JOINS}
@@ -181,7 +181,7 @@ SELECT w.id, {MESSAGE_STATE}, coalesce((SELECT max(send_number) FROM {{s}}.messa
 _LOCK_ROWS = "SELECT FROM {s}.{table} WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id FOR UPDATE"
 
 #: In which state inbox rows (`inbox_columns`) are. Rows: ``(group, id, state)`` of those that there are.
-inbox_states = Template(f"""
+inbox_states: Template = Template(f"""
 SELECT w.consumer_group, w.id, {INBOX_STATE}
   FROM unnest(%(groups)s::text[], %(ids)s::uuid[]) w (consumer_group, id)
   CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
@@ -292,8 +292,8 @@ def _decision(resolution: Resolution, text: str) -> Change:
     return change
 
 
-commit = _decision(Resolution.COMMIT, "is committed: it will be sent")
-rollback = _decision(Resolution.ROLLBACK, "is rolled back: it will never be sent")
+commit: Change = _decision(Resolution.COMMIT, "is committed: it will be sent")
+rollback: Change = _decision(Resolution.ROLLBACK, "is rolled back: it will never be sent")
 
 
 # --- inboxes ---------------------------------------------------------------------------------------------
@@ -333,15 +333,15 @@ def _inbox_change(assignments: str, texts: Mapping[str, str]) -> Change:
     return change
 
 
-retry = _inbox_change(
+retry: Change = _inbox_change(
     RETRY, {"parked": "is due now, with all its attempts", "failed": "is due now, with the attempts it has left"}
 )
-park = _inbox_change(
+park: Change = _inbox_change(
     """status = 'parked', next_attempt_at = NULL, claims = 0,
        error_kind = coalesce(m.error_kind, 'parked by an operator')""",
     {"failed": "is parked"},
 )
-discard = _inbox_change(
+discard: Change = _inbox_change(
     "discarded_at = clock_timestamp()", {"parked": "is discarded; it can be restored until it is pruned"}
 )
-restore = _inbox_change("discarded_at = NULL", {"discarded": "is parked again"})
+restore: Change = _inbox_change("discarded_at = NULL", {"discarded": "is parked again"})

@@ -110,7 +110,9 @@ class Query(Template):
     def __init__(self, sql: str) -> None:
         columns, _, select = sql.lstrip().partition("\n")
         super().__init__(select)
-        self.columns = [column.partition(":") for column in columns.removeprefix("-- ").split()]
+        self.columns: list[tuple[str, str, str]] = [
+            column.partition(":") for column in columns.removeprefix("-- ").split()
+        ]
 
     def named(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
         """Return rows by the names of the columns."""

@@ -211,7 +211,7 @@ class OutboxOperator(Operator):
     """
 
     def __init__(self, engine: Engine | AsyncEngine, settings: Settings, checkers: Mapping[str, Checker]) -> None:
-        self.redactor = Redactor()
+        self.redactor: Redactor = Redactor()
         self._engine = engine
         self._settings = settings
         self._checkers = checkers

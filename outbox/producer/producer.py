@@ -47,7 +47,13 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from sqlalchemy import RootTransaction
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection, Steps
@@ -438,8 +444,9 @@ class Producer:
         immunity_of: Callable[[str], float],
         topics: Mapping[str, Topic[Any]],
     ) -> None:
-        self.schema = settings.schema
+        self.schema: str = settings.schema
         #: The engine that the application uses.
+        self.bind: Engine | AsyncEngine
         self.bind, engine, sessions, async_sessions = factories(bind)
         self._engine = engine
         self._settings = settings

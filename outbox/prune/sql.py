@@ -10,7 +10,7 @@ from outbox.database.execute import Template
 # which only bounds the scan; what decides is the database's own time of the decision.
 #: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
 #: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
-settled_halves = Template("""
+settled_halves: Template = Template("""
 WITH old AS MATERIALIZED (
     SELECT h.id, o.resolution, o.decided_at
       FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
@@ -46,7 +46,7 @@ SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FRO
 """)
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.
-old_cursors = Template("""
+old_cursors: Template = Template("""
 DELETE FROM {s}.dispatch_cursor
  WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
                         WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
@@ -54,7 +54,7 @@ RETURNING id
 """)
 
 #: Delete offsets that newer ones have replaced. Rows: one for each.
-old_offsets = Template("""
+old_offsets: Template = Template("""
 DELETE FROM {s}.consumer_offset
  WHERE ctid = ANY (ARRAY(
        SELECT o.ctid FROM {s}.consumer_offset o
@@ -72,7 +72,7 @@ _SETTLED = """(status IN ('consumed', 'quarantined') OR discarded_at IS NOT NULL
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
 #: Read the next inbox rows after an id. Rows: ``(id, settled and old)``.
-old_inbox = Template(f"""
+old_inbox: Template = Template(f"""
 SELECT message_id, {_SETTLED}
   FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id > %(after)s AND topic = %(topic)s
@@ -80,17 +80,17 @@ SELECT message_id, {_SETTLED}
 """)
 
 #: Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``.
-still_there = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])")
+still_there: Template = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s::uuid[])")
 
 #: Delete inbox rows that are settled and old. Rows: one for each.
-forget = Template(f"""
+forget: Template = Template(f"""
 DELETE FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND {_SETTLED}
 RETURNING message_id
 """)
 
 #: Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each.
-old_findings = Template("""
+old_findings: Template = Template("""
 DELETE FROM {s}.reconciliation_finding
  WHERE id = ANY (ARRAY(
        SELECT f.id FROM {s}.reconciliation_run r JOIN {s}.reconciliation_finding f ON f.run_id = r.id
@@ -102,7 +102,7 @@ RETURNING 1
 
 # The newest of each schedule says when the next is due.
 #: Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each.
-old_runs = Template("""
+old_runs: Template = Template("""
 DELETE FROM {s}.reconciliation_run
  WHERE id = ANY (ARRAY(
        SELECT r.id FROM {s}.reconciliation_run r
@@ -117,7 +117,7 @@ RETURNING 1
 """)
 
 #: Delete samples that are ``age`` seconds old. Rows: one for each.
-old_samples = Template("""
+old_samples: Template = Template("""
 DELETE FROM {s}.stats_sample
  WHERE sampled_at = ANY (ARRAY(
        SELECT sampled_at FROM {s}.stats_sample
@@ -126,7 +126,7 @@ RETURNING 1
 """)
 
 #: Delete workers that weren't seen for ``age`` seconds. Rows: one for each.
-dead_workers = Template("""
+dead_workers: Template = Template("""
 DELETE FROM {s}.worker
  WHERE id = ANY (ARRAY(
        SELECT id FROM {s}.worker
@@ -137,7 +137,7 @@ RETURNING 1
 
 # Items of bulk jobs that have finished don't change any more.
 #: Delete items of the first ``bulk jobs`` that finished ``age`` seconds ago. Rows: one for each.
-old_items = Template("""
+old_items: Template = Template("""
 DELETE FROM {s}.bulk_item
  WHERE ctid = ANY (ARRAY(
        SELECT i.ctid
@@ -150,7 +150,7 @@ RETURNING 1
 """)
 
 #: Delete the first of such bulk jobs, those whose items are gone. Rows: one for each.
-old_bulk_jobs = Template("""
+old_bulk_jobs: Template = Template("""
 DELETE FROM {s}.bulk_job o
  WHERE id = ANY (ARRAY(
        SELECT id FROM {s}.bulk_job

@@ -52,11 +52,12 @@ class Both:
         alone = np.ones(len(theirs), bool)
         inside = indexes < len(ours)
         alone[inside] = ours[indexes[inside]] != theirs[inside]
-        self.ids = np.insert(ours, indexes[alone], theirs[alone])
-        self.in_producer = np.insert(np.arange(len(ours)), indexes[alone], -1)
-        self.in_consumer = np.full(len(self.ids), -1)
+        self.ids: Array = np.insert(ours, indexes[alone], theirs[alone])
+        self.in_producer: Array = np.insert(np.arange(len(ours)), indexes[alone], -1)
+        self.in_consumer: Array = np.full(len(self.ids), -1)
         self.in_consumer[indexes + np.cumsum(alone) - alone] = np.arange(len(theirs))
-        self.producer, self.consumer = producer, consumer
+        self.producer: Any = producer
+        self.consumer: Any = consumer
 
     def of_producer(self, column: str, missing: Any) -> Array:
         """Return a column of the producer's table; ``missing`` where it has no such row, or null."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 H = TypeVar("H")
 
-logger = logging.getLogger("outbox.telemetry")
+logger: logging.Logger = logging.getLogger("outbox.telemetry")
 
 
 class Hook(Protocol):
@@ -111,9 +111,9 @@ class Registry(Generic[H]):
 
 
 # Whoever tells of success, or is on its way, first looks whether there are any: ``listeners.hooks``.
-listeners = Registry[Hook]()
-observers = Registry[Observer]()
-send_hooks = Registry[SendHook]()
+listeners: Registry[Hook] = Registry()
+observers: Registry[Observer] = Registry()
+send_hooks: Registry[SendHook] = Registry()
 #: Hooks whose last call failed: a hook that fails with each message is one line in the log.
 _failing: set[tuple[int, str]] = set()
 

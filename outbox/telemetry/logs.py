@@ -8,7 +8,13 @@ import json
 import logging
 import sys
 
-LogFormat = enum.StrEnum("LogFormat", ["TEXT", "JSON"])
+
+class LogFormat(enum.StrEnum):
+    """The forms of a log record."""
+
+    TEXT = enum.auto()
+    JSON = enum.auto()
+
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: What every record has, and is not among the facts of an event.

@@ -49,8 +49,8 @@ from outbox.telemetry.hooks import (
 
 try:
     from opentelemetry import context, metrics, propagate, trace
-except ImportError as error:
-    raise ImportError(f"spans need opentelemetry-api: {pip_install('otel')}") from error
+except ImportError as _missing:
+    raise ImportError(f"spans need opentelemetry-api: {pip_install('otel')}") from _missing
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

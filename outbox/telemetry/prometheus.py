@@ -28,8 +28,8 @@ from outbox.telemetry.hooks import Activity, Handling
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-except ImportError as error:
-    raise ImportError(f"metrics need prometheus-client: {pip_install('prometheus')}") from error
+except ImportError as _missing:
+    raise ImportError(f"metrics need prometheus-client: {pip_install('prometheus')}") from _missing
 
 #: That of the text format, version 0.0.4.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, ndiff
 from pprint import pformat
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 from unittest.mock import ANY
 from uuid import UUID
 
@@ -119,10 +119,10 @@ def _of_row(row: Row) -> SentMessage:
 class Partial:
     """Equals every mapping that has at least these values: ``body=Partial(total="12.50")``."""
 
-    __hash__ = None  # type: ignore[assignment]  # as of any mapping
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as of any mapping
 
     def __init__(self, expected: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        self.expected = {**(expected or {}), **more}
+        self.expected: dict[str, Any] = {**(expected or {}), **more}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mapping) and all(

@@ -8,15 +8,17 @@ from outbox.database.execute import Statement, Template
 STAY_IDLE = Statement("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
 
 #: Tell which tables there are. Rows: ``(the producer's, the consumer's)``.
-parts = Template("SELECT to_regclass('{s}.op_message') IS NOT NULL, to_regclass('{s}.consumer_message') IS NOT NULL")
+parts: Template = Template(
+    "SELECT to_regclass('{s}.op_message') IS NOT NULL, to_regclass('{s}.consumer_message') IS NOT NULL"
+)
 
 #: Have the ops written of what was sent in SQL, or through a driver's own connection, which wait for a COMMIT.
-write_late_ops = Template("SET CONSTRAINTS {s}.commit_half IMMEDIATE")
+write_late_ops: Template = Template("SET CONSTRAINTS {s}.commit_half IMMEDIATE")
 #: Have them wait again.
-wait_for_commit = Template("SET CONSTRAINTS {s}.commit_half DEFERRED")
+wait_for_commit: Template = Template("SET CONSTRAINTS {s}.commit_half DEFERRED")
 
 #: Read the committed halves that are neither message nor scheduled, in the order of their ops. Rows: ``(id,)``.
-undispatched = Template("""
+undispatched: Template = Template("""
 SELECT o.half_id FROM {s}.op_message o
  WHERE o.resolution = 'commit'
    AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = o.half_id)
@@ -44,13 +46,13 @@ UPDATE {{s}}.{table}
 
 
 #: Let messages be due that were sent to be delivered later.
-age_delayed = _older("scheduled_message", "half_id", "recalled_at IS NULL", "deliver_at")
+age_delayed: Template = _older("scheduled_message", "half_id", "recalled_at IS NULL", "deliver_at")
 #: Let failed messages be due for their retry.
-age_failed = _older("consumer_message", "message_id", "status = 'failed'", "next_attempt_at")
+age_failed: Template = _older("consumer_message", "message_id", "status = 'failed'", "next_attempt_at")
 #: Let undecided halves be due for their check; not parked ones.
-age_orphans = _older("half_check", "half_id", "parked_at IS NULL", "next_check_at")
+age_orphans: Template = _older("half_check", "half_id", "parked_at IS NULL", "next_check_at")
 #: Let undecided halves have been written earlier, which checkers are told as their age.
-age_halves = Template(f"""
+age_halves: Template = Template(f"""
 UPDATE {{s}}.half_message SET born_at = born_at - {_EARLIER}
  WHERE id IN (SELECT half_id FROM {{s}}.half_check WHERE (%(ids)s::uuid[] IS NULL OR half_id = ANY (%(ids)s::uuid[])))
 """)
@@ -59,7 +61,7 @@ UPDATE {{s}}.half_message SET born_at = born_at - {_EARLIER}
 
 #: Read the newest halves with what was decided of them. Rows: ``(topic, key, tag, headers, content type, body,
 #: deliver_at, id, resolution)``, the oldest first, by their ids.
-halves = Template("""
+halves: Template = Template("""
 SELECT topic, key, tag, headers::text, content_type, body, deliver_at, id, resolution
   FROM (SELECT h.*, o.resolution FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id
          ORDER BY h.id DESC LIMIT 1000) n
@@ -67,7 +69,7 @@ SELECT topic, key, tag, headers::text, content_type, body, deliver_at, id, resol
 """)
 
 #: Read the newest rows of the inboxes. Rows: ``(group, topic, id, status, attempts, last error)``, the oldest first.
-inbox = Template("""
+inbox: Template = Template("""
 SELECT consumer_group, topic, message_id, status, attempts, last_error
   FROM (SELECT * FROM {s}.consumer_message ORDER BY message_id DESC LIMIT 1000) n
  ORDER BY message_id, consumer_group

@@ -31,7 +31,7 @@ class Clock:
         quiet = logging.getLogger("outbox.worker.scheduler")
         for logger in (quiet, logging.getLogger("apscheduler.executors.default")):
             logger.setLevel(logging.ERROR)
-        self._jobs = SteadyJobStore()
+        self._jobs = _SteadyJobStore()
         self._scheduler = BackgroundScheduler(
             logger=quiet,
             timezone=dt.UTC,
@@ -72,7 +72,7 @@ class Clock:
                 self._scheduler.shutdown(wait=False)
 
 
-class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
+class _SteadyJobStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
     """Jobs that go on when the host's clock jumps.
 
     The scheduler reckons in wall-clock time: set back by an hour, it would sleep for an hour. So it is woken at least
@@ -83,7 +83,7 @@ class SteadyJobStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has n
         super().__init__()
         self._offset = offset
         self._last = offset()
-        self.beat_at = time.monotonic()
+        self.beat_at: float = time.monotonic()
 
     def get_due_jobs(self, now: dt.datetime) -> list[Any]:
         """Return the jobs to start now."""

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sqlalchemy import Connection, NullPool
+from sqlalchemy import URL, Connection, Engine, NullPool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -84,10 +84,10 @@ class WorkerDatabase:
 
     def __init__(self, bind: Bind) -> None:
         self.bind = bind
-        self.url = url_of(bind)
+        self.url: URL = url_of(bind)
         own = psycopg_engine(bind)
-        self.engine = own or engine_of(self.url, None)
-        self.by_url = own is None
+        self.engine: Engine = own or engine_of(self.url, None)
+        self.by_url: bool = own is None
 
     @property
     def name(self) -> str:

@@ -181,9 +181,10 @@ class Duty:
         eager: bool = True,
     ) -> None:
         self.name = name
-        self.health = Health()
+        self.health: Health = Health()
         self.longest_wait = longest_wait
-        self.due_at = self.not_before = -_NEVER
+        self.due_at: float = -_NEVER
+        self.not_before: float = -_NEVER
         self._pass = one_pass
         self._lane = lane
         self._after = after

@@ -57,7 +57,7 @@ class Listener:
         self._driver: Any = None
         self._lost = False
         #: Do notifications arrive?
-        self.working = False
+        self.working: bool = False
         self._thread = threading.Thread(target=self._run, name="outbox-worker-listener", daemon=True)
 
     def start(self) -> None:

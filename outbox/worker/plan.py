@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.app import Outbox
+    from outbox.settings import Settings
 
 P = ParamSpec("P")
 
@@ -87,7 +88,7 @@ class Plan:
         loop: asyncio.AbstractEventLoop | None = None,
         variables: contextvars.Context | None = None,
     ) -> None:
-        self.settings = outbox.settings
+        self.settings: Settings = outbox.settings
         self.duties: list[Duty] = []
         self.lanes: list[Lane] = []
         self.report: Duty | None = None

@@ -52,7 +52,7 @@ class ProbeServer(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, host: str, port: int, answers: dict[str, Callable[[], Answer]]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.address_family: socket.AddressFamily = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.answers = answers
         self._free = threading.BoundedSemaphore(_AT_ONCE)
         super().__init__((host, port), _Handler)

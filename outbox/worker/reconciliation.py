@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.reconcile.record.write import RunIds
 
-logger = logging.getLogger("outbox.worker")
+logger: logging.Logger = logging.getLogger("outbox.worker")
 
 #: The longest and the shortest time (seconds) between two readings of the record.
 READ_EVERY = 60.0
@@ -166,7 +166,7 @@ class Reconciler:
         self._key = lock_key("reconcile", self._schema, declared.name, *self._names[0])
         shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
         rest = f", and {more} more" if more > 0 else ""
-        self.name = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
+        self.name: str = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
 
     def wait(self) -> float:
         """Return after how many seconds to read the record again."""

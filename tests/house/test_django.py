@@ -9,9 +9,11 @@ from tests.kit import ROOT
 FOLDER = ROOT / "outbox" / "django" / "migrations"
 CONTENT = '''"""Made of the revision that the file is named after."""
 
+from django.db import migrations
+
 from outbox.django.migration import migration_of
 
-Migration = migration_of(__name__)
+Migration: type[migrations.Migration] = migration_of(__name__)
 '''
 
 

@@ -155,6 +155,30 @@ def test_pyright_accepts_an_application(installed: Path, tmp_path: Path) -> None
     assert {line for _, line, _ in errors} == wrong, errors
 
 
+@pytest.mark.slow
+def test_the_types_are_complete(installed: Path, tmp_path: Path) -> None:
+    """Nothing that the wheel exports has a type which one type checker could infer otherwise than another."""
+    command = [sys.executable, "-m", "basedpyright", "--verifytypes", "outbox", "--ignoreexternal", "--outputjson"]
+    command += ["--pythonpath", str(installed)]
+    # Before the libraries of this environment, in which a checkout may be installed.
+    (packages,) = installed.parent.parent.glob("lib/*/site-packages")
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**_bare(), "PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    completeness = json.loads(ran.stdout)["typeCompleteness"]
+    assert completeness["packageRootDirectory"] == str(packages / "outbox")
+    # The demo and the migrations in the wheel are run, not imported by users.
+    run = ("outbox.examples.", "outbox.migrations.")
+    symbols = [symbol for symbol in completeness["symbols"] if not symbol["name"].startswith(run)]
+    assert len(symbols) > 1_000
+    assert [f"{symbol['name']}: {each['message']}" for symbol in symbols for each in symbol["diagnostics"]] == []
+
+
 def _bare() -> dict[str, str]:
     """The environment without what would show the checkout to the installed package."""
     return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MYPYPATH"}}

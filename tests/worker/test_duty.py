@@ -318,7 +318,7 @@ def test_duties_go_on_when_the_clock_is_set_back(stand: Stand, monkeypatch: pyte
     """When the host's clock is set back by an hour, jobs that seem an hour away run now."""
     offset = 0.0
     monkeypatch.setattr(clock, "_WAKE_EVERY", 0.01)
-    monkeypatch.setattr(clock, "SteadyJobStore", lambda made=clock.SteadyJobStore: made(lambda: offset))
+    monkeypatch.setattr(clock, "_SteadyJobStore", lambda made=clock._SteadyJobStore: made(lambda: offset))
     stand.clock = Clock()
     passes = threading.Semaphore(0)
 

@@ -18,7 +18,7 @@ from outbox.operator.acts import ACTS, END, Act
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
 
-router = APIRouter(prefix=requests.PREFIX, responses=problems(404, 409, 415))
+router: APIRouter = APIRouter(prefix=requests.PREFIX, responses=problems(404, 409, 415))
 
 
 @dataclass(frozen=True, kw_only=True)

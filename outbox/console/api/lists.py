@@ -33,7 +33,7 @@ from outbox.text import csv_cell
 
 Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_extra={"enum": list(WINDOWS)})]
 
-router = APIRouter(prefix=requests.PREFIX, responses=problems())
+router: APIRouter = APIRouter(prefix=requests.PREFIX, responses=problems())
 
 
 @dataclass(frozen=True, slots=True)

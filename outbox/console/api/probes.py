@@ -21,8 +21,8 @@ from outbox.operator.health.overview import Overview
 
 try:
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
-except ImportError as error:
-    raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from error
+except ImportError as _missing:
+    raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from _missing
 
 from outbox.telemetry.prometheus import CONTENT_TYPE, OF_GROUPS, OF_TOPICS, GaugeOfStats  # needs the same extra
 
@@ -32,10 +32,10 @@ PATHS = (*PROBES, "/metrics")
 _REUSED_FOR = 2.0
 
 #: Everybody may call these; they tell no detail.
-router = APIRouter(include_in_schema=False)
+router: APIRouter = APIRouter(include_in_schema=False)
 #: Public or not, as the console's ``metrics`` has it.
-metrics = APIRouter(include_in_schema=False)
-document = APIRouter(prefix=PREFIX, include_in_schema=False)
+metrics: APIRouter = APIRouter(include_in_schema=False)
+document: APIRouter = APIRouter(prefix=PREFIX, include_in_schema=False)
 
 
 class Readiness:

@@ -22,10 +22,10 @@ __all__ = ["ROUTERS", "Badges", "login", "problem_page", "static", "unknown"]
 ROUTERS = (overview.router, lists.router, acts.router)
 
 #: Everything else below the console.
-unknown = APIRouter(include_in_schema=False)
+unknown: APIRouter = APIRouter(include_in_schema=False)
 #: No login is needed for these.
-login = APIRouter(include_in_schema=False)
-static = APIRouter(include_in_schema=False)
+login: APIRouter = APIRouter(include_in_schema=False)
+static: APIRouter = APIRouter(include_in_schema=False)
 
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 #: A path below the console's root: nothing that a browser could take for another host.

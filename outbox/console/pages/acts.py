@@ -23,7 +23,7 @@ from outbox.operator.acts import ACTS, END, Act, act_named
 from outbox.operator.model import Actor, MessageView, Selector, Target
 from outbox.reader import option
 
-router = APIRouter(include_in_schema=False)
+router: APIRouter = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,9 @@ class Listing(Generic[F, T]):
         shown = [(name, text) for name, text in everything if name in names_of(kind) or name in tabs]
         criteria = [pair for pair in shown if pair[0] not in fixed] + list(fixed.items())
         self.page: Page[T] = Page([])
-        paging, self.filter, self.fault = Paging(), "", ""
+        self.filter: str = ""
+        self.fault: str = ""
+        paging = Paging()
         try:
             paging = read(Paging, everything)
             self.page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after))
@@ -135,17 +137,19 @@ class Listing(Generic[F, T]):
 
         many = {each.name for each in shape_of(cast(Any, kind)) if each.many}
         trail, following = paging.trail[-_TRAIL:], self.page.next_page_token
-        self.values = {n: [text for name, text in shown if name == n] if n in many else value for n, value in shown}
-        self.applied = [
+        self.values: dict[str, list[str] | str] = {
+            n: [text for name, text in shown if name == n] if n in many else value for n, value in shown
+        }
+        self.applied: list[tuple[str, str, str]] = [
             (name.replace("_", " "), PERIODS[text][0] if name == "within" and text in PERIODS else text,
              to([pair for pair in shown if pair != (name, text)]))
             for name, text in shown
             if name not in tabs
         ]  # fmt: skip
-        self.clear = to([pair for pair in shown if pair[0] in tabs])
-        self.first = to(shown) if paging.after else None
-        self.before = to(shown, trail[-1], trail[:-1]) if trail else None
-        self.after = to(shown, following, [*trail, paging.after or _FIRST]) if following else None
+        self.clear: str = to([pair for pair in shown if pair[0] in tabs])
+        self.first: str | None = to(shown) if paging.after else None
+        self.before: str | None = to(shown, trail[-1], trail[:-1]) if trail else None
+        self.after: str | None = to(shown, following, [*trail, paging.after or _FIRST]) if following else None
 
     @property
     def status(self) -> int:
@@ -153,7 +157,7 @@ class Listing(Generic[F, T]):
         return 422 if self.fault else 200
 
 
-router = APIRouter(include_in_schema=False)
+router: APIRouter = APIRouter(include_in_schema=False)
 
 
 def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:

@@ -48,7 +48,7 @@ TILES = (
 )
 
 
-router = APIRouter(include_in_schema=False)
+router: APIRouter = APIRouter(include_in_schema=False)
 
 
 @router.get("/")

@@ -318,19 +318,21 @@ class Selection:
     """
 
     def __init__(self, act: Act, selector: model.Selector, options: Mapping[str, Any]) -> None:
-        self.act, self.selector, self.options = act, selector, options
+        self.act: Act = act
+        self.selector: model.Selector = selector
+        self.options: Mapping[str, Any] = options
         #: The states in which the act can be done.
-        self.states = act.states(options)
+        self.states: frozenset[str] = act.states(options)
         #: What a token is bound to.
-        self.context = ("bulk_job", act.name, selector, sorted(options.items()))
+        self.context: tuple[object, ...] = ("bulk_job", act.name, selector, sorted(options.items()))
         #: Whether the messages are named one by one.
-        self.by_name = selector.targets is not None
+        self.by_name: bool = selector.targets is not None
         #: Whether a filter of inboxes selects messages for an act in their producer's database.
-        self.is_across = selector.inbox is not None and act.part == "producer"
+        self.is_across: bool = selector.inbox is not None and act.part == "producer"
         #: Whether the act depends on whether a message took effect in any database.
-        self.checks_delivery = any("delivered" in option.adds for option in act.options)
+        self.checks_delivery: bool = any("delivered" in option.adds for option in act.options)
         #: Whether the filter must be turned into ids first, since one query can't see all the databases that it needs.
-        self.by_ids = self.is_across or (self.checks_delivery and selector.messages is not None)
+        self.by_ids: bool = self.is_across or (self.checks_delivery and selector.messages is not None)
         self._check()
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
@@ -383,16 +385,17 @@ class Summary:
     """What a query has matched; ``edge`` bounds the same query to what there was then."""
 
     def __init__(self, counts: list[StateCount], states: frozenset[str], edge: UUID | dt.datetime | None) -> None:
-        self.counts, self.edge = counts, edge
+        self.counts: list[StateCount] = counts
+        self.edge: UUID | dt.datetime | None = edge
         #: How many there are.
-        self.matched = sum(each.count for each in counts)
+        self.matched: int = sum(each.count for each in counts)
         #: Whether there is anything, beside names of what isn't there.
-        self.known = any(each.state not in {"unknown", "unconsumed"} for each in counts)
+        self.known: bool = any(each.state not in {"unknown", "unconsumed"} for each in counts)
         #: Those that can be acted on, and how many these are.
-        self.able = [each for each in counts if each.state in states]
-        self.number = sum(each.count for each in self.able)
+        self.able: list[StateCount] = [each for each in counts if each.state in states]
+        self.number: int = sum(each.count for each in self.able)
         #: A value that differs when what can be acted on differs.
-        self.digest = sorted([each.state, each.count, each.hash] for each in self.able)
+        self.digest: list[list[str | int]] = sorted([each.state, each.count, each.hash] for each in self.able)
 
 
 @dataclass(frozen=True, slots=True)

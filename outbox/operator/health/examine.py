@@ -85,7 +85,7 @@ class Examination(Subject):
     prepare_threshold: int | None = None
 
     def __post_init__(self) -> None:
-        self.connection = self.connect()
+        self.connection: Connection = self.connect()
 
     def connect(self) -> Connection:
         """Open another connection, which goes to no pool.

@@ -340,7 +340,7 @@ class MessageViews(OverDatabases):
 
     def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
         super().__init__(databases)
-        self.redactor = redactor or Redactor()
+        self.redactor: Redactor = redactor or Redactor()
 
     def message(self, message_id: UUID, *, reveal: Actor | None = None) -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.

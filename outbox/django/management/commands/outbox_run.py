@@ -9,7 +9,7 @@ class OutboxRunCommand(OutboxCommand):
     """Runs a worker until it is stopped; the same as ``manage.py outbox run``."""
 
     help = "Run a worker of the outbox: dispatch, consume, check, retry, prune; see: manage.py outbox_run --help"
-    before = ("run",)
+    before: tuple[str, ...] = ("run",)
 
 
 Command = OutboxRunCommand
