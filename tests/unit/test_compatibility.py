@@ -178,7 +178,7 @@ _SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (float, st.floats(-9, 9)),
     (bool, st.booleans()),
     (str, st.text(max_size=3)),
-    (None, st.none()),
+    (type(None), st.none()),
     (Decimal, st.decimals(-9, 9, places=2)),
     (Annotated[Decimal, Field(ge=0)], st.decimals(0, 9, places=2)),
     (dt.date, st.dates()),
