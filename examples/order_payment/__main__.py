@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from outbox.reconcile.job import EngineName
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example as the command line asks; return the exit code."""
     options = _parser().parse_args(arguments)
+    # Orders that can't be paid are parked, which is in the report.
+    logging.getLogger("outbox").addHandler(logging.NullHandler())
     try:
         with embedded.server(["orders", "balances"], durable=False) as server:
             # The services read where their databases are when they are imported, as they do anywhere else.

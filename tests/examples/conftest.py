@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from examples.bank_transfer.report import Report
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import EngineName
+from tests.kit import rebound
 
 HEADER = '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"'
 
@@ -64,12 +65,13 @@ ALONE = {"producers": 1, "consumers": 1}
 
 
 @pytest.fixture
-def banks(new_engine: Callable[..., Engine]) -> Banks:
+def banks(new_engine: Callable[..., Engine]) -> Iterator[Banks]:
     """Two banks on databases of their own."""
     both = Banks(new_engine(), new_engine())
     bank_a.Base.metadata.create_all(both.a)
     bank_b.Base.metadata.create_all(both.b)
-    return both
+    with rebound((bank_a.outbox, both.a), (bank_b.outbox, both.b)):
+        yield both
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -14,19 +14,20 @@ from sqlalchemy.orm import Session
 from examples.bank_transfer import bank_a
 from examples.bank_transfer.bank_a import Account, LedgerEntry, Refused, Transfer, order_transfer
 from examples.bank_transfer.orders import Order
-from tests.kit import wait_until
+from tests.kit import rebound, wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")
 
 
 @pytest.fixture
-def bank(new_engine: Callable[..., Engine]) -> Engine:
+def bank(new_engine: Callable[..., Engine]) -> Iterator[Engine]:
     """Bank A with one account, number 7, that has 100.00."""
     engine = new_engine()
     bank_a.Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
         session.add(Account(id=7, balance=Decimal("100.00")))
-    return engine
+    with rebound((bank_a.outbox, engine)):
+        yield engine
 
 
 def test_transfer_and_message_are_committed_together(bank: Engine) -> None:

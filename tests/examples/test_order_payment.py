@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import EngineName, Outcome
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
+from tests.kit import rebound
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +82,7 @@ class Services:
 
 
 @pytest.fixture
-def services(new_engine: Callable[..., Engine]) -> Services:
+def services(new_engine: Callable[..., Engine]) -> Iterator[Services]:
     """Both services, with the balances for two users and one enterprise."""
     both = Services(new_engine(), new_engine())
     order_service.Base.metadata.create_all(both.orders)
@@ -89,7 +90,8 @@ def services(new_engine: Callable[..., Engine]) -> Services:
     with Session(both.balances) as session, session.begin():
         session.add_all([UserBalance(user="ann", amount=Decimal("50.00")), UserBalance(user="bob", amount=Decimal(0))])
         session.add(EnterpriseBalance(enterprise="acme", amount=Decimal(0)))
-    return both
+    with rebound((order_service.outbox, both.orders), (balance_service.outbox, both.balances)):
+        yield both
 
 
 def test_order_and_message_are_committed_together(services: Services) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from uuid import UUID
@@ -27,7 +27,7 @@ from examples.bank_transfer.bank_a_tcc import (
 from examples.bank_transfer.orders import Order
 from outbox import Orphan, Resolution
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack
-from tests.kit import wait_until
+from tests.kit import rebound, wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")
 OTHER = Order(2, 502, 7, "AB", "71000002", Decimal("80.00"), "RENT")
@@ -36,13 +36,14 @@ RESERVED = (Decimal("100.00"), Decimal("30.00"))
 
 
 @pytest.fixture
-def bank(new_engine: Callable[..., Engine]) -> Engine:
+def bank(new_engine: Callable[..., Engine]) -> Iterator[Engine]:
     """Bank A with one account, number 7, that has 100.00."""
     engine = new_engine()
     bank_a.Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
         session.add(Account(id=7, balance=Decimal("100.00")))
-    return engine
+    with rebound((bank_a.outbox, engine)):
+        yield engine
 
 
 def test_try_reserves_and_prepares_in_one_transaction(bank: Engine) -> None:

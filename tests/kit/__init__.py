@@ -4,7 +4,7 @@
 process is in the test's own hands.
 """
 
-from tests.kit.passes import consume_all, declare, dispatch_all, send_each
+from tests.kit.passes import consume_all, declare, dispatch_all, rebound, send_each
 from tests.kit.processes import ROOT, python, read_until
 from tests.kit.tables import Tables, empty, make_odd_schema, open_observer
 from tests.kit.waiting import wait_until
@@ -20,6 +20,7 @@ __all__ = [
     "open_observer",
     "python",
     "read_until",
+    "rebound",
     "send_each",
     "wait_until",
 ]

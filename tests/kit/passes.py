@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import Counts
+
+
+@contextmanager
+def rebound(*outboxes: tuple[Outbox, Engine]) -> Iterator[None]:
+    """Have outboxes of an example's modules, each bound where it was imported, work on other databases for a while."""
+    before = [(outbox, outbox.engine) for outbox, _ in outboxes]
+    _bind(outboxes)
+    try:
+        yield
+    finally:
+        _bind(before)
+
+
+def _bind(outboxes: Iterable[tuple[Outbox, Engine | AsyncEngine]]) -> None:
+    for outbox, engine in outboxes:
+        outbox.unbind()
+        outbox.bind(engine)
 
 
 def send_each(outbox: Outbox, topic: str, *bodies: Any, **options: Any) -> list[UUID]:
