@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from outbox.database.drivers import run_on
-from outbox.database.execute import Template, lock_key
+from outbox.database.execute import Steps, Template, lock_key, run_on
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound
 from outbox.message.model import Decision, Resolution
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.database.drivers import Steps
 
 T = TypeVar("T")
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-from sqlalchemy.util import await_only
 
 from outbox.database.execute import (
     ASYNCPG,
@@ -19,15 +17,16 @@ from outbox.database.execute import (
     PSYCOPG2,
     Row,
     Statement,
+    Steps,
     encodings_of,
-    execute,
     in_transaction,
+    run_steps,
     translated,
 )
 from outbox.errors import TransactionRequired
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    pass
 
 T = TypeVar("T")
 
@@ -67,33 +66,8 @@ RawAsyncConnection = RawPsycopgAsync | RawAsyncpg
 
 # --- connections without SQLAlchemy ------------------------------------------------------------------------
 
-#: A statement for the connection; or what gets its rows elsewhere, and may block.
-Work = Statement | Callable[[], list[Row]]
-#: Yields what is to be done, gets the rows of each, and returns what comes of them: for sync and async connections.
-Steps = Generator[Work, list[Row], T]
 #: Looks at an error of the driver's, and at the statement that failed.
 Tell = Callable[[Exception, Statement], None]
-
-
-def run_steps(steps: Steps[T], do: Callable[[Work], list[Row]]) -> T:
-    """Do what ``steps`` ask for, one by one."""
-    try:
-        work = next(steps)
-        while True:
-            work = steps.send(do(work))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # what the generator returns
-
-
-def run_on(connection: Connection, steps: Steps[T]) -> T:
-    """Do what ``steps`` ask for on a connection of SQLAlchemy's."""
-
-    def do(work: Work) -> list[Row]:
-        if isinstance(work, Statement):
-            return execute(connection, work)[0]
-        return await_only(asyncio.to_thread(work)) if connection.dialect.is_async else work()
-
-    return run_steps(steps, do)
 
 
 @dataclass(frozen=True, slots=True)

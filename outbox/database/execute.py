@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.util import await_only
 
 from outbox.errors import ErrorKind, InvalidSettings, OutboxError
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from outbox.database.roundtrip import RoundTrip
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 #: The drivers that a message may be sent through. Statements are written with the placeholders of psycopg 3.
 PSYCOPG, PSYCOPG2, ASYNCPG = "psycopg", "psycopg2", "asyncpg"
@@ -471,3 +474,32 @@ def kind_of(error: BaseException) -> ErrorKind | None:
         case ArgumentError() | NoSuchModuleError():
             return ErrorKind.SETTINGS
     return None
+
+
+# --- what asks for statements one by one, on whatever connection -----------------------------------------------------
+
+#: A statement for the connection; or what gets its rows elsewhere, and may block.
+Work = Statement | Callable[[], list[Row]]
+#: Yields what is to be done, gets the rows of each, and returns what comes of them: for sync and async connections.
+Steps = Generator[Work, list[Row], T]
+
+
+def run_steps(steps: Steps[T], do: Callable[[Work], list[Row]]) -> T:
+    """Do what ``steps`` ask for, one by one."""
+    try:
+        work = next(steps)
+        while True:
+            work = steps.send(do(work))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # what the generator returns
+
+
+def run_on(connection: Connection, steps: Steps[T]) -> T:
+    """Do what ``steps`` ask for on a connection of SQLAlchemy's."""
+
+    def do(work: Work) -> list[Row]:
+        if isinstance(work, Statement):
+            return execute(connection, work)[0]
+        return await_only(asyncio.to_thread(work)) if connection.dialect.is_async else work()
+
+    return run_steps(steps, do)

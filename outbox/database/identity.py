@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.drivers import run_on
 from outbox.database.engines import engine_of
-from outbox.database.execute import Statement, check_driver, driver_of, execute
+from outbox.database.execute import Statement, check_driver, driver_of, execute, run_on
 from outbox.errors import TransactionRequired
 from outbox.text import database_address
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-    from outbox.database.drivers import Steps
-    from outbox.database.execute import Row
+    from outbox.database.execute import Row, Steps
 
 #: Host (or the folder of the socket), port and name of a database.
 Address = tuple[str | None, int, str | None]

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     )
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
-    from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection, Steps
+    from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection
+    from outbox.database.execute import Steps
     from outbox.database.session import Bind
     from outbox.message.topic import Topic
     from outbox.settings import Settings
