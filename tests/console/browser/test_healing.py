@@ -174,6 +174,7 @@ def test_a_scheduled_message_is_recalled(page: Page, town: Town) -> None:
     message = town.note(delay=3600.0, key="too early")
     page.goto("scheduled")
     row(page, "too early").get_by_role("link").click()
+    page.wait_for_load_state()  # before its script runs, the button leads to a page of its own
     page.get_by_role("button", name="Recall…").click()
     asked = dialog(page, "Recall?")
     asked.get_by_label("Reason").fill("next week")
