@@ -16,8 +16,10 @@ from outbox.reconcile.job import EngineName
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example as the command line asks; return the exit code."""
     options = _parser().parse_args(arguments)
-    # Orders that can't be paid are parked, which is in the report.
-    logging.getLogger("outbox").addHandler(logging.NullHandler())
+    # Orders that can't be paid are parked, which is in the report; whatever else fails is told.
+    logging.getLogger("outbox.consumer").addFilter(
+        lambda record: getattr(record, "outbox_event", "") != "message.parked"
+    )
     try:
         with embedded.server(["orders", "balances"], durable=False) as server:
             # The services read where their databases are when they are imported, as they do anywhere else.

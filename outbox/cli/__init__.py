@@ -6,7 +6,6 @@ made here, once.
 
 from __future__ import annotations
 
-import logging
 import platform
 import sys
 import traceback
@@ -115,6 +114,4 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    # A command tells by itself what it did; the log goes where the application has it, and `outbox run` sets one up.
-    logging.getLogger("outbox").addHandler(logging.NullHandler())
     app(args=arguments, prog_name=program)
