@@ -21,10 +21,10 @@ Published = dict[str, dict[str, list["Form"]]]
 
 
 def json_schema(topic: Topic[Any], mode: Literal["validation", "serialization"], **options: str) -> dict[str, Any]:
-    """Return pydantic's JSON Schema of a topic's bodies, which also says what the text of a Decimal must be."""
+    """Return pydantic's JSON Schema of a topic's bodies, which also says what texts of Decimals and keys must be."""
     from pydantic.json_schema import GenerateJsonSchema  # noqa: PLC0415 - optional dependency
 
-    class WithDecimals(GenerateJsonSchema):
+    class WithFormats(GenerateJsonSchema):
         def decimal_schema(self, schema: Any) -> dict[str, Any]:
             written = super().decimal_schema(schema)
             bounds = {keyword: float(schema[name]) for name, keyword in _DECIMAL_BOUNDS.items() if name in schema}
@@ -33,7 +33,14 @@ def json_schema(topic: Topic[Any], mode: Literal["validation", "serialization"],
                     alternative |= {"format": "decimal", **bounds}
             return written
 
-    return topic.type_adapter.json_schema(mode=mode, schema_generator=WithDecimals, **options)  # type: ignore[no-any-return]  # the adapter has no type
+        def dict_schema(self, schema: Any) -> dict[str, Any]:
+            written = super().dict_schema(schema)
+            key = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+            if key.get("type") in {"boolean", "integer", "number"}:
+                written["propertyNames"] = {"format": key["type"]}
+            return written
+
+    return topic.type_adapter.json_schema(mode=mode, schema_generator=WithFormats, **options)  # type: ignore[no-any-return]  # the adapter has no type
 
 
 _DECIMAL_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
@@ -149,7 +156,7 @@ _JUDGED = frozenset(
     {
         *("$ref", "anyOf", "oneOf", "allOf", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum"),
         *("exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems", "items", "prefixItems"),
-        *("properties", "required", "additionalProperties"),
+        *("properties", "required", "additionalProperties", "propertyNames"),
     }
 )
 #: The schema that no value has.
@@ -199,7 +206,8 @@ class _Comparison:
     def _compare_one(self, reads: JsonSchema, writes: JsonSchema, path: str) -> Iterator[str]:
         yield from self._compare_values(reads, writes, path)
         for keyword in sorted(reads.keys() - _JUDGED - _ANNOTATIONS):
-            if reads[keyword] != writes.get(keyword):
+            # A reference is a name, and what it names may differ in the two documents.
+            if reads[keyword] != writes.get(keyword) or "$ref" in _text(reads[keyword]):
                 yield f"{_at(path)} must have {keyword} {_text(reads[keyword])}"
         yield from _compare_bounds(reads, writes, path)
         yield from self._compare_items(reads, writes, path)
@@ -236,7 +244,10 @@ class _Comparison:
         if writes.get("type") != "object":
             return
         expected, found = reads.get("properties", {}), writes.get("properties", {})
-        others, more = reads.get("additionalProperties", True), writes.get("additionalProperties", False)
+        others = reads.get("additionalProperties", True)
+        if "propertyNames" in reads:
+            allowed, possible = ({"type": "string", **side.get("propertyNames", {})} for side in (reads, writes))
+            yield from self.compare(allowed, possible, _field(path, "(name)"))
         for name in reads.get("required", ()):
             if name not in writes.get("required", ()):
                 yield f"{_at(_field(path, name))} is required, and isn't always written"
@@ -245,10 +256,10 @@ class _Comparison:
                 yield f"{_at(_field(path, name))} isn't known to a reader that forbids other fields"
             else:
                 yield from self.compare(expected.get(name, others), written, _field(path, name))
-        if more is not False:
-            rest = {name: schema for name, schema in expected.items() if name not in found}
-            for name, schema in {**rest, "*": others}.items():
-                yield from self.compare(schema, more, _field(path, name))
+        rest = {name: schema for name, schema in expected.items() if name not in found}
+        for written in (writes.get("additionalProperties", False), *writes.get("patternProperties", {}).values()):
+            for name, schema in {**rest, "*": others}.items() if written is not False else ():
+                yield from self.compare(schema, written, _field(path, name))
 
 
 def _resolved(schema: Any, document: JsonSchema) -> JsonSchema:

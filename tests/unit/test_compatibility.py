@@ -36,6 +36,11 @@ class Fewer(enum.Enum):
     RED = "red"
 
 
+#: Another enum of the name that `Fewer` has in a schema.
+Renamed: Any = enum.Enum("Fewer", {"RED": "red", "BLUE": "blue"})  # type: ignore[misc]  # the other name is the point
+Short = Annotated[str, Field(max_length=2)]
+
+
 class Point(BaseModel):
     x: int
     y: int = 0
@@ -129,6 +134,18 @@ def why(reader: Any, writer: Any) -> list[str]:
         (list[int], set[int], None),
         (dict[str, int], dict[str, str], r"field \* is string"),
         (dict[str, int], Point, None),
+        (dict[str, str], dict[Annotated[str, Field(pattern="^a")], int], r"field \* is integer"),
+        (dict[str, int], dict[Annotated[str, Field(pattern="^a")], int], None),
+        (dict[Annotated[str, Field(pattern="^a")], int], dict[str, int], "must have patternProperties"),
+        (dict[Color, int], dict[Color, int], None),
+        (dict[Color, int], dict[Fewer, int], None),
+        (dict[Fewer, int], dict[Color, int], r'field \(name\) may be "blue"'),
+        (dict[Fewer, int], dict[Renamed, int], r'field \(name\) may be "blue"'),
+        (dict[int, int], dict[str, int], r"field \(name\) must have format"),
+        (dict[int, int], dict[int, int], None),
+        (dict[str, int], dict[int, int], None),
+        (dict[Short, int], dict[Short, int], None),
+        (dict[Short, int], dict[str, int], r"field \(name\) must have maxLength 2"),
         (Point, dict[str, int], "field x is required, and isn't always written"),
         (Point, Closed, None),
         (Closed, Point, "field y isn't known to a reader that forbids other fields"),
