@@ -97,7 +97,10 @@ def export(app: AppOption = None, file: FileArgument = _PUBLISHED) -> None:
 
 
 @topics_app.command()
-def asyncapi(app: AppOption = None) -> None:
+def asyncapi(
+    app: AppOption = None,
+    version: Annotated[str, typer.Option("--api-version", help="The version of your service's interface.")] = "1",
+) -> None:
     """Print an AsyncAPI 3.0.0 document: channels, messages with their schemas, what is sent and received.
 
     \b
@@ -109,7 +112,7 @@ def asyncapi(app: AppOption = None) -> None:
     outbox = _load(app)
     topics = outbox.topics
     remote = {topic for (topic, _), subscription in outbox.subscriptions.items() if subscription.source is not None}
-    print_json(document(topics, topics.keys() - remote, outbox.subscriptions, title=outbox.group, version="1"))
+    print_json(document(topics, topics.keys() - remote, outbox.subscriptions, title=outbox.group, version=version))
 
 
 def _load(path: str | None) -> Outbox:

@@ -34,7 +34,7 @@ class Topic(Generic[T]):
 
     Raises:
         InvalidMessage: the name isn't one.
-        InvalidHandler: a version that isn't a number from 1 on, or pydantic isn't installed or can't read the model.
+        InvalidHandler: no model, or pydantic isn't installed or can't read it; a version that isn't a number from 1 on.
     """
 
     def __init__(
@@ -43,11 +43,13 @@ class Topic(Generic[T]):
         self.name: str = content.check_topic(name)
         if type(version) is not int or version < 1:
             raise InvalidHandler(f"topic {name!r}: version = {version!r} must be a number from 1 on")
+        untyped: Any = model
+        if untyped is None:
+            raise InvalidHandler(f"topic {name!r} needs the model of its bodies: model=OrderCreated, or model=dict")
         self.model: type[T] = model
         self.version: int = version
         self.key: Callable[[T], str | None] | None = key
         self.upcasters: dict[int, Upcaster] = {}
-        untyped: Any = model
         self.type_adapter: Any = content.adapter(untyped)
 
     def __repr__(self) -> str:

@@ -144,6 +144,13 @@ def test_the_first_version_says_nothing() -> None:
     assert Topic("paid", Paid, version=2).headers() == {VERSION_HEADER: "2"}
 
 
+def test_a_topic_has_a_model() -> None:
+    """Without one nothing could be sent but null."""
+    missing: Any = None
+    with pytest.raises(InvalidHandler, match="topic 'paid' needs the model of its bodies"):
+        Topic("paid", missing)
+
+
 @pytest.mark.parametrize("version", [0, -1, True, "2", 1.0])
 def test_versions_count_from_one(version: Any) -> None:
     """Any other number is a mistake in the code."""
