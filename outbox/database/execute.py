@@ -413,15 +413,18 @@ def _for_psycopg2(sql: str) -> str:
     return _BINARY.sub(r"%\1s", sql)
 
 
-def _plain(value: Any) -> Any:
+def _plain(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | dict[str, Any]:
     """Write UUIDs out: psycopg2 only takes them where somebody has registered the type."""
-    match value:
-        case UUID():
-            return str(value)
-        case Mapping():
-            return {name: _plain(each) for name, each in value.items()}
-        case list() | tuple():
-            return type(value)(map(_plain, value))
+    if isinstance(values, Mapping):
+        return {name: _without_uuids(value) for name, value in values.items()}
+    return [_without_uuids(value) for value in values]
+
+
+def _without_uuids(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_without_uuids, value))
     return value
 
 

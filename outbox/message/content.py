@@ -198,8 +198,7 @@ def encode(body: Any) -> tuple[bytes, str]:
     try:
         if hasattr(body, "model_dump_json") and not isinstance(body, type):
             return body.model_dump_json().encode(), JSON
-        text = json.dumps(body, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode(), JSON
+        return _ENCODER.encode(body).encode(), JSON
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(
             f"the body of type {type(body).__name__} can't be encoded as JSON: {error}; "
@@ -226,6 +225,9 @@ _PLAIN: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
     ((enum.Enum,), lambda value: value.value),
     ((set, frozenset), sorted),
 )
+
+# One for all: `json.dumps` makes a new one each time it is given an option.
+_ENCODER = json.JSONEncoder(default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def is_json(content_type: str) -> bool:
