@@ -66,6 +66,8 @@ _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
 # Transactions whose items are written: in the round trip of their COMMIT, which may come before other listeners' turn.
 _written: WeakSet[RootTransaction] = WeakSet()
+# Transactions whose items couldn't be written at PREPARE. Their items are gone, and SQLAlchemy would still commit them.
+_not_prepared: WeakSet[RootTransaction] = WeakSet()
 _numbers = itertools.count()
 
 
@@ -78,17 +80,19 @@ def add(connection: Connection, *items: Item) -> None:
     """Remember items until this connection's transaction commits; begins one, as executing a statement would.
 
     Raises:
-        TransactionRequired: the connection is in AUTOCOMMIT mode, or its transaction is prepared or committed already.
+        TransactionRequired: the connection is in AUTOCOMMIT mode, or its transaction is prepared or committed already,
+            or failed at that.
     """
     if not connection.in_transaction():
         connection.begin()
     refuse_autocommit(connection)
+    _refuse_not_prepared(connection)
     if getattr(connection.get_transaction(), "_is_prepared", False):
         raise TransactionRequired("the transaction is prepared (two-phase) and takes no more messages; send before")
     if connection.get_transaction() in _written:
         raise TransactionRequired(
-            "the transaction has written its messages and takes no more: a listener for 'commit' sends too late; send "
-            "before the commit, or in a listener that was added before the Outbox was made"
+            "the transaction has written its messages and takes no more: a listener for 'commit' or 'prepare_twophase' "
+            "sends too late; send before, or in a listener that was added before the Outbox was made"
         )
     inside = savepoints(connection)
     _pending_of(connection).items.extend((item, inside) for item in items)
@@ -184,6 +188,7 @@ def _on_commit(connection: Connection) -> None:
 def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> None:
     try:
         if not is_prepared:
+            _refuse_not_prepared(connection)
             _close(connection)
             _write(connection, then_commit=False)
     except BaseException:
@@ -193,7 +198,15 @@ def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> 
 
 
 def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
-    _write(connection, then_commit=False)
+    _refuse_not_prepared(connection)
+    try:
+        _close(connection)
+        _write(connection, then_commit=False)
+    except BaseException:
+        # Unlike a failed commit, a failed PREPARE leaves a transaction that the caller may prepare again, or commit.
+        if (transaction := connection.get_transaction()) is not None:
+            _not_prepared.add(transaction)
+        raise
 
 
 def _on_rollback(connection: Connection, *_: Any) -> None:
@@ -209,6 +222,13 @@ def _close(connection: Connection) -> None:
     """Take no more items for the running transaction: its own are being written."""
     if (transaction := connection.get_transaction()) is not None:
         _written.add(transaction)
+
+
+def _refuse_not_prepared(connection: Connection) -> None:
+    if connection.get_transaction() in _not_prepared:
+        raise TransactionRequired(
+            "the transaction could not be prepared (two-phase), and its messages are lost: roll it back"
+        )
 
 
 def refuse_autocommit(connection: Connection) -> None:

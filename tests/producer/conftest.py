@@ -63,6 +63,14 @@ def engine(url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
+def other_engine(url: str) -> Iterator[Engine]:
+    """A second engine on the same database, which a session takes for another one."""
+    engine = create_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
 def outbox(engine: Engine) -> Outbox:
     """An outbox on the test's engine."""
     return Outbox(engine, settings=Settings())

@@ -123,6 +123,28 @@ def test_message_that_cannot_be_written(prepare: bool, engine: Engine, outbox: O
     assert (changes(engine), messages(engine)) == ({2, 3}, [0, 3, 2])
 
 
+def test_send_in_a_listener_for_prepare(engine: Engine, outbox: Outbox) -> None:
+    """A listener that sends when the messages are written is refused; no later transaction takes what it sent."""
+
+    def late(connection: Connection, xid: str) -> None:
+        outbox.send(connection, "t", {"number": 9})
+
+    with engine.connect() as connection:
+        outbox.send(connection, "t", {"number": 1})
+        connection.commit()
+        event.listen(engine, "prepare_twophase", late, once=True)
+        transaction = connection.begin_twophase()
+        outbox.send(connection, "t", {"number": 2})
+        with pytest.raises(TransactionRequired, match="takes no more"):
+            transaction.prepare()
+        transaction.rollback()
+        transaction = connection.begin_twophase()
+        outbox.send(connection, "t", {"number": 3})
+        transaction.prepare()
+        transaction.commit()
+    assert messages(engine) == [1, 3]
+
+
 def test_session_whose_message_cannot_be_written(engine: Engine, outbox: Outbox) -> None:
     """A two-phase session fails at prepare, rolls back, and works on."""
     half_id = uuid7()
@@ -139,16 +161,14 @@ def test_session_whose_message_cannot_be_written(engine: Engine, outbox: Outbox)
     assert (changes(engine), messages(engine)) == ({3}, [1, 3])
 
 
-def test_two_databases_in_two_phases(engine: Engine, outbox: Outbox) -> None:
+def test_two_databases_in_two_phases(engine: Engine, other_engine: Engine, outbox: Outbox) -> None:
     """A session over two engines prepares both; each outbox's messages are in its own part."""
-    other = create_engine(engine.url)
-    second = Outbox(other, settings=Settings(schema="second"))
+    second = Outbox(other_engine, settings=Settings(schema="second"))
     with Session(twophase=True) as session:
         session.connection(bind_arguments={"bind": engine}).execute(insert(change).values(number=1))
-        session.connection(bind_arguments={"bind": other}).execute(insert(change).values(number=2))
+        session.connection(bind_arguments={"bind": other_engine}).execute(insert(change).values(number=2))
         outbox.send(session, "t", {"number": 1})
         second.send(session, "t", {"number": 2})
         session.commit()
-    other.dispose()
     assert changes(engine) == {1, 2}
     assert (messages(engine), messages(engine, "second")) == ([1], [2])

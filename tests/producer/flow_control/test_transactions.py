@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings
 from outbox.check.once import check_fences
-from outbox.errors import OutboxBusy
+from outbox.errors import OutboxBusy, TransactionRequired
 from outbox.producer import flow_control
 from tests.producer.backlog import dispatch_all, prepare_many, send_many
 from tests.producer.bank import (
@@ -191,15 +191,38 @@ def test_two_phase_commit_of_a_connection(prepare: bool, engine: Engine, always_
     assert (changes(engine), messages(engine)) == ({2}, [0, 0, 0, 2])
 
 
-def test_two_phase_commit_over_two_engines(engine: Engine, always_counted: None) -> None:
+@pytest.mark.parametrize("again", ["prepare", "commit"])
+def test_tried_again_after_a_refused_prepare(again: str, engine: Engine, always_counted: None) -> None:
+    """A transaction that was refused at PREPARE can only be rolled back: it would commit its change alone."""
+    send_many(engine, 3)
+    outbox = limited(engine)
+    with engine.connect() as connection:
+        transaction = connection.begin_twophase()
+        connection.execute(insert(change).values(number=1))
+        outbox.send(connection, "t", {"number": 1})
+        with pytest.raises(OutboxBusy):
+            transaction.prepare()
+        dispatch_all(engine, outbox.settings)
+        with pytest.raises(TransactionRequired, match="roll it back"):
+            outbox.send(connection, "t", {"number": 1})
+        with pytest.raises(TransactionRequired, match="roll it back"):
+            getattr(transaction, again)()
+        transaction.rollback()
+        connection.execute(insert(change).values(number=2))
+        outbox.send(connection, "t", {"number": 2})
+        connection.commit()
+    assert prepared_transactions(engine) == 0
+    assert (changes(engine), messages(engine)) == ({2}, [0, 0, 0, 2])
+
+
+def test_two_phase_commit_over_two_engines(engine: Engine, other_engine: Engine, always_counted: None) -> None:
     """One database that refuses makes both roll back."""
-    other = create_engine(engine.url)
-    first, second = limited(engine), limited(other, schema=SECOND_SCHEMA)
+    first, second = limited(engine), limited(other_engine, schema=SECOND_SCHEMA)
     send_many(engine, 3, schema=SECOND_SCHEMA)
     with Session(twophase=True) as session:
         for number in (1, 2):
             session.connection(bind_arguments={"bind": engine}).execute(insert(change).values(number=number))
-            session.connection(bind_arguments={"bind": other}).execute(insert(change).values(number=10 + number))
+            session.connection(bind_arguments={"bind": other_engine}).execute(insert(change).values(number=10 + number))
             first.send(session, "t", {"number": number})
             second.send(session, "t", {"number": number})
             if number == 1:
@@ -210,7 +233,6 @@ def test_two_phase_commit_over_two_engines(engine: Engine, always_counted: None)
                 dispatch_all(engine, second.settings)
             else:
                 session.commit()
-    other.dispose()
     assert changes(engine) == {2, 12}
     assert (messages(engine), messages(engine, SECOND_SCHEMA)) == ([2], [0, 0, 0, 2])
 
