@@ -5,7 +5,7 @@ from inspect import cleandoc
 from alembic import op
 
 revision = "producer_0003"
-down_revision = "producer_0001"
+down_revision = "producer_0002"
 branch_labels = None
 depends_on = None
 

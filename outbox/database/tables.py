@@ -69,10 +69,16 @@ _NAMING = {
 }
 
 
+#: The tables that are partitioned by ranges of message ids, which begin with the time, and the column with the id.
+#: Prune empties such a range as a whole (`outbox.prune.segments`). A pass takes them in this order.
+SEGMENTED = {"message": "half_id", "half_message": "id", "op_message": "half_id"}
+
+
 def _metadata(schema: str, tables: Tables) -> MetaData:
     metadata = MetaData(schema=schema, naming_convention=_NAMING)
     for name, columns_and_more in tables.items():
-        Table(name, metadata, *columns_and_more)
+        by: dict[str, Any] = {"postgresql_partition_by": f"RANGE ({SEGMENTED[name]})"} if name in SEGMENTED else {}
+        Table(name, metadata, *columns_and_more, **by)
     return metadata
 
 
@@ -242,20 +248,21 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             # Serves dispatch: ops of transactions begun or finished since the last snapshot.
             Index(None, "xid"),
             # Serves dispatch: the rest of a backlog that was cut into batches, in the order it was written.
-            Index(None, "sequence", unique=True),
+            Index(None, "sequence"),
         ],
         "message": [
-            Column("topic", _NAME, primary_key=True),
-            Column("queue", Integer, primary_key=True, autoincrement=False),
-            Column("position", BigInteger, primary_key=True, autoincrement=False),
-            Column("half_id", Uuid, nullable=False),
-            Column("send_number", SmallInteger, nullable=False),
+            Column("topic", _NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            # The primary key serves "was this half dispatched, how often": resend, re-base after a restore, `messages
+            # show`; and refuses a second message for the same send, whatever a dispatcher does.
+            Column("half_id", Uuid, primary_key=True),
+            Column("send_number", SmallInteger, primary_key=True, autoincrement=False),
             Column("visible_at", _TIME, nullable=False, server_default=_NOW),
             CheckConstraint("position > 0", name="position"),
             CheckConstraint("send_number > 0", name="send_number"),
-            # Serves "was this half dispatched, how often": resend, re-base after a restore, `messages show`;
-            # and refuses a second message for the same send, whatever a dispatcher does.
-            Index(None, "half_id", "send_number", unique=True),
+            # Serves consumers, and dispatch, whose lock makes positions unique.
+            Index("ix_message_topic_queue_position", "topic", "queue", "position"),
         ],
         # Deleted when due. A recalled one stays as the evidence why its op never became a message.
         "scheduled_message": [

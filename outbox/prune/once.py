@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute
-from outbox.database.sql import plan_by_index
 from outbox.message.model import Counts
 from outbox.prune import sql
+from outbox.prune.segments import gaps, prune_rows, segments
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -32,21 +32,16 @@ _BULK_JOBS = 100
 def prune_producer_once(
     connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
 ) -> Counts:
-    """Delete settled halves with their ops and messages, and replaced cursors; a short transaction for each batch.
+    """Delete replaced cursors, and settled halves with their ops and messages that are in no segment, row by row.
 
-    Returns ``taken`` rows and ``done`` halves. The pass goes on from id to id until it comes to halves that are too
-    young, so that what can't go yet (a message that waits for its time) never hides what comes after it.
-    ``stopping`` is asked between batches.
+    Segments: `outbox.prune.segments`. Returns ``taken`` rows and ``done`` halves. ``stopping`` is asked between
+    batches.
     """
     schema, batch = settings.schema, settings.prune_batch
     cursors = _delete_all(connection, sql.old_cursors(schema, batch), batch, stopping)
-    deleted, after, going = 0, _FIRST, True
-    while going and not stopping():
-        halves = sql.settled_halves(schema, after=after, limit=batch, retention=settings.retention)
-        with connection.begin():
-            _, ((found, gone, after, young),) = execute(connection, plan_by_index(), halves)
-        deleted += gone
-        going = found == batch and not young
+    with connection.begin():
+        found = segments(connection, schema)
+    deleted = sum(prune_rows(connection, settings, after, end, stopping) for after, end in gaps(found))
     return Counts(taken=cursors + deleted, done=deleted)
 
 

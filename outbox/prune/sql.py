@@ -4,47 +4,6 @@ from __future__ import annotations
 
 from outbox.database.execute import Template
 
-# A half goes together with its op and its messages, in one statement: no op without its half (a check would take
-# an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
-# newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
-# which only bounds the scan; what decides is the database's own time of the decision.
-#: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id.
-#: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
-settled_halves: Template = Template("""
-WITH old AS MATERIALIZED (
-    SELECT h.id, o.resolution, o.decided_at
-      FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
-     WHERE h.id > %(after)s
-     ORDER BY h.id LIMIT %(limit)s
-), settled AS MATERIALIZED (
-    SELECT id FROM old
-     WHERE decided_at < clock_timestamp() - make_interval(secs => %(retention)s)
-       AND (resolution = 'rollback'
-            OR EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = id AND d.recalled_at IS NOT NULL)
-            OR EXISTS (SELECT FROM {s}.message m WHERE m.half_id = id))
-       AND NOT EXISTS (
-           SELECT FROM {s}.message m
-            WHERE m.half_id = id
-              AND (m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)
-                   OR NOT EXISTS (SELECT FROM {s}.message n
-                                   WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
-), locked AS MATERIALIZED (
-    SELECT half_id FROM {s}.op_message WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED
-), messages AS (
-    DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
-), checks AS (
-    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
-), scheduled AS (
-    DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
-), ops AS (
-    DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
-), halves AS (
-    DELETE FROM {s}.half_message WHERE id IN (SELECT half_id FROM locked) RETURNING id
-)
-SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
-       (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
-""")
-
 #: Delete cursors that newer ones have replaced. Rows: one for each.
 old_cursors: Template = Template("""
 DELETE FROM {s}.dispatch_cursor

@@ -157,13 +157,17 @@ def _snapshot(access: Access, part: Part) -> Iterator[Snapshot]:
         with reaching(access):
             migration.require(connection, (part,), access.schema)
             connection.rollback()
-            snapshot = _begin(access, connection)
+            snapshot = _begin(access, part, connection)
         yield snapshot
 
 
-def _begin(access: Access, connection: Connection) -> Snapshot:
+def _locks(access: Access, part: Part) -> list[Statement]:
+    return [sql.KEEP_SEGMENTS(access.schema)] if part == "producer" else []
+
+
+def _begin(access: Access, part: Part, connection: Connection) -> Snapshot:
     connection.begin()
-    execute(connection, sql.READ_IN_ONE_SNAPSHOT)
+    execute(connection, sql.READ_IN_ONE_SNAPSHOT, *_locks(access, part))
     _, ((name,),), ((now,),) = execute(connection, sql.PLAN_FOR_SCANS, sql.EXPORT_SNAPSHOT, sql.CLOCK)
     return Snapshot(access, connection, name, now)
 
@@ -199,7 +203,8 @@ class PostgresSide:
 
     def _fetch(self, query: str) -> pa.Table:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
-        settings = [sql.READ_IN_ONE_SNAPSHOT, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
+        locks = _locks(self.access, self.part)
+        settings = [sql.READ_IN_ONE_SNAPSHOT, *locks, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
         if self.snapshot is not None:
             settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
         with (

@@ -13,8 +13,9 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.consumer.subscription import like
-from outbox.database.execute import Statement, statement
+from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import message_status
+from outbox.database.tables import SEGMENTED
 from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
 
 # Numbered as `outbox.reconcile.rows.ProducerState`, whose module would load the reconciliation's libraries.
@@ -131,13 +132,22 @@ _IDS: dict[Part, tuple[str, str]] = {
     "consumer": ("consumer_message", "message_id"),
 }
 
-# The first row of evenly spaced pages; a page whose first row is gone gives none.
-_SAMPLE = """
-WITH p AS (SELECT pg_relation_size('{s}.{table}') / current_setting('block_size')::int8 AS pages)
-SELECT {id} FROM {s}.{table}
+# A table's partitions; a table without any is none of its own.
+_LEAVES = """(SELECT relid FROM pg_partition_tree('{s}.{table}') WHERE isleaf
+        UNION SELECT oid FROM pg_class WHERE oid = '{s}.{table}'::regclass AND relkind = 'r') l"""
+
+# The first row of evenly spaced pages, the same of each partition; a page whose first row is gone gives none.
+_SAMPLE = f"""
+WITH p AS (
+    SELECT sum(pages)::int8 AS pages, max(pages) AS longest
+      FROM (SELECT pg_relation_size(relid) / current_setting('block_size')::int8 AS pages
+              FROM {_LEAVES}) n
+)
+SELECT {{id}} FROM {{s}}.{{table}}
  WHERE ctid = ANY (ARRAY(
        SELECT format('(%%s,1)', i * pages / least(%(points)s, pages))::tid
-         FROM p, generate_series(0, least(%(points)s, pages) - 1) i))
+         FROM p, generate_series(0, least(%(points)s, pages) - 1) i
+        WHERE i * pages / least(%(points)s, pages) < longest))
 """
 
 # Some rows of each range, in no order that matters.
@@ -151,14 +161,17 @@ SELECT id FROM (
 """
 
 # As the planner reckons: as dense as at the last ANALYZE, and as big as it is now.
-_SIZE = """
-SELECT coalesce(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_size(oid)
-                / current_setting('block_size')::int8, 0)::int8, pg_relation_size(oid)
-  FROM pg_class WHERE oid = %s::regclass
+_SIZE = f"""
+SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_size(oid)
+                    / current_setting('block_size')::int8), 0)::int8, sum(pg_relation_size(oid))::int8
+  FROM {_LEAVES} JOIN pg_class ON oid = relid
 """
 
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+# Prune truncates segments, which also takes their rows from snapshots that were taken before. It waits for this lock.
+#: Keeps the producer's rows where they are as long as this transaction is open; to come before its first query.
+KEEP_SEGMENTS = Template(f"LOCK TABLE {', '.join(f'{{s}}.{table}' for table in SEGMENTED)} IN ACCESS SHARE MODE")
 #: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
 EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 #: Has this transaction see what was offered under a name.
@@ -270,7 +283,7 @@ def sample_ranges(part: Part, schema: str, ranges: Sequence[Range], step: int) -
 
 def size(part: Part, schema: str) -> Statement:
     """Read about how big a side is. Rows: ``(rows, bytes)``; 0 rows if it never was analyzed."""
-    return Statement(_SIZE, (f'"{schema}".{_IDS[part][0]}',))
+    return statement(schema, _SIZE, {}, table=_IDS[part][0])
 
 
 def as_array(ids: Sequence[UUID]) -> str:

@@ -26,6 +26,7 @@ from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
+from outbox.prune.segments import prune_segments_once
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Duty, Lane
@@ -158,6 +159,7 @@ class Plan:
         if "check" in roles:
             self._plan_check(outbox)
         if "prune" in roles:
+            self._plan_prune("segments", prune_segments_once)
             self._plan_prune("prune", prune_producer_once)
 
     def _plan_check(self, outbox: Outbox) -> None:

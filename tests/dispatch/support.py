@@ -121,7 +121,10 @@ def scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
 
 
 def table_scans(connection: Connection, statement: Statement) -> list[dict[str, Any]]:
-    """Run a statement in the open transaction, and return the plan's nodes that read a table."""
+    """Run a statement in the open transaction, and return the plan's nodes that read a table.
+
+    All rows are in the DEFAULT partitions.
+    """
     explain = Statement(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement.sql}", statement.values)
     (((plan,),),) = execute(connection, explain)
     found, todo = [], [plan[0]["Plan"]]
@@ -130,7 +133,7 @@ def table_scans(connection: Connection, statement: Statement) -> list[dict[str, 
         todo += node.get("Plans", [])
         # A bitmap's index scan names no table: it counts for the heap scan above it.
         if "Relation Name" in node and node["Node Type"] != "ModifyTable":
-            found.append(node)
+            found.append(node | {"Relation Name": node["Relation Name"].removesuffix("_default")})
     return found
 
 

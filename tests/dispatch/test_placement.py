@@ -97,7 +97,7 @@ def test_no_message_twice_for_one_send(app: Outbox, connection: Connection, sett
     """The table itself refuses a second message for the same send of a half."""
     (half_id,) = send(app, 1)
     dispatch_all(connection, settings)
-    with pytest.raises(IntegrityError, match="half_id_send_number"):
+    with pytest.raises(IntegrityError, match="pk_message"):
         run(
             connection,
             "INSERT INTO outbox.message (topic, queue, position, half_id, send_number) VALUES ('t', 7, 99, :id, 1)",

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from outbox import Outbox, Settings
+from outbox import Settings
 from outbox.database import migration
 from outbox.database.migration import chain
 from outbox.embedded import Server, ServerLike
@@ -168,26 +168,26 @@ def test_table_not_permitted(engine: Engine) -> None:
 
 def test_invalid_index_of_ours(engine: Engine) -> None:
     """One that this code knows is built anew; it isn't reported as a difference as well."""
-    sql(engine, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.ix_op_message_xid'::regclass")
+    sql(
+        engine, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.ix_op_message_xid_default'::regclass"
+    )
     report = examine(engine)
     assert codes(report) == ["index.invalid"]
     finding = the(report, "index.invalid")
-    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.ix_op_message_xid;"
+    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.ix_op_message_xid_default;"
     mend_by_sql(engine, finding)
     assert codes(examine(engine)) == []
 
 
-def test_invalid_index_of_the_application(engine: Engine, outbox: Outbox) -> None:
+def test_invalid_index_of_the_application(engine: Engine) -> None:
     """One that CREATE INDEX CONCURRENTLY left behind when it failed is dropped."""
-    with engine.begin() as connection:
-        for _ in range(2):
-            outbox.send(connection, "orders", {})
+    sql(engine, "INSERT INTO outbox.topic (name, queues) VALUES ('orders', 8), ('bills', 8)")
     with closing(raw(engine.url, autocommit=True)) as connection, pytest.raises(psycopg.errors.UniqueViolation):
-        connection.execute('CREATE UNIQUE INDEX CONCURRENTLY "by Topic" ON outbox.half_message (topic)')
+        connection.execute('CREATE UNIQUE INDEX CONCURRENTLY "by Queues" ON outbox.topic (queues)')
     report = examine(engine)
     assert codes(report) == ["index.invalid"]
     finding = the(report, "index.invalid")
-    assert finding.mend == 'DROP INDEX CONCURRENTLY outbox."by Topic";'
+    assert finding.mend == 'DROP INDEX CONCURRENTLY outbox."by Queues";'
     mend_by_sql(engine, finding)
     assert codes(examine(engine)) == []
 
@@ -197,7 +197,7 @@ def test_index_that_is_being_built(engine: Engine) -> None:
 
     def build() -> None:
         with closing(raw(engine.url, autocommit=True)) as connection:
-            connection.execute("CREATE INDEX CONCURRENTLY half_message_key ON outbox.half_message (key)")
+            connection.execute("CREATE INDEX CONCURRENTLY half_message_key ON outbox.half_message_default (key)")
 
     with engine.connect() as writer:
         sql(writer, "INSERT INTO outbox.half_message (id, producer_group, topic, content_type, body) "
@@ -218,7 +218,7 @@ def test_index_that_is_being_built(engine: Engine) -> None:
 @pytest.mark.parametrize("value", ["false", "off"])
 def test_autovacuum_off_for_a_table(engine: Engine, option: str, value: str) -> None:
     """Autovacuum that was switched off for one of our tables is switched on again."""
-    sql(engine, f"ALTER TABLE outbox.half_message SET ({option} = {value}, fillfactor = 90)")
+    sql(engine, f"ALTER TABLE outbox.half_message_default SET ({option} = {value}, fillfactor = 90)")
     report = examine(engine)
     assert codes(report) == ["autovacuum.table"]
     assert the(report, "autovacuum.table").details["option"] == option

@@ -334,14 +334,14 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- prune -----------------------------------------------------------------------------------------------
     Mutant(
         "prune: what somebody sends again is left alone",
-        "prune/sql.py",
+        "prune/segments_sql.py",
         "WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED",
         "WHERE half_id IN (SELECT id FROM settled)",
         "prune,resend@settled",
     ),
     Mutant(
         "prune: the newest message of a queue stays",
-        "prune/sql.py",
+        "prune/segments_sql.py",
         "                   OR NOT EXISTS (SELECT FROM {s}.message n\n"
         "                                   WHERE n.topic = m.topic AND n.queue = m.queue "
         "AND n.position > m.position)))",
@@ -357,7 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "prune: what was sent again lately stays",
-        "prune/sql.py",
+        "prune/segments_sql.py",
         "m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)\n",
         "false\n",
         "tests/prune/test_prune.py",

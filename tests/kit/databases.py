@@ -40,6 +40,11 @@ BEGIN
     FOR each IN SELECT oid::regprocedure AS name FROM pg_proc WHERE pronamespace = 'public'::regnamespace LOOP
         EXECUTE format('DROP ROUTINE %s CASCADE', each.name);
     END LOOP;
+    FOR each IN SELECT oid::regclass AS name FROM pg_class
+                 WHERE relnamespace = 'outbox'::regnamespace AND relkind = 'r' AND relispartition
+                   AND relname !~ '_default$' LOOP
+        EXECUTE format('DROP TABLE %s', each.name);
+    END LOOP;
     SELECT string_agg(oid::regclass::text, ', ') INTO tables FROM pg_class
      WHERE relnamespace = 'outbox'::regnamespace AND relkind = 'r' AND position('version' IN relname) = 0
        AND pg_relation_size(oid) > 0;

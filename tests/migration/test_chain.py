@@ -23,7 +23,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": ["producer_0001", "producer_0003"],
+    "producer": ["producer_0001", "producer_0002", "producer_0003"],
     "consumer": ["consumer_0001", "consumer_0003"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
@@ -33,8 +33,9 @@ COMMON, PRODUCER, CONSUMER = (
 
 
 def tables(engine: Engine, schema: str = "outbox") -> set[str]:
-    """Return the tables in the schema, without Alembic's own."""
-    return set(inspect(engine).get_table_names(schema=schema)) - {migration.VERSION_TABLE}
+    """Return the tables in the schema, without Alembic's own and without partitions."""
+    found = set(inspect(engine).get_table_names(schema=schema)) - {migration.VERSION_TABLE}
+    return {name for name in found if not name.endswith("_default")}
 
 
 def fill(connection: Connection, schema: str = "outbox") -> None:
@@ -211,6 +212,9 @@ def _dump(url: str) -> str:
             "--no-owner",
             "-T",
             f"*.{migration.VERSION_TABLE}",
+            # The DEFAULT partitions are the tables of before: the metadata has none.
+            "-T",
+            "*.*_default",
             "--dbname",
             url.replace("+psycopg", ""),
         ],

@@ -29,7 +29,8 @@ WITH relation AS (
     SELECT oid, relname, relkind, reloptions FROM pg_class
      WHERE relnamespace = CAST(:namespace AS oid) AND relname = ANY (:tables) AND relkind IN ('r', 'p', 'S')
 )
-SELECT relname, CASE relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, '', coalesce(reloptions::text, '')
+SELECT relname, CASE relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, '',
+       concat_ws(' ', reloptions::text, 'PARTITION BY ' || pg_get_partkeydef(oid))
   FROM relation
  UNION ALL
 SELECT r.relname, 'column', a.attname,

@@ -6,6 +6,7 @@ import io
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from outbox.database.engines import Bind
 
 _TURN_TIMEOUT = 60.0
+_IS_VALID = text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 # Alembic keeps what it is doing in module globals.
 _one_at_a_time = threading.Lock()
 
@@ -46,6 +48,7 @@ def upgrade(
         InvalidSettings: a part or a schema name that isn't one.
     """
     named = None if parts is None else chain.check_parts(parts)
+    _build_indexes(bind, named or chain.PARTS, chain.check_schema(schema))
     with _turn(bind, schema, lock_timeout) as (connection, config, done):
         installed = read(connection, schema)
         which = named or tuple(part for part in chain.PARTS if installed[part]) or chain.PARTS
@@ -102,6 +105,41 @@ def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
     with _one_at_a_time:
         _alembic().upgrade(config, "heads" if parts == chain.PARTS else f"{parts[0]}@head", sql=True)
     return written.getvalue()
+
+
+def _indexes_before(branch: str, revision: str) -> list[tuple[str, str]]:
+    """Return the indexes, as name and target, that a branch's revisions after this one want built beforehand."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415 - slow to import
+
+    scripts = ScriptDirectory(chain.folder())
+    newer = reversed(list(takewhile(lambda each: each != revision, chain.history(branch))))
+    modules = [script.module for each in newer if (script := scripts.get_revision(each))]
+    return [index for module in modules for index in getattr(module, "BEFORE", ())]
+
+
+def _build_indexes(bind: Bind, parts: tuple[str, ...], schema: str) -> None:
+    """Build the indexes for which the next revisions look, in tables that have rows, without keeping anybody out.
+
+    One that was interrupted is built again.
+    """
+    with connected(bind) as connection:
+        installed = read(connection, schema)
+        missing = [
+            index
+            for branch, revision in installed.items()
+            if branch in ("common", *parts) and revision and chain.known(revision)
+            for index in _indexes_before(branch, revision)
+        ]
+        if not missing:
+            return
+        connection.rollback()
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        for name, target in missing:
+            valid = connection.scalar(_IS_VALID, {"name": f'"{schema}".{name}'})
+            if valid is False:
+                connection.execute(text(f'DROP INDEX CONCURRENTLY IF EXISTS "{schema}".{name}'))
+            if not valid:
+                connection.execute(text(f'CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON "{schema}".{target}'))
 
 
 @contextmanager

@@ -390,7 +390,7 @@ def differences(examination: Examination) -> Iterator[Diagnosis]:
     tables = list(examination.tables())
     invalid = examination.rows(sql.INVALID_INDEXES, tables=tables)
     known = (
-        *(f"index {name} of {table} is " for name, table, _ in invalid),
+        *(f"index {name} of {table} is " for name, table, *_ in invalid),
         *(f"table {name} is '" for name in tables),
         "common is at revision ",
     )
@@ -406,9 +406,11 @@ def indexes(examination: Examination) -> Iterator[Diagnosis]:
     """CREATE or REINDEX … CONCURRENTLY leaves an invalid index behind when it fails: written to, and never read."""
     tables = examination.tables().values()
     ours = {index.name for table in tables for index in table.indexes} | {table.primary_key.name for table in tables}
-    for name, table, quoted in examination.rows(sql.INVALID_INDEXES, tables=[table.name for table in tables]):
-        details = {"index": name, "table": table, "known": name in ours}
-        verb = "REINDEX" if name in ours else "DROP"
+    invalid = examination.rows(sql.INVALID_INDEXES, tables=[table.name for table in tables])
+    for name, table, quoted, of_partition in invalid:
+        known = of_partition or name in ours
+        details = {"index": name, "table": table, "known": known}
+        verb = "REINDEX" if known else "DROP"
         yield examination.finding("index.invalid", details, verb=verb, quoted=quoted)
 
 

@@ -291,21 +291,26 @@ SELECT s.stats::text
 
 #: The tables, the biggest first. Rows: ``(name, estimated rows, bytes, dead rows, last vacuum)``.
 TABLE_SIZES = Template("""
-SELECT c.relname, greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid), coalesce(t.n_dead_tup, 0),
-       greatest(t.last_vacuum, t.last_autovacuum)
-  FROM pg_class c LEFT JOIN pg_stat_user_tables t ON t.relid = c.oid
+SELECT w.relname, sum(greatest(c.reltuples, 0))::int8, sum(pg_total_relation_size(c.oid))::int8,
+       coalesce(sum(t.n_dead_tup), 0)::int8, max(greatest(t.last_vacuum, t.last_autovacuum))
+  FROM pg_class c
+  JOIN pg_class w ON w.oid = coalesce(pg_partition_root(c.oid)::oid, c.oid)
+  LEFT JOIN pg_stat_user_tables t ON t.relid = c.oid
  WHERE c.relnamespace = '{s}'::regnamespace AND c.relkind = 'r'
+ GROUP BY w.relname
  ORDER BY 3 DESC, 1
 """)
 
-#: Indexes of these tables that can't be used. Rows: ``(index, table, index quoted with its schema)``.
+#: Indexes of these tables that can't be used. Rows: ``(index, table, index quoted with its schema, it belongs to an
+#: index of a partitioned table)``.
 #: One that is being built is not valid yet either.
 INVALID_INDEXES = Template("""
-SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname)
+SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname), i.relispartition
   FROM pg_namespace n
-  JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = ANY (%(tables)s::text[])
+  JOIN pg_class t ON t.relnamespace = n.oid
+  JOIN pg_class w ON w.oid = coalesce(pg_partition_root(t.oid)::oid, t.oid) AND w.relname = ANY (%(tables)s::text[])
   JOIN pg_index x ON x.indrelid = t.oid
-  JOIN pg_class i ON i.oid = x.indexrelid
+  JOIN pg_class i ON i.oid = x.indexrelid AND i.relkind = 'i'
  WHERE n.oid = to_regnamespace('{s}') AND NOT (x.indisvalid AND x.indisready AND x.indislive)
    AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = x.indexrelid)
  ORDER BY 2, 1
@@ -315,7 +320,8 @@ SELECT i.relname::text, t.relname::text, format('%%I.%%I', n.nspname, i.relname)
 AUTOVACUUM_OFF = Template("""
 SELECT format('%%I.%%I', n.nspname, c.relname), o.prefix || 'autovacuum_enabled'
   FROM pg_namespace n
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = ANY (%(tables)s::text[])
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relkind = 'r'
+  JOIN pg_class w ON w.oid = coalesce(pg_partition_root(c.oid)::oid, c.oid) AND w.relname = ANY (%(tables)s::text[])
   LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
  CROSS JOIN LATERAL (
        SELECT '' AS prefix, * FROM pg_options_to_table(c.reloptions)

@@ -1,0 +1,396 @@
+"""Segments: partitions by id that are made ahead of the clock, and emptied as a whole when they are old.
+
+Message ids begin with the client's time, so that a range of ids is a range of time. To delete its rows one by one would
+leave each of them in the indexes until a vacuum takes it, and while any old snapshot is held, none can. A segment that
+is truncated leaves nothing.
+
+What is emptied is one range of ids in ``half_message``, ``op_message`` and ``message`` together: never an op without
+its half, never a message without its op. Ids of no segment (of before the first one, of clocks that are far off, that
+are no UUIDv7) are in the DEFAULT partitions, where `outbox.prune.once` deletes row by row; and so are the survivors of
+a segment that is dropped, which keeps the number of partitions small.
+
+Nobody waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be kept is
+found out before, without a lock (`_survey`), and under the lock by index alone (`_changed`). Where a lock can't be
+had, the next pass tries again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import (
+    LOCK_NOT_AVAILABLE,
+    STATEMENT_CANCELLED,
+    Row,
+    Statement,
+    execute,
+    in_schema,
+    lock_key,
+    sqlstate,
+)
+from outbox.database.sql import plan_by_index, try_lock, wait_at_most
+from outbox.database.tables import SEGMENTED, producer_tables
+from outbox.message.model import Counts
+from outbox.prune import segments_sql as sql
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
+
+logger = logging.getLogger("outbox.prune")
+
+#: How long (seconds) a statement that takes locks may wait, and how long each may take that holds them.
+WAIT = 0.1
+#: Segments to the length of the retention. The more there are, the longer a statement takes that looks at all of them.
+_SEGMENTS = 2
+_SHORTEST = 60.0
+#: Segments that are ready for the time to come, besides that of now.
+_AHEAD = 1
+#: At most so many, where old ones can't be dropped.
+_MOST = 24
+#: At most so many rows of a table are written again to keep them.
+_FEW = 1_000
+
+_INSUFFICIENT_PRIVILEGE = "42501"
+_FAILED_CHECK = "23514"
+_BOUNDS = re.compile(r"FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)")
+_END = UUID(int=(1 << 128) - 1)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """A range of ids, and the end of its partitions' names."""
+
+    first: UUID
+    end: UUID
+    suffix: str
+
+    @property
+    def end_ms(self) -> int:
+        """The time that ids at its end begin with, in ms since 1970."""
+        return self.end.int >> 80
+
+    def leaf(self, table: str) -> str:
+        """Return the name of its partition of a table."""
+        return f"{table}_{self.suffix}"
+
+
+def segment_length(retention: float) -> int:
+    """Return how long (whole seconds) a segment is: half of the retention, but a minute at least."""
+    return math.ceil(max(retention / _SEGMENTS, _SHORTEST))
+
+
+def segments(connection: Connection, schema: str) -> list[Segment]:
+    """Read the segments, in order. The catalog is the only queue_of that knows them."""
+    found = []
+    for name, bound in execute(connection, sql.partitions(schema))[0]:
+        if match := _BOUNDS.search(bound):
+            found.append(Segment(UUID(match[1]), UUID(match[2]), name.removeprefix("half_message_")))
+    return sorted(found)
+
+
+def gaps(found: Sequence[Segment]) -> Iterator[tuple[UUID, UUID]]:
+    """Yield the ranges of ids that are in no segment, as the id before the first one and the id after the last one."""
+    before = UUID(int=0)
+    for each in found:
+        if each.first.int > before.int + 1:
+            yield before, each.first
+        before = UUID(int=each.end.int - 1)
+    yield before, _END
+
+
+def prune_segments_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+) -> Counts:
+    """Make the segments of the time to come; empty those that are old, and drop one of them.
+
+    Needs a role that owns the tables and may make new ones in their schema; without one, all is deleted row by row.
+    Returns ``taken`` rows and ``done`` halves that were pruned.
+    """
+    done = 0
+    try:
+        _make_ahead(connection, settings)
+        with connection.begin():
+            found, now = segments(connection, settings.schema), _now_ms(connection)
+        old = [each for each in found if each.end_ms + settings.retention * 1000 < now]
+        for segment in old:
+            if stopping():
+                break
+            # For so long it couldn't be locked, or has too much to keep.
+            held = segment.end_ms + (settings.retention + segment_length(settings.retention)) * 1000 < now
+            done += empty_segment(connection, settings, segment, by_row=held, stopping=stopping)
+        # One a pass: it takes the lock of whole tables for an instant.
+        next((each for each in old if drop_segment(connection, settings, each) is not None), None)
+    except DBAPIError as error:
+        if sqlstate(error) != _INSUFFICIENT_PRIVILEGE:
+            raise
+        logger.debug("this role can't make or empty segments: %s", error.orig, extra={"event": "segments.not_allowed"})
+    return Counts(taken=done, done=done)
+
+
+def _now_ms(connection: Connection) -> int:
+    return int(execute(connection, sql.NOW_MS)[0][0][0])
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+def _make_ahead(connection: Connection, settings: Settings) -> None:
+    with connection.begin():
+        found, now = segments(connection, settings.schema), _now_ms(connection)
+    length = segment_length(settings.retention) * 1000
+    for number in range(now // length, now // length + 1 + _AHEAD):
+        first, end = _at(number * length), _at((number + 1) * length)
+        if inside := _overlapping(found, first, end):
+            # Of another length: what is left of this range begins after it.
+            first = max(first, inside[-1].end)
+        if first >= end:
+            continue
+        if len(found) >= _MOST:
+            logger.warning(
+                "there are %d segments of messages, and old ones can't be dropped; no more are made",
+                len(found),
+                extra={"event": "segments.too_many", "segments": len(found)},
+            )
+            return
+        segment = Segment(first, end, f"{_time_of(first):%Y%m%dt%H%M%S}")
+        if make_segment(connection, settings, segment):
+            found = sorted([*found, segment])
+
+
+def _overlapping(found: Sequence[Segment], first: UUID, end: UUID) -> list[Segment]:
+    return [each for each in found if each.first < end and each.end > first]
+
+
+def _at(ms: int) -> UUID:
+    return UUID(int=ms << 80)
+
+
+def _time_of(id_: UUID) -> dt.datetime:
+    return dt.datetime.fromtimestamp((id_.int >> 80) / 1000, dt.UTC)
+
+
+def make_segment(connection: Connection, settings: Settings, segment: Segment) -> bool:
+    """Make the partitions of a segment, in one transaction; False where a lock can't be had, or too much is in the way.
+
+    To attach a partition locks the DEFAULT one altogether, and reads it: the ids of the new range that are there
+    (those of clocks that are ahead) move over before. It doesn't keep writers out of the table itself, though: an
+    insert that was routed to the DEFAULT partition, and waits there, would fail when the range isn't that partition's
+    any more. So this waits for all writers first, and they wait for this.
+    """
+    schema = settings.schema
+    with _shortly(connection, schema, "make", segment) as mine:
+        if not mine:
+            return False
+        for table in SEGMENTED:
+            execute(connection, sql.create(schema, table, segment.leaf(table)))
+        tables = ", ".join(f"ONLY {_name(schema, table)}" for table in SEGMENTED)
+        defaults = ", ".join(_name(schema, f"{table}_default") for table in SEGMENTED)
+        execute(
+            connection,
+            Statement(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"),
+            Statement(f"LOCK TABLE {defaults} IN ACCESS EXCLUSIVE MODE"),
+        )
+        values = {"first": segment.first, "end": segment.end}
+        for table, column in SEGMENTED.items():
+            names = {"leaf": segment.leaf(table), "table": table, "column": column}
+            execute(
+                connection,
+                sql.moved(schema, names, _columns(schema, table), values),
+                sql.attach(schema, names, segment.first, segment.end),
+            )
+        return True
+    return False
+
+
+# --- emptying --------------------------------------------------------------------------------------------------------
+
+
+def empty_segment(
+    connection: Connection,
+    settings: Settings,
+    segment: Segment,
+    *,
+    by_row: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """Delete what is settled and older than the retention in a segment; return how many halves went.
+
+    With ``by_row``, what can't be deleted as a whole goes row by row.
+    """
+    schema = settings.schema
+    with connection.begin():
+        (taken, *_), ((hidden,),) = execute(connection, try_lock(_lock(schema)), sql.row_security(schema))
+        if not taken[0] or segment not in segments(connection, schema) or hidden:
+            return 0  # what the role can't see, it can't keep
+        _, (survey,) = execute(connection, plan_by_index(), _survey(settings, segment))
+    snapshot, halves, keep, *ends = survey
+    keep = keep or []
+    done = 0
+    if halves > len(keep) and len(keep) <= _FEW:
+        done = _compact(connection, schema, segment, halves, keep, snapshot, ends)
+    if not done and halves > len(keep) and by_row:
+        logger.info(
+            "segment %s can't be emptied; what is settled in it is deleted row by row",
+            segment.suffix,
+            extra={"event": "segment.held", "segment": segment.suffix, "keep": len(keep)},
+        )
+        done = prune_rows(connection, settings, UUID(int=segment.first.int - 1), segment.end, stopping)
+    with connection.begin():
+        execute(connection, sql.left_over(schema, segment.first, segment.end))
+    return done
+
+
+def _survey(settings: Settings, segment: Segment) -> Statement:
+    values = {
+        "first": segment.first,
+        "end": segment.end,
+        "retention": settings.retention,
+        "limit": _FEW + 1,
+    }
+    return sql.survey(settings.schema, _leaves(segment), values)
+
+
+def _leaves(segment: Segment) -> dict[str, str]:
+    return {table: segment.leaf(table) for table in SEGMENTED}
+
+
+def _compact(
+    connection: Connection,
+    schema: str,
+    segment: Segment,
+    halves: int,
+    keep: list[UUID],
+    snapshot: str,
+    ends: Sequence[Row],
+) -> int:
+    """Truncate a segment, and write again what is to be kept; return how many halves went.
+
+    Whoever writes into the segment waits for the lock, and looks again after it: each statement takes the locks of all
+    partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half, which was kept)
+    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot would
+    find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+    """
+    leaves = {table: _name(schema, name) for table, name in _leaves(segment).items()}
+    with _shortly(connection, schema, "empty", segment) as mine:
+        if not mine:
+            return 0
+        for table in SEGMENTED:
+            execute(connection, sql.make_survivors(schema, table))
+        execute(connection, Statement(f"LOCK TABLE {', '.join(leaves.values())} IN ACCESS EXCLUSIVE MODE"))
+        # A statement of its own, after the lock: it sees all that was written since the survey.
+        values = {"first": segment.first, "end": segment.end, "snapshot": snapshot}
+        values |= dict(zip(("topics", "queues", "lasts"), ends, strict=True))
+        (changed,) = execute(connection, sql.changed(schema, _leaves(segment), values))
+        keep = sorted({*keep, *(row[0] for row in changed)})
+        if len(keep) > _FEW:
+            return 0
+        survivors = 0
+        for table, column in SEGMENTED.items():
+            columns = _columns(schema, table)
+            (rows,) = execute(connection, sql.copy_survivors(leaves[table], table, column, columns, keep))
+            survivors += len(rows) if table == "half_message" else 0
+        execute(connection, Statement(f"TRUNCATE {', '.join(leaves.values())}"))
+        for table in SEGMENTED:
+            execute(connection, sql.put_back(leaves[table], table, _columns(schema, table)))
+        return max(halves - survivors, 0)
+    return 0
+
+
+def drop_segment(connection: Connection, settings: Settings, segment: Segment) -> bool | None:
+    """Drop a segment that has few rows, which move into the DEFAULT partitions; tell whether that could be done.
+
+    None: it has too many.
+    """
+    schema = settings.schema
+    count = sql.at_most(schema, _leaves(segment), _FEW + 1)
+    with _shortly(connection, schema, "drop", segment) as mine:
+        if not mine:
+            return False
+        # Looked at before the lock, and again under it.
+        if execute(connection, count)[0][0][0] > _FEW:
+            return None
+        tables = ", ".join(f"ONLY {_name(schema, table)}" for table in SEGMENTED)
+        execute(connection, Statement(f"LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE"))
+        if execute(connection, count)[0][0][0] > _FEW:
+            return None
+        for table in SEGMENTED:
+            execute(connection, *sql.fold(schema, table, segment.leaf(table), _columns(schema, table)))
+        return True
+    return False
+
+
+# --- row by row ------------------------------------------------------------------------------------------------------
+
+
+def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUID, stopping: Callable[[], bool]) -> int:
+    """Delete settled halves of a range of ids, row by row; return how many went. A short transaction a batch.
+
+    Goes on from id to id until it comes to halves that are too young, so that what can't go yet (a message that waits
+    for its time) never hides what comes after it. ``stopping`` is asked between batches.
+    """
+    schema, batch = settings.schema, settings.prune_batch
+    deleted, going = 0, True
+    while going and not stopping():
+        halves = sql.settled_halves(schema, after=after, end=end, limit=batch, retention=settings.retention)
+        with connection.begin():
+            _, ((found, gone, after, young),) = execute(connection, plan_by_index(), halves)
+        deleted += gone
+        going = found == batch and not young
+    return deleted
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _shortly(connection: Connection, schema: str, act: str, segment: Segment) -> Iterator[bool]:
+    """Begin a transaction that waits for no lock for long, and say whether the segment is this worker's to act on.
+
+    A lock that can't be had ends it, and is told; the caller goes on after the block.
+    """
+    try:
+        with connection.begin():
+            limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
+            (taken, *_), *_ = execute(connection, try_lock(_lock(schema)), *limits)
+            # Read after the lock was taken: another worker may have made or dropped it meanwhile.
+            if act == "make":
+                yield bool(taken[0]) and not _overlapping(segments(connection, schema), segment.first, segment.end)
+            else:
+                yield bool(taken[0]) and segment in segments(connection, schema)
+    except DBAPIError as error:
+        if sqlstate(error) not in {LOCK_NOT_AVAILABLE, STATEMENT_CANCELLED, _FAILED_CHECK}:
+            raise
+        logger.debug(
+            "couldn't %s segment %s now: %s",
+            act,
+            segment.suffix,
+            error.orig,
+            extra={"event": "segment.busy", "act": act, "segment": segment.suffix},
+        )
+
+
+def _lock(schema: str) -> int:
+    """Return the advisory lock that a worker holds while it makes, looks through, empties or drops a segment."""
+    return lock_key("segments", schema)
+
+
+def _name(schema: str, table: str) -> str:
+    return in_schema(f"{{s}}.{table}", schema)
+
+
+def _columns(schema: str, table: str) -> str:
+    """Return the columns of a table that can be written."""
+    columns = producer_tables(schema).tables[f"{schema}.{table}"].columns
+    return ", ".join(column.name for column in columns if column.computed is None)

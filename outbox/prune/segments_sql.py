@@ -1,0 +1,237 @@
+"""Statements of segments: partitions of ``half_message``, ``op_message`` and ``message``; and of rows one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from outbox.database.execute import Statement, Template, in_schema
+from outbox.database.tables import SEGMENTED
+
+#: The database's clock. Rows: ``(ms since 1970,)``.
+NOW_MS = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8")
+
+#: Read the partitions. Rows: ``(name, bounds)``.
+partitions = Template("""
+SELECT c.relname::text, pg_get_expr(c.relpartbound, c.oid)
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+ WHERE i.inhparent = '{s}.half_message'::regclass
+""")
+
+#: Tell whether row security hides something from this role. Rows: ``(it may,)``.
+row_security = Template(
+    "SELECT " + " OR ".join(f"row_security_active('{{s}}.{table}'::regclass)" for table in SEGMENTED)
+)
+
+# A half goes together with its op and its messages, in one statement: no op without its half (a check would take
+# an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
+# newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
+# which only bounds the scan; what decides is the database's own time of the decision.
+#: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
+#: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
+settled_halves = Template("""
+WITH old AS MATERIALIZED (
+    SELECT h.id, o.resolution, o.decided_at
+      FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
+     WHERE h.id > %(after)s AND h.id < %(end)s
+     ORDER BY h.id LIMIT %(limit)s
+), settled AS MATERIALIZED (
+    SELECT id FROM old
+     WHERE decided_at < clock_timestamp() - make_interval(secs => %(retention)s)
+       AND (resolution = 'rollback'
+            OR EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = id AND d.recalled_at IS NOT NULL)
+            OR EXISTS (SELECT FROM {s}.message m WHERE m.half_id = id))
+       AND NOT EXISTS (
+           SELECT FROM {s}.message m
+            WHERE m.half_id = id
+              AND (m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)
+                   OR NOT EXISTS (SELECT FROM {s}.message n
+                                   WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
+), locked AS MATERIALIZED (
+    SELECT half_id FROM {s}.op_message WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED
+), messages AS (
+    DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
+), checks AS (
+    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
+), scheduled AS (
+    DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
+), ops AS (
+    DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
+), halves AS (
+    DELETE FROM {s}.half_message WHERE id IN (SELECT half_id FROM locked) RETURNING id
+)
+SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
+       (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
+""")
+
+# The queues that have messages in a segment: jumps from queue to queue in the index.
+_QUEUES = """
+queue_of AS (
+    (SELECT topic, queue FROM {message} ORDER BY topic, queue LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM queue_of p CROSS JOIN LATERAL (
+        SELECT topic, queue FROM {message} m WHERE (m.topic, m.queue) > (p.topic, p.queue)
+         ORDER BY topic, queue LIMIT 1) n
+)"""
+
+# Settled is the same as in `settled_halves`, for a whole segment at once. What lacks its half stays, as it does there.
+_SURVEY = (
+    "WITH RECURSIVE"
+    + _QUEUES
+    + """, ends AS MATERIALIZED (
+    SELECT topic, queue,
+           (SELECT max(position) FROM {message} m WHERE m.topic = p.topic AND m.queue = p.queue) AS last,
+           (SELECT half_id FROM {s}.message m WHERE m.topic = p.topic AND m.queue = p.queue
+             ORDER BY position DESC LIMIT 1) AS newest
+      FROM queue_of p
+), limits AS MATERIALIZED (
+    SELECT clock_timestamp() - make_interval(secs => %(retention)s) AS young
+), survivor AS MATERIALIZED (
+    SELECT h.id
+      FROM {half_message} h CROSS JOIN limits
+      LEFT JOIN {op_message} o ON o.half_id = h.id
+      LEFT JOIN (SELECT half_id, max(visible_at) AS visible_at FROM {message} GROUP BY half_id) m ON m.half_id = h.id
+      LEFT JOIN {s}.scheduled_message d ON d.half_id = h.id
+     WHERE (o.decided_at < young
+            AND (o.resolution = 'rollback' OR d.recalled_at IS NOT NULL OR m.half_id IS NOT NULL)
+            AND (d.half_id IS NULL OR d.recalled_at IS NOT NULL)
+            AND (m.half_id IS NULL OR m.visible_at < young)) IS NOT TRUE
+    UNION
+    SELECT newest FROM ends WHERE newest >= %(first)s AND newest < %(end)s
+    UNION
+    SELECT half_id FROM {op_message} o WHERE NOT EXISTS (SELECT FROM {half_message} h WHERE h.id = o.half_id)
+    UNION
+    SELECT half_id FROM {message} m WHERE NOT EXISTS (SELECT FROM {half_message} h WHERE h.id = m.half_id)
+    LIMIT %(limit)s
+)
+SELECT pg_current_snapshot()::text, (SELECT count(*) FROM {half_message}), (SELECT array_agg(id) FROM survivor),
+       (SELECT array_agg(topic) FROM ends), (SELECT array_agg(queue) FROM ends), (SELECT array_agg(last) FROM ends)
+"""
+)
+
+# All that can have made a half of the segment unsettled since the survey, or be new in it; each by an index, since the
+# segment is locked meanwhile. An op's transaction wasn't in the survey's snapshot. A half that is new without an op has
+# a check. A message that is new (sent again, released, made by a repair) is behind the end that its queue had in the
+# segment: positions only grow, and the batches that append them come one after another.
+_CHANGED = (
+    "WITH RECURSIVE"
+    + _QUEUES
+    + """
+SELECT half_id FROM {op_message} WHERE xid >= pg_snapshot_xmax(%(snapshot)s::pg_snapshot)
+ UNION
+SELECT half_id FROM {op_message} WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(snapshot)s::pg_snapshot)))
+ UNION
+SELECT half_id FROM {s}.half_check WHERE half_id >= %(first)s AND half_id < %(end)s
+ UNION
+SELECT half_id FROM {s}.scheduled_message
+ WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NULL
+ UNION
+SELECT n.half_id
+  FROM queue_of p
+  LEFT JOIN unnest(%(topics)s::text[], %(queues)s::int[], %(lasts)s::int8[]) e (topic, queue, last)
+         ON e.topic = p.topic AND e.queue = p.queue
+ CROSS JOIN LATERAL (SELECT half_id FROM {message} m
+                      WHERE m.topic = p.topic AND m.queue = p.queue AND m.position > coalesce(e.last, 0)) n
+"""
+)
+
+# Of halves that are gone. While a half is there, its history is.
+_LEFT_OVER = """
+WITH histories AS (
+    DELETE FROM {s}.check_history c
+     WHERE half_id >= %(first)s AND half_id < %(end)s
+       AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = c.half_id)
+)
+DELETE FROM {s}.scheduled_message d
+ WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NOT NULL
+   AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = d.half_id)
+"""
+
+
+def survey(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
+    """Look a segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, their last positions)``.
+
+    The ids are ``limit`` at most, and may be None, as the queues may.
+    """
+    return Statement(_of_segment(_SURVEY, schema, leaves), values)
+
+
+def changed(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
+    """Read what must be kept besides, since a survey. Rows: ``(id,)``."""
+    return Statement(_of_segment(_CHANGED, schema, leaves), values)
+
+
+def left_over(schema: str, first: UUID, end: UUID) -> Statement:
+    """Delete what is in other tables of the halves of a range that are gone."""
+    return Statement(in_schema(_LEFT_OVER, schema), {"first": first, "end": end})
+
+
+def at_most(schema: str, leaves: Mapping[str, str], limit: int) -> Statement:
+    """Count the rows of a segment's fullest partition, to a limit. Rows: ``(rows,)``."""
+    counts = ", ".join(f"(SELECT count(*) FROM (SELECT FROM {{s}}.{name} LIMIT {limit}) x)" for name in leaves.values())
+    return Statement(in_schema(f"SELECT greatest({counts})", schema))
+
+
+def at_most_seconds(seconds: float) -> Statement:
+    """For this transaction, let no statement take longer."""
+    return Statement("SELECT set_config('statement_timeout', %s, true)", (f"{int(seconds * 1000)}ms",))
+
+
+def create(schema: str, table: str, leaf: str) -> Statement:
+    """Make a table that can be attached."""
+    like = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING INDEXES INCLUDING STORAGE"
+    return Statement(in_schema(f"CREATE TABLE {{s}}.{leaf} (LIKE {{s}}.{table} {like})", schema))
+
+
+def moved(schema: str, names: Mapping[str, str], columns: str, values: Mapping[str, object]) -> Statement:
+    """Move the rows of a range out of the DEFAULT partition."""
+    template = """
+WITH moved AS (
+    DELETE FROM {s}.{table}_default WHERE {column} >= %(first)s AND {column} < %(end)s RETURNING {columns}
+)
+INSERT INTO {s}.{leaf} ({columns}) SELECT {columns} FROM moved
+"""
+    for name, text in {**names, "columns": columns}.items():
+        template = template.replace(f"{{{name}}}", text)
+    return Statement(in_schema(template, schema), values)
+
+
+def attach(schema: str, names: Mapping[str, str], first: UUID, end: UUID) -> Statement:
+    """Make a table a partition."""
+    bounds = f"FROM ('{first}') TO ('{end}')"
+    sql = f"ALTER TABLE {{s}}.{names['table']} ATTACH PARTITION {{s}}.{names['leaf']} FOR VALUES {bounds}"
+    return Statement(in_schema(sql, schema))
+
+
+def make_survivors(schema: str, table: str) -> Statement:
+    """Make a table for what is kept, for this transaction."""
+    return Statement(in_schema(f"CREATE TEMP TABLE survivors_{table} (LIKE {{s}}.{table}) ON COMMIT DROP", schema))
+
+
+def copy_survivors(leaf: str, table: str, column: str, columns: str, ids: Sequence[UUID]) -> Statement:
+    """Copy rows to where they are kept. Rows: one for each."""
+    sql = f"INSERT INTO pg_temp.survivors_{table} ({columns}) SELECT {columns} FROM {leaf}"
+    return Statement(f"{sql} WHERE {column} = ANY (%(ids)s::uuid[]) RETURNING 1", {"ids": list(ids)})
+
+
+def put_back(leaf: str, table: str, columns: str) -> Statement:
+    """Copy them back."""
+    return Statement(f"INSERT INTO {leaf} ({columns}) SELECT {columns} FROM pg_temp.survivors_{table}")
+
+
+def fold(schema: str, table: str, leaf: str, columns: str) -> list[Statement]:
+    """Take a partition out, write its rows into the table again, and drop it."""
+    return [
+        Statement(in_schema(sql, schema))
+        for sql in (
+            f"ALTER TABLE {{s}}.{table} DETACH PARTITION {{s}}.{leaf}",
+            f"INSERT INTO {{s}}.{table} ({columns}) SELECT {columns} FROM {{s}}.{leaf}",
+            f"DROP TABLE {{s}}.{leaf}",
+        )
+    ]
+
+
+def _of_segment(template: str, schema: str, leaves: Mapping[str, str]) -> str:
+    for table, leaf in leaves.items():
+        template = template.replace(f"{{{table}}}", f"{{s}}.{leaf}")
+    return in_schema(template, schema)

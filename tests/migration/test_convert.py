@@ -1,0 +1,144 @@
+"""Tables of the first revision, with their rows, become partitioned ones: interrupted, and while all goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from outbox import Outbox, Settings
+from outbox.database import migration
+from outbox.database.migration import runner
+from outbox.database.tables import SEGMENTED
+from outbox.dispatch.once import dispatch_once
+from outbox.errors import SchemaBusy
+from tests.kit import Tables, dispatch_all, send_each, wait_until
+from tests.kit.processes import python
+
+ROWS = "SELECT md5(string_agg(t::text, ',' ORDER BY t::text)), count(*) FROM outbox.{} t"
+
+
+@pytest.fixture
+def old(url: str, engine: Engine) -> Iterator[Engine]:
+    """A database at the first revisions, with messages."""
+    with runner._turn(url, "outbox", 5.0) as (connection, config, _):
+        connection.execute(text("CREATE SCHEMA outbox"))
+        command.upgrade(config, "producer_0001")
+        command.upgrade(config, "consumer_0001")
+    app = Outbox(engine, settings=Settings())
+    send_each(app, "t", *range(20), key="k")
+    dispatch_all(engine)
+    send_each(app, "t", *range(5), key="k")
+    with engine.begin() as connection:
+        app.prepare(connection, "t", "prepared")
+    yield engine
+
+
+def content(tables: Tables) -> dict[str, Any]:
+    """Return what tells the rows of each table."""
+    return {table: tables.rows(ROWS.format(table)) for table in SEGMENTED}
+
+
+def test_rows_stay_and_the_log_goes_on(url: str, old: Engine) -> None:
+    """The same rows are there, and dispatch goes on in the same epoch at the next position."""
+    tables = Tables(old)
+    before = content(tables)
+    assert migration.upgrade(url) == ["producer_0002"]
+    assert migration.check(url) == []
+    assert content(tables) == before
+    assert dispatch_all(old).done == 5
+    assert tables.rows("SELECT position FROM outbox.message ORDER BY position") == list(range(1, 26))
+    assert tables.value("SELECT max(epoch) FROM outbox.dispatch_cursor") == 0
+
+
+def test_privileges_and_indexes_come_along(url: str, old: Engine) -> None:
+    """Who might use a table may use it still; an index that somebody added serves all partitions."""
+    tables, role = Tables(old), f"reader_{old.url.database}"
+    tables.run(f"CREATE ROLE {role}")
+    tables.run(f"GRANT SELECT, INSERT ON outbox.half_message TO {role}")
+    tables.run(f"GRANT UPDATE (xid) ON outbox.op_message TO {role}")
+    tables.run("CREATE INDEX half_message_by_key ON outbox.half_message (key)")
+    migration.upgrade(url)
+    assert tables.value(f"SELECT has_table_privilege('{role}', 'outbox.half_message', 'INSERT')")
+    assert tables.value(f"SELECT has_column_privilege('{role}', 'outbox.op_message', 'xid', 'UPDATE')")
+    assert tables.value("SELECT indisvalid FROM pg_index WHERE indexrelid = 'outbox.half_message_by_key'::regclass")
+    tables.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_what_would_be_lost_is_refused(url: str, old: Engine) -> None:
+    """Policies and triggers of a table aren't left behind in silence."""
+    tables = Tables(old)
+    tables.run("CREATE POLICY mine ON outbox.message")
+    with pytest.raises(DBAPIError, match="policy mine on"):
+        migration.upgrade(url)
+    tables.run("DROP POLICY mine ON outbox.message")
+    assert migration.upgrade(url) == ["producer_0002"]
+
+
+def test_an_index_that_was_interrupted_is_built_again(url: str, old: Engine) -> None:
+    """What a killed upgrade has left is mended by the next one."""
+    tables = Tables(old)
+    tables.run("CREATE INDEX op_message_sequence_0002 ON outbox.op_message (sequence)")
+    tables.run("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.op_message_sequence_0002'::regclass")
+    assert migration.upgrade(url) == ["producer_0002"]
+    assert migration.check(url) == []
+
+
+def test_killed_in_the_middle(url: str, old: Engine) -> None:
+    """An upgrade that is killed while it holds its locks has changed nothing; the next one goes on."""
+    tables = Tables(old)
+    before = content(tables)
+    with old.connect() as reader, reader.begin():
+        reader.execute(text("SELECT count(*) FROM outbox.message"))
+        with python("outbox.cli", "db", "upgrade", "--lock-timeout", "600", "--url", old) as process:
+            wait_until(tables.waiting, "the upgrade waits for a table")
+            process.kill()
+        tables.cut("wait_event_type = 'Lock'")
+        with pytest.raises(SchemaBusy):
+            migration.upgrade(url, lock_timeout=0.05)
+    assert content(tables) == before
+    assert migration.upgrade(url) == ["producer_0002"]
+    assert content(tables) == before
+
+
+def test_senders_and_dispatch_go_on(url: str, old: Engine) -> None:
+    """Nothing that is sent while the tables are converted is lost."""
+    migrated = threading.Event()
+    sent: list[object] = []
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        engine = create_engine(url)
+        app = Outbox(engine, settings=Settings())
+        try:
+            after = 0
+            while after < 20:
+                sent.extend(send_each(app, "t", "meanwhile", key="k"))
+                with engine.connect() as connection:
+                    dispatch_once(connection, Settings())
+                after += migrated.is_set()
+        except BaseException as error:
+            problems.append(error)
+        engine.dispose()
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for each in workers:
+        each.start()
+    wait_until(lambda: len(sent) > 10 or problems, "messages are sent")
+    try:
+        assert migration.upgrade(url, lock_timeout=60.0) == ["producer_0002"]
+    finally:
+        migrated.set()
+        for each in workers:
+            each.join()
+    assert problems == []
+    dispatch_all(old)
+    assert set(Tables(old).messages()) >= set(sent)
+    queue = "SELECT position FROM outbox.message WHERE queue = (SELECT queue FROM outbox.message LIMIT 1)"
+    positions = Tables(old).rows(queue)
+    assert sorted(positions) == list(range(1, len(positions) + 1))
