@@ -110,7 +110,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
     record = Record(job)
     with _engine(job) as engine, _recorded(record, ids.runs, ids):
-        with snapshots_of(job.producer, job.consumer) as snapshots:
+        with snapshots_of(job.producer, job.consumer, waiting=lambda: progress.done(0)) as snapshots:
             connections = snapshots.producer.connection, snapshots.consumer.connection
             check_measures(job.measures, job.pairs, *connections, job.window)
             record.begin(ids)

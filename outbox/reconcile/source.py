@@ -10,7 +10,7 @@ import atexit
 import datetime as dt
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +21,10 @@ import psycopg.sql
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Engine, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from outbox.database import engines, migration
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import CONTENDED, Statement, execute, sqlstate
 from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
 from outbox.message.model import uuid7_at
@@ -102,16 +102,22 @@ class Snapshots:
 
 
 @contextmanager
-def snapshots_of(producer: Access, consumer: Access) -> Iterator[Snapshots]:
+def snapshots_of(
+    producer: Access, consumer: Access, *, waiting: Callable[[], None] = lambda: None
+) -> Iterator[Snapshots]:
     """Take a snapshot of both databases, and hold them until the end of the block.
 
-    While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read.
+    While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read. ``waiting``
+    is called now and then as long as another session has locked a table; what it raises ends the wait.
 
     Raises:
         SourceError: a database can't be reached.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
-    with _snapshot(consumer, "consumer") as of_consumer, _snapshot(producer, "producer") as of_producer:
+    with (
+        _snapshot(consumer, "consumer", waiting) as of_consumer,
+        _snapshot(producer, "producer", waiting) as of_producer,
+    ):
         yield Snapshots(of_consumer, of_producer)
 
 
@@ -150,14 +156,15 @@ def connected(access: Access) -> Iterator[Connection]:
 
 
 @contextmanager
-def _snapshot(access: Access, part: Part) -> Iterator[Snapshot]:
+def _snapshot(access: Access, part: Part, waiting: Callable[[], None]) -> Iterator[Snapshot]:
     with reaching(access):
         connection = engine_of(access).connect()
     with connection:
         with reaching(access):
             migration.require(connection, (part,), access.schema)
             connection.rollback()
-            snapshot = _begin(access, part, connection)
+            while (snapshot := _begin(access, part, connection)) is None:
+                waiting()
         yield snapshot
 
 
@@ -165,9 +172,16 @@ def _locks(access: Access, part: Part) -> list[Statement]:
     return [sql.KEEP_SEGMENTS(access.schema)] if part == "producer" else []
 
 
-def _begin(access: Access, part: Part, connection: Connection) -> Snapshot:
+def _begin(access: Access, part: Part, connection: Connection) -> Snapshot | None:
+    """Begin the transaction of a snapshot; None where a lock couldn't be had for a moment."""
     connection.begin()
-    execute(connection, sql.READ_IN_ONE_SNAPSHOT, *_locks(access, part))
+    try:
+        execute(connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, *_locks(access, part), sql.WAIT_AS_EVER)
+    except DBAPIError as error:
+        if sqlstate(error) not in CONTENDED:
+            raise
+        connection.rollback()
+        return None
     _, ((name,),), ((now,),) = execute(connection, sql.PLAN_FOR_SCANS, sql.EXPORT_SNAPSHOT, sql.CLOCK)
     return Snapshot(access, connection, name, now)
 

@@ -172,6 +172,10 @@ READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE REA
 # Prune truncates segments, which also takes their rows from snapshots that were taken before. It waits for this lock.
 #: Keeps the producer's rows where they are as long as this transaction is open; to come before its first query.
 KEEP_SEGMENTS = Template(f"LOCK TABLE {', '.join(f'{{s}}.{table}' for table in SEGMENTED)} IN ACCESS SHARE MODE")
+#: Has this transaction wait for a lock no longer than half a second, and then as long as its session does. Neither is a
+#: query, which would take the snapshot.
+WAIT_A_MOMENT = Statement("SET LOCAL lock_timeout = '500ms'")
+WAIT_AS_EVER = Statement("SET LOCAL lock_timeout TO DEFAULT")
 #: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
 EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 #: Has this transaction see what was offered under a name.

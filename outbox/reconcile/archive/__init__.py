@@ -221,7 +221,7 @@ def take_archive(
     """
     progress = progress or NoProgress()
     own = folder / f"{quote(pair.topic, safe='')}.{quote(pair.group, safe='')}"
-    with snapshots_of(producer, consumer) as snapshots:
+    with snapshots_of(producer, consumer, waiting=lambda: progress.done(0)) as snapshots:
         ranges = _ranges(window, snapshots)
 
         def archive(kind: Part, snapshot: Snapshot) -> Manifest:
