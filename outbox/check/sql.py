@@ -94,7 +94,8 @@ WITH due AS MATERIALIZED ({due}
 )
 SELECT c.half_id, c.check_times, a.id, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8, h.id IS NULL
-  FROM claimed c JOIN asked a ON a.half_id = c.half_id LEFT JOIN {s}.half_message h ON h.id = c.half_id
+  FROM claimed c JOIN asked a ON a.half_id = c.half_id
+  LEFT JOIN LATERAL (SELECT * FROM {s}.half_message h WHERE h.id = c.half_id OFFSET 0) h ON true
  UNION ALL
 SELECT half_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM spent
 """

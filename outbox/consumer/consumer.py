@@ -48,7 +48,7 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
 from outbox.database.session import begin, commit
-from outbox.database.sql import GroupQueue, number_of, take_lock
+from outbox.database.sql import GroupQueue, number_of, plan_by_index, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
@@ -536,9 +536,9 @@ class Consumer:
         heads = sql.heads(schema, topic=topic)
         if source is connection and self._queues:
             offset = sql.offsets(schema, group=group, topic=topic, queues=sorted(self._queues))
-            rows, offsets = read_source(source, heads, offset)
+            _, rows, offsets = read_source(source, plan_by_index(), heads, offset)
         else:
-            (rows,), offsets = read_source(source, heads), []
+            (_, rows), offsets = read_source(source, plan_by_index(), heads), []
         known = {row[0] for row in offsets}
         if unread := [row[0] for row in rows if row[0] not in known]:
             offsets += read_source(connection, sql.offsets(schema, group=group, topic=topic, queues=unread))[0]
@@ -561,8 +561,11 @@ class Consumer:
             for queue, position, _, _ in waiting
             if not (self._queues[queue].has_read_ahead and self._queues[queue].position == position)
         ]
+        if not missing:
+            return {}
         statements = [self._queues[queue].next_messages(position) for queue, position in missing]
-        return dict(zip((queue for queue, _ in missing), read_source(source, *statements), strict=True))
+        _, *rows = read_source(source, plan_by_index(), *statements)
+        return dict(zip((queue for queue, _ in missing), rows, strict=True))
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry what is due, at most ``limit`` messages.

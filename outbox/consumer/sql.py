@@ -29,7 +29,9 @@ SELECT q, coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(to
 MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))
            AND (%(keys)s::text[] IS NULL OR h.key LIKE ANY (%(keys)s::text[]))"""
 
-# The running sum of sizes bounds the memory of a read; the first message always comes.
+# The running sum of sizes bounds the memory of a read; the first message always comes. With OFFSET 0, each half is
+# looked up by itself, in the one partition that can have it: the planner reckons with a look-up in each of them, and
+# would read all of them rather.
 #: Read the message at a position, without its body, and the next ones of the queue, ``bytes`` of bodies at most (but
 #: one message at least). ``keys`` are LIKE patterns. Rows: ``(position, id, send number, visible_at, key, tag, headers,
 #: content type, body, born_at, matches)``; those which don't match the filter are there to be stepped over.
@@ -42,7 +44,7 @@ SELECT position, half_id, send_number, visible_at, key, tag, headers::text, cont
                   FROM (SELECT * FROM {{s}}.message
                          WHERE topic = %(topic)s AND queue = %(queue)s AND position >= %(position)s
                          ORDER BY position LIMIT %(limit)s + (%(position)s > 0)::int) m
-                  JOIN {{s}}.half_message h ON h.id = m.half_id) b) r
+                 CROSS JOIN LATERAL (SELECT * FROM {{s}}.half_message h WHERE h.id = m.half_id OFFSET 0) h) b) r
  WHERE bytes_before < %(bytes)s
  ORDER BY position
 """)

@@ -81,7 +81,7 @@ def _dispatch(connection: Connection, settings: Settings, limit: int | None) -> 
     """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
     with connection.begin():
         # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
-        _, cursors = execute(connection, plan_by_index(), sql.newest_cursor(settings.schema), then_commit=True)
+        _, cursors = execute(connection, plan_by_index(once=True), sql.newest_cursor(settings.schema), then_commit=True)
     if not cursors or (cursor := sql.Cursor(*cursors[0])).restored:
         return _start_over(connection, settings.schema)
     if cursor.fell_back:
@@ -108,7 +108,7 @@ def _in_turn(connection: Connection, schema: str, *statements: Statement) -> Any
 
     All is one round trip: a host that vanishes meanwhile leaves no lock behind.
     """
-    begin = plan_by_index(), COMMIT_SYNCHRONOUSLY, sql.try_turn(dispatch_lock(schema))
+    begin = plan_by_index(once=True), COMMIT_SYNCHRONOUSLY, sql.try_turn(dispatch_lock(schema))
     try:
         with connection.begin():
             _, _, ((taken, *_),), *rows = execute(

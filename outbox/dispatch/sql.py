@@ -106,14 +106,17 @@ old AS MATERIALIZED (
      WHERE {_TURN}
 )"""
 
+# With OFFSET 0, as in the scalar subquery, each row is looked up by itself, in the one partition that can have it.
+# Else the planner, which reckons with a look-up in each partition, would read all of them rather.
 _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
     SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN LATERAL (SELECT id, topic, key, deliver_at FROM {s}.half_message
+                          WHERE id = b.half_id OFFSET 0) h ON true
       LEFT JOIN {s}.topic t ON t.name = h.topic
      WHERE b.resolution = 'commit'
-       AND (h.deliver_at IS NULL OR NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))
+       AND (h.deliver_at IS NULL OR (SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)
 )"""
 
 # Entries without a half, which is gone or can't be seen.
@@ -231,8 +234,9 @@ WITH batch AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
            1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN {{s}}.half_message h ON h.id = b.half_id
-      LEFT JOIN {{s}}.op_message o ON o.half_id = b.half_id
+      LEFT JOIN LATERAL (SELECT id, topic, key, deliver_at FROM {{s}}.half_message
+                          WHERE id = b.half_id OFFSET 0) h ON true
+      LEFT JOIN LATERAL (SELECT sequence FROM {{s}}.op_message WHERE half_id = b.half_id OFFSET 0) o ON true
       LEFT JOIN {{s}}.topic t ON t.name = h.topic
 )"""
     + _MISSING
@@ -263,7 +267,8 @@ WITH batch AS MATERIALIZED (
            NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN {s}.half_message h ON h.id = b.half_id
+      LEFT JOIN LATERAL (SELECT id, topic, key, deliver_at FROM {s}.half_message
+                          WHERE id = b.half_id OFFSET 0) h ON true
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
     + _UNSEEN

@@ -20,7 +20,7 @@ import datetime as dt
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -184,10 +184,12 @@ def _time_of(id_: UUID) -> dt.datetime:
 def make_segment(connection: Connection, settings: Settings, segment: Segment) -> bool:
     """Make the partitions of a segment, in one transaction; False where a lock can't be had, or too much is in the way.
 
-    To attach a partition locks the DEFAULT one altogether, and reads it: the ids of the new range that are there
-    (those of clocks that are ahead) move over before. It doesn't keep writers out of the table itself, though: an
-    insert that was routed to the DEFAULT partition, and waits there, would fail when the range isn't that partition's
-    any more. So this waits for all writers first, and they wait for this.
+    The ids of the new range that are in the DEFAULT partition (those of clocks that are ahead) move over before.
+
+    To attach a partition, PostgreSQL locks the DEFAULT one altogether, and lets others go on with the table itself.
+    That isn't enough. A statement that is being planned meanwhile knows the partitions of before, waits for the DEFAULT
+    one, and takes its snapshot after that: rows of the new partition are in the snapshot, and the plan doesn't read
+    them. Dispatch would pass over an op for ever. So all wait for the table, and plan after that.
     """
     schema = settings.schema
     with _shortly(connection, schema, "make", segment) as mine:
@@ -195,13 +197,7 @@ def make_segment(connection: Connection, settings: Settings, segment: Segment) -
             return False
         for table in SEGMENTED:
             execute(connection, sql.create(schema, table, segment.leaf(table)))
-        tables = ", ".join(f"ONLY {_name(schema, table)}" for table in SEGMENTED)
-        defaults = ", ".join(_name(schema, f"{table}_default") for table in SEGMENTED)
-        execute(
-            connection,
-            Statement(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"),
-            Statement(f"LOCK TABLE {defaults} IN ACCESS EXCLUSIVE MODE"),
-        )
+        execute(connection, _lock_tables(schema, [f"{table}_default" for table in SEGMENTED]))
         values = {"first": segment.first, "end": segment.end}
         for table, column in SEGMENTED.items():
             names = {"leaf": segment.leaf(table), "table": table, "column": column}
@@ -321,8 +317,7 @@ def drop_segment(connection: Connection, settings: Settings, segment: Segment) -
         # Looked at before the lock, and again under it.
         if execute(connection, count)[0][0][0] > _FEW:
             return None
-        tables = ", ".join(f"ONLY {_name(schema, table)}" for table in SEGMENTED)
-        execute(connection, Statement(f"LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE"))
+        execute(connection, _lock_tables(schema, _leaves(segment).values()))
         if execute(connection, count)[0][0][0] > _FEW:
             return None
         for table in SEGMENTED:
@@ -379,6 +374,12 @@ def _shortly(connection: Connection, schema: str, act: str, segment: Segment) ->
             error.orig,
             extra={"event": "segment.busy", "act": act, "segment": segment.suffix},
         )
+
+
+def _lock_tables(schema: str, leaves: Iterable[str]) -> Statement:
+    """Lock the tables, and some of their partitions; one statement, so that all its waits together are short."""
+    tables = [*(f"ONLY {_name(schema, table)}" for table in SEGMENTED), *(_name(schema, leaf) for leaf in leaves)]
+    return Statement(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
 
 
 def _lock(schema: str) -> int:

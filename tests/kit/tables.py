@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Engine, create_engine, text
 OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
 _FILLED = (
     "SELECT string_agg(name, ', ') FROM unnest(CAST(:tables AS text[])) AS name"
-    " WHERE pg_relation_size(CAST(name AS regclass)) > 0"
+    " WHERE EXISTS (SELECT FROM pg_partition_tree(CAST(name AS regclass)) p WHERE pg_relation_size(p.relid) > 0)"
+    "    OR pg_relation_size(CAST(name AS regclass)) > 0"
 )
 _DUE = "clock_timestamp() - interval '1 ms'"
 

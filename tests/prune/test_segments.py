@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings
+from outbox.consumer.sql import message_by_id
 from outbox.database.execute import execute
 from outbox.dispatch.once import release_due_once
 from outbox.message.model import uuid7_at
@@ -398,6 +399,34 @@ def test_a_send_into_the_range_of_a_new_segment(engine: Engine, monkeypatch: pyt
         dispatch_all(connection, YOUNG)
         assert [each.id for each in messages(connection)] == sent
     assert tables.rows("SELECT count(*) FROM outbox.half_message_default") == [0]
+
+
+def test_a_reader_that_comes_while_a_segment_is_made(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that waits for the new segment reads it: it misses neither what moved there nor what came since."""
+    monkeypatch.setattr(module, "WAIT", 30.0)
+    tables, app = Tables(engine), Outbox(engine, settings=YOUNG)
+    with engine.begin() as connection:
+        half_id = app.send(connection, "t", "body", key="a")
+    found: list[Any] = []
+
+    def read() -> None:
+        with engine.connect() as connection:
+            found.extend(execute(connection, message_by_id("outbox", id=half_id, tags=None, keys=None))[0])
+
+    reader = threading.Thread(target=read)
+
+    def with_a_reader(connection: Connection, *statements: Any, **options: Any) -> Any:
+        if any("ATTACH" in each.sql for each in statements) and reader.ident is None:
+            reader.start()
+            wait_until(tables.waiting, "the reader waits for the segment")
+        return execute(connection, *statements, **options)
+
+    with engine.connect() as connection:
+        dispatch_all(connection, YOUNG)
+        monkeypatch.setattr(module, "execute", with_a_reader)
+        assert make_segment(connection, YOUNG, WIDE)
+    reader.join()
+    assert [row[1] for row in found] == [half_id]
 
 
 def test_ids_of_no_segment_are_pruned_row_by_row(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
