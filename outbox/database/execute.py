@@ -436,6 +436,8 @@ _MISSING = frozenset({"42P01", "3F000", "42704"})
 LOCK_NOT_AVAILABLE = "55P03"
 
 STATEMENT_CANCELLED = "57014"
+
+INSUFFICIENT_PRIVILEGE = "42501"
 #: Another transaction was in the way; the same statement may succeed later: lock, deadlock, serialization failure.
 CONTENDED = frozenset({LOCK_NOT_AVAILABLE, "40P01", "40001"})
 

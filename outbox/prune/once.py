@@ -7,19 +7,25 @@ the inbox has forgotten. The audit is never pruned.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, execute, sqlstate
 from outbox.message.model import Counts
 from outbox.prune import sql
-from outbox.prune.segments import gaps, prune_rows, segments
+from outbox.prune.ahead import make_ahead
+from outbox.prune.segments import drop_segment, empty_segment, gaps, is_overdue, now_ms, prune_rows, segments
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
+
+logger = logging.getLogger("outbox.prune")
 
 _FIRST = UUID(int=0)
 _DAY = 86400.0
@@ -27,6 +33,34 @@ _DAY = 86400.0
 SAMPLES = 8 * _DAY
 WORKERS = _DAY
 _BULK_JOBS = 100
+
+
+def prune_segments_once(
+    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+) -> Counts:
+    """Make the segments of the time to come; empty those that are old, and drop one of them.
+
+    Needs a role that owns the tables and may make new ones in their schema; without one, all is deleted row by row.
+    Returns ``taken`` rows and ``done`` halves that were pruned.
+    """
+    done = 0
+    try:
+        make_ahead(connection, settings, stopping)
+        with connection.begin():
+            found, now = segments(connection, settings.schema), now_ms(connection)
+        old = [each for each in found if each.end_ms + settings.retention * 1000 < now]
+        for segment in old:
+            if stopping():
+                break
+            held = is_overdue(segment, settings, now)
+            done += empty_segment(connection, settings, segment, by_row=held, stopping=stopping)
+        # One a pass: it takes the lock of whole tables for an instant.
+        next((each for each in old if drop_segment(connection, settings, each) is not None), None)
+    except DBAPIError as error:
+        if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
+            raise
+        logger.debug("this role can't make or empty segments: %s", error.orig, extra={"event": "segments.not_allowed"})
+    return Counts(taken=done, done=done)
 
 
 def prune_producer_once(

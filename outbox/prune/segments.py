@@ -29,7 +29,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import (
-    LOCK_NOT_AVAILABLE,
+    CONTENDED,
     STATEMENT_CANCELLED,
     Row,
     Statement,
@@ -40,7 +40,6 @@ from outbox.database.execute import (
 )
 from outbox.database.sql import plan_by_index, try_lock, wait_at_most
 from outbox.database.tables import SEGMENTED, producer_tables
-from outbox.message.model import Counts
 from outbox.prune import segments_sql as sql
 
 if TYPE_CHECKING:
@@ -58,11 +57,10 @@ _SHORTEST = 60.0
 #: Segments that are ready for the time to come, besides that of now.
 _AHEAD = 1
 #: At most so many, where old ones can't be dropped.
-_MOST = 24
+MOST = 24
 #: At most so many rows of a table are written again to keep them.
 _FEW = 1_000
 
-_INSUFFICIENT_PRIVILEGE = "42501"
 _FAILED_CHECK = "23514"
 _BOUNDS = re.compile(r"FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)")
 _END = UUID(int=(1 << 128) - 1)
@@ -92,7 +90,7 @@ def segment_length(retention: float) -> int:
 
 
 def segments(connection: Connection, schema: str) -> list[Segment]:
-    """Read the segments, in order. The catalog is the only queue_of that knows them."""
+    """Read the segments, in order. The catalog is the only place that knows them."""
     found = []
     for name, bound in execute(connection, sql.partitions(schema))[0]:
         if match := _BOUNDS.search(bound):
@@ -110,61 +108,39 @@ def gaps(found: Sequence[Segment]) -> Iterator[tuple[UUID, UUID]]:
     yield before, _END
 
 
-def prune_segments_once(
-    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
-) -> Counts:
-    """Make the segments of the time to come; empty those that are old, and drop one of them.
-
-    Needs a role that owns the tables and may make new ones in their schema; without one, all is deleted row by row.
-    Returns ``taken`` rows and ``done`` halves that were pruned.
-    """
-    done = 0
-    try:
-        _make_ahead(connection, settings)
-        with connection.begin():
-            found, now = segments(connection, settings.schema), _now_ms(connection)
-        old = [each for each in found if each.end_ms + settings.retention * 1000 < now]
-        for segment in old:
-            if stopping():
-                break
-            # For so long it couldn't be locked, or has too much to keep.
-            held = segment.end_ms + (settings.retention + segment_length(settings.retention)) * 1000 < now
-            done += empty_segment(connection, settings, segment, by_row=held, stopping=stopping)
-        # One a pass: it takes the lock of whole tables for an instant.
-        next((each for each in old if drop_segment(connection, settings, each) is not None), None)
-    except DBAPIError as error:
-        if sqlstate(error) != _INSUFFICIENT_PRIVILEGE:
-            raise
-        logger.debug("this role can't make or empty segments: %s", error.orig, extra={"event": "segments.not_allowed"})
-    return Counts(taken=done, done=done)
-
-
-def _now_ms(connection: Connection) -> int:
+def now_ms(connection: Connection) -> int:
+    """Return the database's time in ms since 1970."""
     return int(execute(connection, sql.NOW_MS)[0][0][0])
+
+
+def is_overdue(segment: Segment, settings: Settings, now: int) -> bool:
+    """Tell whether a segment couldn't be emptied for so long that its rows go one by one."""
+    return segment.end_ms + (settings.retention + segment_length(settings.retention)) * 1000 < now
 
 
 # --- making ----------------------------------------------------------------------------------------------------------
 
 
-def _make_ahead(connection: Connection, settings: Settings) -> None:
+def make_next(connection: Connection, settings: Settings) -> None:
+    """Make the segments of the time to come that are missing, as far as that can be done now."""
     with connection.begin():
-        found, now = segments(connection, settings.schema), _now_ms(connection)
+        found, now = segments(connection, settings.schema), now_ms(connection)
     length = segment_length(settings.retention) * 1000
     for number in range(now // length, now // length + 1 + _AHEAD):
-        first, end = _at(number * length), _at((number + 1) * length)
+        first, end = id_at(number * length), id_at((number + 1) * length)
         if inside := _overlapping(found, first, end):
             # Of another length: what is left of this range begins after it.
             first = max(first, inside[-1].end)
         if first >= end:
             continue
-        if len(found) >= _MOST:
+        if len(found) >= MOST:
             logger.warning(
                 "there are %d segments of messages, and old ones can't be dropped; no more are made",
                 len(found),
                 extra={"event": "segments.too_many", "segments": len(found)},
             )
             return
-        segment = Segment(first, end, f"{_time_of(first):%Y%m%dt%H%M%S}")
+        segment = segment_of(first, end)
         if make_segment(connection, settings, segment):
             found = sorted([*found, segment])
 
@@ -173,12 +149,15 @@ def _overlapping(found: Sequence[Segment], first: UUID, end: UUID) -> list[Segme
     return [each for each in found if each.first < end and each.end > first]
 
 
-def _at(ms: int) -> UUID:
+def id_at(ms: int) -> UUID:
+    """Return the first id of a time in ms since 1970."""
     return UUID(int=ms << 80)
 
 
-def _time_of(id_: UUID) -> dt.datetime:
-    return dt.datetime.fromtimestamp((id_.int >> 80) / 1000, dt.UTC)
+def segment_of(first: UUID, end: UUID) -> Segment:
+    """Return the segment of a range of ids."""
+    begin = dt.datetime.fromtimestamp((first.int >> 80) / 1000, dt.UTC)
+    return Segment(first, end, f"{begin:%Y%m%dt%H%M%S}")
 
 
 def make_segment(connection: Connection, settings: Settings, segment: Segment) -> bool:
@@ -192,9 +171,11 @@ def make_segment(connection: Connection, settings: Settings, segment: Segment) -
     them. Dispatch would pass over an op for ever. So all wait for the table, and plan after that.
     """
     schema = settings.schema
-    with _shortly(connection, schema, "make", segment) as mine:
+    with shortly(connection, schema, "make", segment) as mine:
         if not mine:
             return False
+        # The DEFAULT partition may be large.
+        execute(connection, plan_by_index())
         for table in SEGMENTED:
             execute(connection, sql.create(schema, table, segment.leaf(table)))
         execute(connection, _lock_tables(schema, [f"{table}_default" for table in SEGMENTED]))
@@ -279,7 +260,7 @@ def _compact(
     find nothing; those of ours take the lock first (`outbox.reconcile.source`).
     """
     leaves = {table: _name(schema, name) for table, name in _leaves(segment).items()}
-    with _shortly(connection, schema, "empty", segment) as mine:
+    with shortly(connection, schema, "empty", segment) as mine:
         if not mine:
             return 0
         for table in SEGMENTED:
@@ -311,7 +292,7 @@ def drop_segment(connection: Connection, settings: Settings, segment: Segment) -
     """
     schema = settings.schema
     count = sql.at_most(schema, _leaves(segment), _FEW + 1)
-    with _shortly(connection, schema, "drop", segment) as mine:
+    with shortly(connection, schema, "drop", segment) as mine:
         if not mine:
             return False
         # Looked at before the lock, and again under it.
@@ -350,7 +331,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
 
 
 @contextmanager
-def _shortly(connection: Connection, schema: str, act: str, segment: Segment) -> Iterator[bool]:
+def shortly(connection: Connection, schema: str, act: str, segment: Segment) -> Iterator[bool]:
     """Begin a transaction that waits for no lock for long, and say whether the segment is this worker's to act on.
 
     A lock that can't be had ends it, and is told; the caller goes on after the block.
@@ -360,12 +341,17 @@ def _shortly(connection: Connection, schema: str, act: str, segment: Segment) ->
             limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
             (taken, *_), *_ = execute(connection, try_lock(_lock(schema)), *limits)
             # Read after the lock was taken: another worker may have made or dropped it meanwhile.
-            if act == "make":
-                yield bool(taken[0]) and not _overlapping(segments(connection, schema), segment.first, segment.end)
-            else:
-                yield bool(taken[0]) and segment in segments(connection, schema)
+            found = segments(connection, schema)
+            match act:
+                case "make" | "make way for":
+                    mine = not _overlapping(found, segment.first, segment.end)
+                case "empty" | "drop":
+                    mine = segment in found
+                case _:
+                    mine = True
+            yield bool(taken[0]) and mine
     except DBAPIError as error:
-        if sqlstate(error) not in {LOCK_NOT_AVAILABLE, STATEMENT_CANCELLED, _FAILED_CHECK}:
+        if sqlstate(error) not in {*CONTENDED, STATEMENT_CANCELLED, _FAILED_CHECK}:
             raise
         logger.debug(
             "couldn't %s segment %s now: %s",

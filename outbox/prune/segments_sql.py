@@ -203,6 +203,49 @@ def attach(schema: str, names: Mapping[str, str], first: UUID, end: UUID) -> Sta
     return Statement(in_schema(sql, schema))
 
 
+_DEFAULTS = ", ".join(f"'{{s}}.{table}_default'::regclass" for table in SEGMENTED)
+_CHECK = "segments_ahead"
+
+#: Read how large the DEFAULT partitions are, dead rows and all. Rows: ``(bytes,)``.
+size = Template(f"SELECT sum(pg_relation_size(oid))::int8 FROM unnest(ARRAY[{_DEFAULTS}]) oid")
+
+#: Read the CHECK of the DEFAULT partitions. Rows: ``(table, its text, it was validated)``.
+refusals = Template(f"""
+SELECT regexp_replace(c.relname, '_default$', ''), pg_get_constraintdef(k.oid), k.convalidated
+  FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+ WHERE k.conname = '{_CHECK}' AND k.contype = 'c' AND k.conrelid IN ({_DEFAULTS})
+ ORDER BY array_position(ARRAY[{_DEFAULTS}], c.oid::regclass)
+""")
+
+
+def occupied(schema: str, ranges: Sequence[tuple[UUID, UUID]]) -> Statement:
+    """Tell in which ranges of ids the DEFAULT partitions have rows. Rows: ``(first,)``."""
+    some = " OR ".join(
+        f"EXISTS (SELECT FROM {{s}}.{table}_default WHERE {column} >= r.first AND {column} < r.behind)"
+        for table, column in SEGMENTED.items()
+    )
+    firsts, ends = zip(*ranges, strict=True)
+    template = f"SELECT first FROM unnest(%s::uuid[], %s::uuid[]) r (first, behind) WHERE {some}"
+    return Statement(in_schema(template, schema), (list(firsts), list(ends)))
+
+
+def refuse(schema: str, table: str, column: str, ranges: Sequence[tuple[UUID, UUID]]) -> Statement:
+    """Add a CHECK to a DEFAULT partition that lets in no id of the ranges; the rows that are there aren't read."""
+    check = " AND ".join(f"({column} < '{first}' OR {column} >= '{end}')" for first, end in ranges)
+    sql = f"ALTER TABLE {{s}}.{table}_default ADD CONSTRAINT {_CHECK} CHECK ({check}) NOT VALID"
+    return Statement(in_schema(sql, schema))
+
+
+def validate(schema: str, table: str) -> Statement:
+    """Validate that CHECK: all rows are read, and nobody who reads or writes waits."""
+    return Statement(in_schema(f"ALTER TABLE {{s}}.{table}_default VALIDATE CONSTRAINT {_CHECK}", schema))
+
+
+def let_in(schema: str, table: str) -> Statement:
+    """Drop that CHECK."""
+    return Statement(in_schema(f"ALTER TABLE {{s}}.{table}_default DROP CONSTRAINT IF EXISTS {_CHECK}", schema))
+
+
 def make_survivors(schema: str, table: str) -> Statement:
     """Make a table for what is kept, for this transaction."""
     return Statement(in_schema(f"CREATE TEMP TABLE survivors_{table} (LIKE {{s}}.{table}) ON COMMIT DROP", schema))

@@ -25,8 +25,7 @@ from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
-from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
-from outbox.prune.segments import prune_segments_once
+from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once, prune_segments_once
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Duty, Lane

@@ -14,55 +14,17 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox import Outbox, Settings
+from outbox import Outbox
 from outbox.consumer.sql import message_by_id
 from outbox.database.execute import execute
 from outbox.dispatch.once import release_due_once
-from outbox.message.model import uuid7_at
 from outbox.prune import segments as module
 from outbox.prune.once import prune_producer_once
-from outbox.prune.segments import Segment, drop_segment, empty_segment, gaps, make_segment, segments
+from outbox.prune.segments import drop_segment, empty_segment, gaps, make_segment, segments
 from outbox.reconcile.sql import KEEP_SEGMENTS, READ_IN_ONE_SNAPSHOT
 from tests.dispatch.support import act, dispatch_all, messages
 from tests.kit import Tables, wait_until
-
-WIDE = Segment(UUID(int=1 << 80), uuid7_at(4e9), "wide")
-YOUNG = Settings(queues=2)
-OLD = Settings(queues=2, retention=1e-6)
-HALF = "INSERT INTO outbox.half_message (id, producer_group, topic, content_type, body) VALUES (:id, 'g', 't', '', '')"
-OP = "INSERT INTO outbox.op_message (half_id, resolution, decided_by) VALUES (:id, 'rollback', 'producer')"
-
-
-class Yard(Tables):
-    """A producer with one segment, in which all that it sends is."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.app = Outbox(engine, settings=YOUNG)
-        self.connection = engine.connect()
-        assert make_segment(self.connection, YOUNG, WIDE)
-
-    def send(self, *keys: str, **options: Any) -> list[UUID]:
-        """Send a message for each key, in one transaction, and dispatch."""
-        with self.observer.begin() as connection:
-            ids = [self.app.send(connection, "t", key, key=key, **options) for key in keys]
-        dispatch_all(self.connection, YOUNG)
-        return ids
-
-    def prepare(self) -> UUID:
-        """Prepare a message."""
-        with self.observer.begin() as connection:
-            return self.app.prepare(connection, "t", "prepared", key="p")
-
-    def left(self) -> set[UUID]:
-        """Return the halves that are there; no op or message is without its half."""
-        lone = "SELECT half_id FROM outbox.{} EXCEPT SELECT id FROM outbox.half_message"
-        assert [self.rows(lone.format(table)) for table in ("op_message", "message")] == [[], []]
-        return set(self.rows("SELECT id FROM outbox.half_message"))
-
-    def empty(self, settings: Settings = OLD, **options: Any) -> int:
-        """Empty the segment."""
-        return empty_segment(self.connection, settings, WIDE, **options)
+from tests.prune.yard import HALF, OLD, OP, WIDE, YOUNG, Yard
 
 
 @pytest.fixture
@@ -354,7 +316,7 @@ def test_segments_are_made_ahead(engine: Engine, monkeypatch: pytest.MonkeyPatch
         half_id = app.send(connection, "t", "before", key="a")
     with engine.connect() as connection:
         for retention in (86400.0, 86400.0, 7200.0, 400_000.0):
-            module._make_ahead(connection, replace(YOUNG, retention=retention))
+            module.make_next(connection, replace(YOUNG, retention=retention))
             with connection.begin():
                 found = segments(connection, "outbox")
             assert all(each.end == later.first for each, later in pairwise(found))
@@ -435,7 +397,7 @@ def test_ids_of_no_segment_are_pruned_row_by_row(engine: Engine, monkeypatch: py
     tables = Tables(engine)
     odd = [UUID(int=1), UUID("01000000-0000-7000-8000-000000000000"), UUID(int=(1 << 128) - 2)]
     with engine.connect() as connection:
-        module._make_ahead(connection, YOUNG)
+        module.make_next(connection, YOUNG)
         with connection.begin():
             ranges = list(gaps(segments(connection, "outbox")))
         assert len(ranges) == 2
