@@ -18,6 +18,7 @@ from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, execute, 
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
+from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
 from outbox.prune.segments import drop_segment, empty_segment, gaps, is_overdue, now_ms, prune_rows, segments
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def prune_producer_once(
     batches.
     """
     schema, batch = settings.schema, settings.prune_batch
-    cursors = _delete_all(connection, sql.old_cursors(schema, batch), batch, stopping)
+    cursors = _replaced(connection, schema, CURSORS, sql.old_cursors(schema, batch), batch, stopping)
+    rewrite(connection, schema, CHECKS)
     with connection.begin():
         found = segments(connection, schema)
     deleted = sum(prune_rows(connection, settings, after, end, stopping) for after, end in gaps(found))
@@ -96,7 +98,7 @@ def prune_consumer_once(
     """
     schema, batch = settings.schema, settings.prune_batch
     values = {"group": group, "topic": topic, "limit": batch}
-    offsets = _delete_all(connection, sql.old_offsets(schema, **values), batch, stopping)
+    offsets = _replaced(connection, schema, OFFSETS, sql.old_offsets(schema, **values), batch, stopping)
     records = 0
     for old_records in (sql.old_findings, sql.old_runs):
         statement = old_records(schema, **values, retention=settings.record_retention)
@@ -139,6 +141,19 @@ def prune_records_once(
         rows += _delete_all(connection, statement, batch, stopping)
     bulk_jobs = _delete_all(connection, sql.old_bulk_jobs(schema, age=age, limit=few), few, stopping)
     return Counts(taken=rows + bulk_jobs, done=bulk_jobs)
+
+
+def _replaced(
+    connection: Connection,
+    schema: str,
+    rewritten: Rewritten,
+    one_by_one: Statement,
+    batch: int,
+    stopping: Callable[[], bool],
+) -> int:
+    """Delete rows that newer ones have replaced: as a whole, or one by one."""
+    gone = rewrite(connection, schema, rewritten)
+    return _delete_all(connection, one_by_one, batch, stopping) if gone is None else gone
 
 
 def _delete_all(connection: Connection, statement: Statement, batch: int, stopping: Callable[[], bool]) -> int:

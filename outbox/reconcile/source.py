@@ -168,15 +168,13 @@ def _snapshot(access: Access, part: Part, waiting: Callable[[], None]) -> Iterat
         yield snapshot
 
 
-def _locks(access: Access, part: Part) -> list[Statement]:
-    return [sql.KEEP_SEGMENTS(access.schema)] if part == "producer" else []
-
-
 def _begin(access: Access, part: Part, connection: Connection) -> Snapshot | None:
     """Begin the transaction of a snapshot; None where a lock couldn't be had for a moment."""
     connection.begin()
     try:
-        execute(connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, *_locks(access, part), sql.WAIT_AS_EVER)
+        execute(
+            connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, sql.KEEP[part](access.schema), sql.WAIT_AS_EVER
+        )
     except DBAPIError as error:
         if sqlstate(error) not in CONTENDED:
             raise
@@ -217,8 +215,8 @@ class PostgresSide:
 
     def _fetch(self, query: str) -> pa.Table:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
-        locks = _locks(self.access, self.part)
-        settings = [sql.READ_IN_ONE_SNAPSHOT, *locks, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
+        keep = sql.KEEP[self.part](self.access.schema)
+        settings = [sql.READ_IN_ONE_SNAPSHOT, keep, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
         if self.snapshot is not None:
             settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
         with (

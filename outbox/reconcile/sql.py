@@ -169,9 +169,16 @@ SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_s
 
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-# Prune truncates segments, which also takes their rows from snapshots that were taken before. It waits for this lock.
-#: Keeps the producer's rows where they are as long as this transaction is open; to come before its first query.
-KEEP_SEGMENTS = Template(f"LOCK TABLE {', '.join(f'{{s}}.{table}' for table in SEGMENTED)} IN ACCESS SHARE MODE")
+# Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock.
+_TRUNCATED: dict[Part, tuple[str, ...]] = {
+    "producer": (*SEGMENTED, "half_check"),
+    "consumer": ("consumer_offset",),
+}
+#: Keeps rows where they are as long as this transaction is open; to come before its first query.
+KEEP = {
+    part: Template(f"LOCK TABLE {', '.join(f'{{s}}.{table}' for table in tables)} IN ACCESS SHARE MODE")
+    for part, tables in _TRUNCATED.items()
+}
 #: Has this transaction wait for a lock no longer than half a second, and then as long as its session does. Neither is a
 #: query, which would take the snapshot.
 WAIT_A_MOMENT = Statement("SET LOCAL lock_timeout = '500ms'")

@@ -21,7 +21,7 @@ from outbox.dispatch.once import release_due_once
 from outbox.prune import segments as module
 from outbox.prune.once import prune_producer_once
 from outbox.prune.segments import drop_segment, empty_segment, gaps, make_segment, segments
-from outbox.reconcile.sql import KEEP_SEGMENTS, READ_IN_ONE_SNAPSHOT
+from outbox.reconcile.sql import KEEP, READ_IN_ONE_SNAPSHOT
 from tests.dispatch.support import act, dispatch_all, messages
 from tests.kit import Tables, wait_until
 from tests.prune.yard import HALF, OLD, OP, WIDE, YOUNG, Yard
@@ -241,7 +241,7 @@ def test_a_reconciliation_keeps_its_rows(yard: Yard, monkeypatch: pytest.MonkeyP
     """What a snapshot has begun to read isn't truncated under it."""
     ids = yard.send(*"aaaa")
     with yard.observer.connect() as snapshot, snapshot.begin():
-        execute(snapshot, READ_IN_ONE_SNAPSHOT, KEEP_SEGMENTS("outbox"))
+        execute(snapshot, READ_IN_ONE_SNAPSHOT, KEEP["producer"]("outbox"))
         assert snapshot.scalar(text("SELECT 1"))
         monkeypatch.setattr(module, "WAIT", 0.1)
         assert yard.empty() == 0

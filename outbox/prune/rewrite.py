@@ -1,0 +1,136 @@
+"""Small tables that are rewritten as a whole: emptied in an instant, and what counts in them put back.
+
+Cursors and offsets are appended, and the newest counts; a check's row lives until the decision. To delete what is
+replaced row by row leaves dead rows, which no vacuum can take while an old snapshot is held somewhere, and each pass
+would step over them. A table that is truncated has none.
+
+It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. Who comes meanwhile waits,
+and then sees what was put back: a statement takes its snapshot after its locks. Only a transaction in REPEATABLE READ
+with an older snapshot would find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.execute import CONTENDED, STATEMENT_CANCELLED, execute, sqlstate, statement
+from outbox.database.sql import wait_at_most
+from outbox.prune.segments_sql import at_most_seconds
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+logger = logging.getLogger("outbox.prune")
+
+#: How long (seconds) the lock may be waited for, and how long each statement under it may take.
+WAIT = 0.1
+#: At most so many rows are put back.
+_FEW = 1_000
+#: A table of more bytes couldn't be locked for long.
+_OVERDUE = 1 << 20
+
+_INVALID_TEXT = "22P02"
+_NOT_NOW = {*CONTENDED, STATEMENT_CANCELLED, _INVALID_TEXT}
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A table, and the SELECT of the rows that count.
+
+    It is rewritten when it has others; or, with a ``size`` (bytes), when it has grown beyond that.
+    """
+
+    table: str
+    counts: str
+    size: int | None = None
+
+
+CURSORS = Rewritten("dispatch_cursor", "SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1")
+
+# Jumps from queue to queue in the index, to the newest offset of each.
+OFFSETS = Rewritten(
+    "consumer_offset",
+    """
+WITH RECURSIVE newest AS (
+    (SELECT o.* FROM {s}.consumer_offset o
+      ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, claims DESC LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM newest p CROSS JOIN LATERAL (
+        SELECT o.* FROM {s}.consumer_offset o
+         WHERE (o.consumer_group, o.topic, o.queue) < (p.consumer_group, p.topic, p.queue)
+         ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, claims DESC LIMIT 1) n
+)
+SELECT * FROM newest""",
+)
+
+# What was decided is deleted already, and only in the way.
+CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)
+
+_MAY = """
+SELECT bool_and(has_table_privilege('{s}.{table}', privilege))
+  FROM unnest(ARRAY['SELECT', 'INSERT', 'TRUNCATE']) privilege
+"""
+_LOOK = """
+SELECT pg_relation_size('{s}.{table}'::regclass), (SELECT count(*) FROM {s}.{table}),
+       (SELECT count(*) FROM (SELECT FROM ({counts}) c LIMIT %(few)s + 1) k)
+"""
+_LOCK = "LOCK TABLE {s}.{table} IN ACCESS EXCLUSIVE MODE"
+# The rows are kept in a setting that is local to the transaction. Too many are an error: their number is no JSON.
+_KEEP = """
+SELECT set_config('outbox.kept', CASE WHEN count(*) > %(few)s THEN ('too many: ' || count(*))::json::text
+                                      ELSE coalesce(json_agg(k), '[]')::text END, true),
+       (SELECT count(*) FROM {s}.{table}) - count(*)
+  FROM (SELECT * FROM ({counts}) c LIMIT %(few)s + 1) k
+"""
+_TRUNCATE = "TRUNCATE {s}.{table}"
+_PUT_BACK = """
+INSERT INTO {s}.{table} OVERRIDING SYSTEM VALUE
+SELECT * FROM json_populate_recordset(NULL::{s}.{table}, current_setting('outbox.kept')::json)
+"""
+
+
+def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | None:
+    """Empty a table, and put back what counts, if it is worth it and the lock can be had now; return what went.
+
+    None: what was replaced is to go row by row. This role may not rewrite the table, too many rows count, or the lock
+    could not be had for long.
+    """
+    few = {"few": _FEW}
+    may, look, lock, keep, truncate, put_back = (
+        statement(schema, template, values, counts=rewritten.counts, table=rewritten.table)
+        for template, values in (
+            (_MAY, {}),
+            (_LOOK, few),
+            (_LOCK, {}),
+            (_KEEP, few),
+            (_TRUNCATE, {}),
+            (_PUT_BACK, {}),
+        )
+    )
+    with connection.begin():
+        if not execute(connection, may)[0][0][0]:
+            return None
+        ((size, rows, counting),) = execute(connection, look)[0]
+    if counting > _FEW:
+        return None
+    if rows == counting if rewritten.size is None else size <= rewritten.size:
+        return 0
+    limits = wait_at_most(WAIT), at_most_seconds(WAIT)
+    try:
+        with connection.begin():
+            *_, ((_, replaced),), _, _ = execute(connection, *limits, lock, keep, truncate, put_back)
+    except DBAPIError as error:
+        if sqlstate(error) not in _NOT_NOW:
+            raise
+        logger.debug(
+            "couldn't rewrite %s now: %s",
+            rewritten.table,
+            error.orig,
+            extra={"event": "table.busy", "table": rewritten.table},
+        )
+        return None if size > _OVERDUE else 0
+    return int(replaced)
