@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
-logger = logging.getLogger("outbox.prune")
+logger: logging.Logger = logging.getLogger("outbox.prune")
 
 #: DEFAULT partitions of at most so many bytes together are read under the lock.
 _SMALL = 8 << 20
@@ -61,6 +61,8 @@ _LEAD = 86400.0
 _BEHIND = 3
 #: How long (seconds) the validation waits for a vacuum of the table. Nobody waits behind it.
 _PATIENCE = 10.0
+#: How long (seconds) it may read: what isn't done in a day never will.
+_LONGEST = 86400.0
 
 _REFUSED = re.compile(r"< '([0-9a-f-]{36})'::uuid\) OR \(\w+ >= '([0-9a-f-]{36})'::uuid")
 
@@ -100,6 +102,11 @@ def refusal_of(connection: Connection, schema: str) -> Refusal | None:
 def last_moment(settings: Settings) -> float:
     """Return how long (seconds) before its ids come the CHECK is dropped, if the segments aren't made by then."""
     return _lead(settings) / 2
+
+
+def letting_in(schema: str) -> list[Statement]:
+    """Return the statements that drop the CHECK."""
+    return [sql.let_in(schema, table) for table in SEGMENTED]
 
 
 def _lead(settings: Settings) -> float:
@@ -162,14 +169,14 @@ def _make_refused(connection: Connection, settings: Settings, refusal: Refusal, 
         )
     with shortly(connection, schema, "let in", refusal.segments[0]) as mine:
         if mine:
-            execute(connection, *(sql.let_in(schema, table) for table in SEGMENTED))
+            execute(connection, *letting_in(schema))
 
 
 def _validate(connection: Connection, schema: str, table: str, segment: Segment, limit: float) -> bool:
     """Validate the CHECK of a table, which may take ``limit`` seconds."""
     with shortly(connection, schema, "make way for", segment) as mine:
         if mine:
-            limits = wait_at_most(_PATIENCE), sql.at_most_seconds(limit)
+            limits = wait_at_most(_PATIENCE), sql.at_most_seconds(min(limit, _LONGEST))
             execute(connection, *limits, sql.validate(schema, table))
             return True
     return False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
-logger = logging.getLogger("outbox.prune")
+logger: logging.Logger = logging.getLogger("outbox.prune")
 
 _FIRST = UUID(int=0)
 _DAY = 86400.0

@@ -24,7 +24,7 @@ from outbox.prune.segments_sql import at_most_seconds
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-logger = logging.getLogger("outbox.prune")
+logger: logging.Logger = logging.getLogger("outbox.prune")
 
 #: How long (seconds) the lock may be waited for, and how long each statement under it may take.
 WAIT = 0.1
@@ -74,7 +74,7 @@ _MAY = """
 SELECT bool_and(has_table_privilege('{s}.{table}', privilege))
   FROM unnest(ARRAY['SELECT', 'INSERT', 'TRUNCATE']) privilege
 """
-_LOOK = """
+_SIZES = """
 SELECT pg_relation_size('{s}.{table}'::regclass), (SELECT count(*) FROM {s}.{table}),
        (SELECT count(*) FROM (SELECT FROM ({counts}) c LIMIT %(few)s + 1) k)
 """
@@ -100,11 +100,11 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     could not be had for long.
     """
     few = {"few": _FEW}
-    may, look, lock, keep, truncate, put_back = (
+    may, sizes, lock, keep, truncate, put_back = (
         statement(schema, template, values, counts=rewritten.counts, table=rewritten.table)
         for template, values in (
             (_MAY, {}),
-            (_LOOK, few),
+            (_SIZES, few),
             (_LOCK, {}),
             (_KEEP, few),
             (_TRUNCATE, {}),
@@ -114,7 +114,7 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     with connection.begin():
         if not execute(connection, may)[0][0][0]:
             return None
-        ((size, rows, counting),) = execute(connection, look)[0]
+        ((size, rows, counting),) = execute(connection, sizes)[0]
     if counting > _FEW:
         return None
     if rows == counting if rewritten.size is None else size <= rewritten.size:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
-logger = logging.getLogger("outbox.prune")
+logger: logging.Logger = logging.getLogger("outbox.prune")
 
 #: How long (seconds) a statement that takes locks may wait, and how long each may take that holds them.
 WAIT = 0.1

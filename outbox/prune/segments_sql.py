@@ -9,17 +9,17 @@ from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.tables import SEGMENTED
 
 #: The database's clock. Rows: ``(ms since 1970,)``.
-NOW_MS = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8")
+NOW_MS: Statement = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8")
 
 #: Read the partitions. Rows: ``(name, bounds)``.
-partitions = Template("""
+partitions: Template = Template("""
 SELECT c.relname::text, pg_get_expr(c.relpartbound, c.oid)
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
  WHERE i.inhparent = '{s}.half_message'::regclass
 """)
 
 #: Tell whether row security hides something from this role. Rows: ``(it may,)``.
-row_security = Template(
+row_security: Template = Template(
     "SELECT " + " OR ".join(f"row_security_active('{{s}}.{table}'::regclass)" for table in SEGMENTED)
 )
 
@@ -29,7 +29,7 @@ row_security = Template(
 # which only bounds the scan; what decides is the database's own time of the decision.
 #: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
 #: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
-settled_halves = Template("""
+settled_halves: Template = Template("""
 WITH old AS MATERIALIZED (
     SELECT h.id, o.resolution, o.decided_at
       FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
@@ -207,10 +207,10 @@ _DEFAULTS = ", ".join(f"'{{s}}.{table}_default'::regclass" for table in SEGMENTE
 _CHECK = "segments_ahead"
 
 #: Read how large the DEFAULT partitions are, dead rows and all. Rows: ``(bytes,)``.
-size = Template(f"SELECT sum(pg_relation_size(oid))::int8 FROM unnest(ARRAY[{_DEFAULTS}]) oid")
+size: Template = Template(f"SELECT sum(pg_relation_size(oid))::int8 FROM unnest(ARRAY[{_DEFAULTS}]) oid")
 
 #: Read the CHECK of the DEFAULT partitions. Rows: ``(table, its text, it was validated)``.
-refusals = Template(f"""
+refusals: Template = Template(f"""
 SELECT regexp_replace(c.relname, '_default$', ''), pg_get_constraintdef(k.oid), k.convalidated
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
  WHERE k.conname = '{_CHECK}' AND k.contype = 'c' AND k.conrelid IN ({_DEFAULTS})

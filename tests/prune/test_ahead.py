@@ -240,3 +240,11 @@ def test_two_workers(producer: Ahead, monkeypatch: pytest.MonkeyPatch, caplog: p
     assert len(producer.make()) == 1
     assert producer.value(CHECKS) == 0
     wait_until(lambda: not producer.waiting(), "nobody waits")
+
+
+def test_messages_that_are_kept_for_years(producer: Ahead) -> None:
+    """Segments are as long as that, and as far ahead; no limit is too large for the server."""
+    year = 366 * 86400.0
+    make_ahead(producer.connection, replace(YOUNG, retention=3 * year, inbox_retention=4 * year))
+    with producer.connection.begin():
+        assert len(segments(producer.connection, "outbox")) == 1

@@ -20,7 +20,7 @@ from tests.prune.yard import OLD, WIDE, YOUNG, Yard
 TABLES = ("message", "half_message", "op_message")
 GONE = f"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = '{NAME}')"
 CHECKS = "SELECT count(*) FROM pg_constraint WHERE conname = 'segments_ahead'"
-LEAVES = "SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE c.relkind = 'p'"
+LEAVES = f"SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE c.relname IN {TABLES}"
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Made of the revision that the file is named after."""
 
+from django.db import migrations
+
 from outbox.django.migration import migration_of
 
-Migration = migration_of(__name__)
+Migration: type[migrations.Migration] = migration_of(__name__)

@@ -7,6 +7,7 @@ alone, which has the time to read more.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
@@ -23,6 +24,8 @@ from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged
+from outbox.prune.ahead import last_moment, letting_in, refusal_of
+from outbox.prune.segments import is_overdue, now_ms, segments
 from outbox.text import duration
 
 if TYPE_CHECKING:
@@ -181,6 +184,26 @@ def oldest_undecided(examination: Examination) -> Iterator[Diagnosis]:
         severity = Severity.PROBLEM if late else Severity.NOTE
         yield examination.finding("half.old", details, severity=severity, state=state)
         return
+
+
+def all_segments(examination: Examination) -> Iterator[Diagnosis]:
+    """Are segments made, and emptied when they are old? Only a role that owns the tables can do that."""
+    settings = examination.settings
+    schema = settings.schema
+    ((role, owner, may),) = examination.rows(sql.SEGMENT_OWNER)
+    with examination.reading() as connection:
+        now, found, refusal = now_ms(connection), segments(connection, schema), refusal_of(connection, schema)
+    if not may and not any(each.end_ms > now for each in found) and done(examination.workers, "segments"):
+        details = {"role": role, "owner": owner}
+        yield examination.finding("segments.not_allowed", details, schema=f'"{schema}"')
+    if refusal and (left := refusal.left(now)) < last_moment(settings):
+        first = dt.datetime.fromtimestamp(now / 1000 + left, dt.UTC).isoformat(timespec="seconds")
+        drop = " ".join(f"{statement.sql};" for statement in letting_in(schema))
+        yield examination.finding("segments.refusing", {"first": first, "left": max(left, 0.0)}, drop=drop)
+    for each in found:
+        if is_overdue(each, settings, now):
+            age = (now - each.end_ms) / 1000 - settings.retention
+            yield examination.finding("segment.overdue", {"segment": each.suffix, "age": age})
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

@@ -213,6 +213,24 @@ RULES: Mapping[str, Rule] = {
         value="halves",
         details="halves oldest retention",
     ),
+    "segments.not_allowed": Rule(
+        "The role {role} may not make or empty segments: halves, ops and messages are deleted row by row, which leaves "
+        "dead rows for as long as anybody keeps an old snapshot.",
+        "GRANT {owner} TO {role}; GRANT CREATE ON SCHEMA {schema} TO {role};\nif workers have another role: that one",
+        severity=Severity.NOTE,
+    ),
+    "segments.refusing": Rule(
+        "In {left:duration}, at {first}, nobody can send any more: a worker that was making segments for the time from "
+        "then on has left a CHECK behind, and none has gone on.",
+        _WORKER + " --roles prune\nor by hand: {drop}",
+    ),
+    "segment.overdue": Rule(
+        "Segment {segment} could not be emptied for {age:duration} after its retention: it has many messages that must "
+        "be kept, or somebody always has a lock of it. Its rows are deleted one by one.",
+        "see what is undecided, scheduled or not dispatched: outbox stats {at}\n"
+        "and which transactions run for long: outbox doctor {at}",
+        severity=Severity.NOTE,
+    ),
     # --- groups at the consumer ----------------------------------------------------------------------------------
     "message.parked": Rule(
         "{messages:message of topic|messages of topic} {topic!r} {messages:=is|are} parked in group {group!r}, the "

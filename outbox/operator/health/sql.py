@@ -168,6 +168,13 @@ SELECT count(*), (array_agg(h.id ORDER BY h.id))[1], extract(epoch FROM clock_ti
  WHERE h.at_commit AND NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = h.id)
 """)
 
+#: Who may make segments. Rows: ``(this role, the owner of the tables, both quoted, this role may)``.
+SEGMENT_OWNER = Template("""
+SELECT quote_ident(current_user), quote_ident(pg_get_userbyid(c.relowner)),
+       pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE')
+  FROM pg_class c WHERE c.oid = '{s}.half_message'::regclass
+""")
+
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 
