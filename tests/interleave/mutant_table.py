@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: what was recalled before its dispatch stays recalled",
         "dispatch/sql.py",
-        "NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = h.id))",
+        "(SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)",
         "true)",
         "recall,dispatch@delayed",
     ),
