@@ -5,7 +5,7 @@ from inspect import cleandoc
 from alembic import op
 
 revision = "consumer_0003"
-down_revision = "consumer_0001"
+down_revision = "consumer_0002"
 branch_labels = None
 depends_on = None
 

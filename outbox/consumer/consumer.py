@@ -46,7 +46,7 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source
+from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source, sqlstate
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, number_of, plan_by_index, take_lock
 from outbox.errors import MessagesPruned
@@ -74,6 +74,7 @@ class _Known(Exception):
 
 #: What `sql.known` would say of a message that the inbox doesn't know.
 _NO_ROW: Row = (None, None, 0, 0.0)
+_UNIQUE_VIOLATION = "23505"
 
 
 class QueueConsumer:
@@ -339,12 +340,18 @@ class QueueConsumer:
         """COMMIT failed: because of a row that came in between, a deferred constraint, a decision, or the server."""
         if is_lost(connection) or not entries:
             raise error
-        diagnosis = getattr(getattr(error, "orig", None), "diag", None)
-        if getattr(diagnosis, "constraint_name", None) == "pk_consumer_message":
+        if self._is_known(error):
             raise _Known from error
         if sql.ENDED in str(error):
             raise TransactionEnded(entries, attempt) from error
         raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
+
+    def _is_known(self, error: Exception) -> bool:
+        """Tell whether the inbox has the row by now. Its one unique index has another name in each partition."""
+        diagnosis = getattr(getattr(error, "orig", None), "diag", None)
+        table = getattr(diagnosis, "table_name", None) or ""
+        ours = getattr(diagnosis, "schema_name", None) == self._settings.schema and table.startswith("consumer_message")
+        return ours and sqlstate(error) == _UNIQUE_VIOLATION
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
         """Write down a failed attempt, in a transaction of its own."""

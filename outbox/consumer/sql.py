@@ -181,11 +181,12 @@ DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id
 """)
 
 # One probe of the primary key for each id, whatever the statistics say of a group that is younger than they are: for
-# ``message_id = ANY (…)`` the planner would read the whole group each time.
+# ``message_id = ANY (…)`` the planner would read the whole group each time. It doesn't see how many ids there are: by
+# their number it would make a new plan each time, which takes longer than to run it.
 #: Read which messages the inbox knows.
 #: Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded)``.
 known: Template = Template("""
-SELECT c.* FROM unnest(%b::uuid[]) AS m (id) CROSS JOIN LATERAL (
+SELECT c.* FROM unnest((SELECT %b::uuid[])) AS m (id) CROSS JOIN LATERAL (
     SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
            queue, position, discarded_at IS NOT NULL
       FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = m.id

@@ -95,7 +95,7 @@ _COUNTED = {
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
     "producer": "check_history compensation",
-    "consumer": "reconciliation_run reconciliation_finding",
+    "consumer": "reconciliation_run reconciliation_finding segment_hold",
 }
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
@@ -199,6 +199,7 @@ DUTIES = (
         "prune",
         "consumer",
         consumer_message="SELECT DELETE",
+        segment_hold="SELECT INSERT UPDATE",
         consumer_offset="SELECT DELETE",
         reconciliation_run="SELECT DELETE",
         reconciliation_finding="SELECT DELETE",

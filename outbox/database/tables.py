@@ -6,6 +6,7 @@ same one; `common_tables` go with either. The migrations build the same tables (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -69,15 +70,19 @@ _NAMING = {
 }
 
 
-#: The tables that are partitioned by ranges of message ids, which begin with the time, and the column with the id.
-#: Prune empties such a range as a whole (`outbox.prune.segments`). A pass takes them in this order.
-SEGMENTED = {"message": "half_id", "half_message": "id", "op_message": "half_id"}
+#: The tables of each part that are partitioned by ranges of message ids, which begin with the time, and the column with
+#: the id. Prune empties such a range as a whole (`outbox.prune.segments`). A pass takes them in this order.
+SEGMENTED: Mapping[str, Mapping[str, str]] = {
+    "producer": {"message": "half_id", "half_message": "id", "op_message": "half_id"},
+    "consumer": {"consumer_message": "message_id"},
+}
 
 
 def _metadata(schema: str, tables: Tables) -> MetaData:
     metadata = MetaData(schema=schema, naming_convention=_NAMING)
+    ids = {table: column for of_part in SEGMENTED.values() for table, column in of_part.items()}
     for name, columns_and_more in tables.items():
-        by: dict[str, Any] = {"postgresql_partition_by": f"RANGE ({SEGMENTED[name]})"} if name in SEGMENTED else {}
+        by: dict[str, Any] = {"postgresql_partition_by": f"RANGE ({ids[name]})"} if name in ids else {}
         Table(name, metadata, *columns_and_more, **by)
     return metadata
 
@@ -379,6 +384,16 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "message_id",
                 postgresql_where=text("discarded_at IS NOT NULL"),
             ),
+        ],
+        # What a group's producer still had of an old segment of the inbox when it was asked: those rows stay. Of a pair
+        # of group and topic without a row here, all do.
+        "segment_hold": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("topic", _NAME, primary_key=True),
+            Column("first_id", Uuid, primary_key=True),
+            Column("message_ids", ARRAY(Uuid), nullable=False),
+            # By this database's clock, before the producer was asked.
+            Column("asked_at", _TIME, nullable=False),
         ],
         # Appended; the newest (greatest position, then claims) counts, found at the end of the primary key.
         # ``claims`` counts how often the messages after this position were started without an end.

@@ -31,11 +31,12 @@ from uuid import UUID
 
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index, wait_at_most
-from outbox.database.tables import SEGMENTED
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments import (
     MOST,
+    PRODUCER,
     Segment,
+    SegmentedSide,
     id_at,
     make_next,
     make_segment,
@@ -79,19 +80,25 @@ class Refusal:
         return ((self.segments[0].first.int >> 80) - now) / 1000
 
 
-def make_ahead(connection: Connection, settings: Settings, stopping: Callable[[], bool] = lambda: False) -> None:
+def make_ahead(
+    connection: Connection,
+    settings: Settings,
+    side: SegmentedSide = PRODUCER,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
     """Make segments of the time to come, as far as that can be done now."""
     with connection.begin():
-        refusal, ((size,),) = refusal_of(connection, settings.schema), *execute(connection, sql.size(settings.schema))
+        refusal = refusal_of(connection, settings.schema, side)
+        ((size,),) = execute(connection, sql.size(settings.schema, side.tables))[0]
     if refusal is None and size <= _SMALL:
-        make_next(connection, settings)
-    elif refusal := refusal or _refuse(connection, settings):
-        _make_refused(connection, settings, refusal, stopping)
+        make_next(connection, settings, side)
+    elif refusal := refusal or _refuse(connection, settings, side):
+        _make_refused(connection, settings, refusal, side, stopping)
 
 
-def refusal_of(connection: Connection, schema: str) -> Refusal | None:
+def refusal_of(connection: Connection, schema: str, side: SegmentedSide = PRODUCER) -> Refusal | None:
     """Read the CHECK from the catalog."""
-    (found,) = execute(connection, sql.refusals(schema))
+    (found,) = execute(connection, sql.refusals(schema, side.tables))
     if not found:
         return None
     bounds = _REFUSED.findall(found[0][1])
@@ -99,25 +106,25 @@ def refusal_of(connection: Connection, schema: str) -> Refusal | None:
     return Refusal(tuple(segment_of(UUID(first), UUID(end)) for first, end in bounds), unproven)
 
 
-def last_moment(settings: Settings) -> float:
+def last_moment(settings: Settings, side: SegmentedSide = PRODUCER) -> float:
     """Return how long (seconds) before its ids come the CHECK is dropped, if the segments aren't made by then."""
-    return _lead(settings) / 2
+    return _lead(settings, side) / 2
 
 
-def letting_in(schema: str) -> list[Statement]:
+def letting_in(schema: str, side: SegmentedSide = PRODUCER) -> list[Statement]:
     """Return the statements that drop the CHECK."""
-    return [sql.let_in(schema, table) for table in SEGMENTED]
+    return [sql.let_in(schema, table) for table in side.tables]
 
 
-def _lead(settings: Settings) -> float:
-    return max(2 * segment_length(settings.retention), _LEAD)
+def _lead(settings: Settings, side: SegmentedSide = PRODUCER) -> float:
+    return max(2 * segment_length(side.retention(settings)), _LEAD)
 
 
-def _refuse(connection: Connection, settings: Settings) -> Refusal | None:
+def _refuse(connection: Connection, settings: Settings, side: SegmentedSide = PRODUCER) -> Refusal | None:
     """Add the CHECK for some segments far ahead; None where that can't be done now, or they are made already."""
-    schema, lead, length = settings.schema, _lead(settings), segment_length(settings.retention)
+    schema, lead, length = settings.schema, _lead(settings, side), segment_length(side.retention(settings))
     with connection.begin():
-        found, now = segments(connection, schema), now_ms(connection)
+        found, now = segments(connection, schema, side), now_ms(connection)
     begin, last = math.ceil((now / 1000 + lead) / length), found[-1].end if found else UUID(int=0)
     number = min(math.ceil(lead / length) + _BEHIND, MOST // 2)
     if last >= id_at((begin + 1) * length * 1000) or len(found) + number > MOST:
@@ -126,55 +133,61 @@ def _refuse(connection: Connection, settings: Settings) -> Refusal | None:
         segment_of(max(id_at(each * length * 1000), last), id_at((each + 1) * length * 1000))
         for each in range(begin, begin + number)
     ]
-    defaults = ", ".join(f'"{schema}".{table}_default' for table in SEGMENTED)
-    with shortly(connection, schema, "make way for", candidates[0]) as mine:
+    defaults = ", ".join(f'"{schema}".{table}_default' for table in side.tables)
+    with shortly(connection, schema, "make way for", candidates[0], side) as mine:
         if not mine:
             return None
         # No row can come any more; those of clocks that are far ahead stay where they are, and so does their segment.
         execute(connection, Statement(f"LOCK TABLE {defaults} IN ACCESS EXCLUSIVE MODE"), plan_by_index())
-        (rows,) = execute(connection, sql.occupied(schema, [(each.first, each.end) for each in candidates]))
+        (rows,) = execute(
+            connection, sql.occupied(schema, side.tables, [(each.first, each.end) for each in candidates])
+        )
         taken = {first for (first,) in rows}
         free = [each for each in candidates if each.first not in taken]
         if not free:
             return None
         ranges = [(each.first, each.end) for each in free]
-        execute(connection, *(sql.refuse(schema, table, column, ranges) for table, column in SEGMENTED.items()))
+        execute(connection, *(sql.refuse(schema, table, column, ranges) for table, column in side.tables.items()))
         logger.info(
             "the DEFAULT partitions are large: they are read once, while all goes on; the first segment begins in %d s",
             round(lead),
             extra={"event": "segments.far_ahead", "segment": free[0].suffix, "segments": len(free)},
         )
     with connection.begin():
-        return refusal_of(connection, schema)
+        return refusal_of(connection, schema, side)
 
 
-def _make_refused(connection: Connection, settings: Settings, refusal: Refusal, stopping: Callable[[], bool]) -> None:
+def _make_refused(
+    connection: Connection, settings: Settings, refusal: Refusal, side: SegmentedSide, stopping: Callable[[], bool]
+) -> None:
     """Go on from wherever this was left: validate, attach, drop the CHECK."""
     schema = settings.schema
     with connection.begin():
-        found, now = segments(connection, schema), now_ms(connection)
-    left = refusal.left(now) - last_moment(settings)
+        found, now = segments(connection, schema, side), now_ms(connection)
+    left = refusal.left(now) - last_moment(settings, side)
     if left > 0:
         for table in refusal.unproven:
-            if stopping() or not _validate(connection, schema, table, refusal.segments[0], left):
+            if stopping() or not _validate(connection, schema, table, refusal.segments[0], side, left):
                 return
         for segment in refusal.segments:
-            if segment not in found and (stopping() or not make_segment(connection, settings, segment)):
+            if segment not in found and (stopping() or not make_segment(connection, settings, segment, side)):
                 return
     else:
         logger.warning(
             "segments of the time to come could not be made for %d s; ids of their time are let in again",
-            round(last_moment(settings)),
+            round(last_moment(settings, side)),
             extra={"event": "segments.given_up", "segment": refusal.segments[0].suffix},
         )
-    with shortly(connection, schema, "let in", refusal.segments[0]) as mine:
+    with shortly(connection, schema, "let in", refusal.segments[0], side) as mine:
         if mine:
-            execute(connection, *letting_in(schema))
+            execute(connection, *letting_in(schema, side))
 
 
-def _validate(connection: Connection, schema: str, table: str, segment: Segment, limit: float) -> bool:
+def _validate(
+    connection: Connection, schema: str, table: str, segment: Segment, side: SegmentedSide, limit: float
+) -> bool:
     """Validate the CHECK of a table, which may take ``limit`` seconds."""
-    with shortly(connection, schema, "make way for", segment) as mine:
+    with shortly(connection, schema, "make way for", segment, side) as mine:
         if mine:
             limits = wait_at_most(_PATIENCE), sql.at_most_seconds(min(limit, _LONGEST))
             execute(connection, *limits, sql.validate(schema, table))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
@@ -18,8 +17,19 @@ from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, execute, 
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
+from outbox.prune.inbox import prune_inbox
 from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
-from outbox.prune.segments import drop_segment, empty_segment, gaps, is_overdue, now_ms, prune_rows, segments
+from outbox.prune.segments import (
+    PRODUCER,
+    SegmentedSide,
+    drop_segment,
+    empty_segment,
+    gaps,
+    is_overdue,
+    now_ms,
+    prune_rows,
+    segments,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("outbox.prune")
 
-_FIRST = UUID(int=0)
 _DAY = 86400.0
 #: How long (seconds) samples are kept, a day more than the longest chart shows; and workers that died.
 SAMPLES = 8 * _DAY
@@ -37,26 +46,30 @@ _BULK_JOBS = 100
 
 
 def prune_segments_once(
-    connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
+    connection: Connection,
+    settings: Settings,
+    side: SegmentedSide = PRODUCER,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
     """Make the segments of the time to come; empty those that are old, and drop one of them.
 
     Needs a role that owns the tables and may make new ones in their schema; without one, all is deleted row by row.
-    Returns ``taken`` rows and ``done`` halves that were pruned.
+    Returns ``taken`` and ``done``: the halves, or inbox rows, that were pruned.
     """
     done = 0
     try:
-        make_ahead(connection, settings, stopping)
+        make_ahead(connection, settings, side, stopping)
         with connection.begin():
-            found, now = segments(connection, settings.schema), now_ms(connection)
-        old = [each for each in found if each.end_ms + settings.retention * 1000 < now]
+            found, now = segments(connection, settings.schema, side), now_ms(connection)
+        old = [each for each in found if side.old_after(each, settings) < now]
         for segment in old:
             if stopping():
                 break
-            held = is_overdue(segment, settings, now)
-            done += empty_segment(connection, settings, segment, by_row=held, stopping=stopping)
+            held = is_overdue(segment, side, settings, now)
+            done += empty_segment(connection, settings, segment, side, by_row=held, stopping=stopping)
         # One a pass: it takes the lock of whole tables for an instant.
-        next((each for each in old if drop_segment(connection, settings, each) is not None), None)
+        next((each for each in old if drop_segment(connection, settings, each, side) is not None), None)
     except DBAPIError as error:
         if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
             raise
@@ -92,8 +105,9 @@ def prune_consumer_once(
 ) -> Counts:
     """Delete what one group needs no more: old inbox rows, replaced offsets, old records of reconciliations.
 
-    Inbox rows go when they are settled, and the producer has pruned their messages. ``source`` is on the producer's
-    database (the same object as ``connection`` where that is the same one).
+    Inbox rows go when they are settled, and the producer has pruned their messages: those of a segment with it
+    (`outbox.prune.inbox`). ``source`` is on the producer's database (the same object as ``connection`` where that is
+    the same one).
     Returns ``taken`` rows and ``done`` inbox rows.
     """
     schema, batch = settings.schema, settings.prune_batch
@@ -103,22 +117,7 @@ def prune_consumer_once(
     for old_records in (sql.old_findings, sql.old_runs):
         statement = old_records(schema, **values, retention=settings.record_retention)
         records += _delete_all(connection, statement, batch, stopping)
-    deleted, after, going = 0, _FIRST, True
-    while going and not stopping():
-        inbox = sql.old_inbox(schema, **values, after=after, retention=settings.inbox_retention)
-        with connection.begin():
-            (rows,) = execute(connection, inbox)
-        old = [row[0] for row in rows if row[1]]
-        if old:
-            with source.begin():
-                existing = {row[0] for row in execute(source, sql.still_there(schema, old))[0]}
-            gone = [message_id for message_id in old if message_id not in existing]
-            forget = sql.forget(schema, group=group, ids=gone, retention=settings.inbox_retention)
-            with connection.begin():
-                (forgotten,) = execute(connection, forget)
-            deleted += len(forgotten)
-        going = len(rows) == batch and bool(old)
-        after = rows[-1][0] if rows else after
+    deleted = prune_inbox(connection, source, settings, group, topic, stopping)
     return Counts(taken=offsets + records + deleted, done=deleted)
 
 

@@ -4,14 +4,15 @@ Message ids begin with the client's time, so that a range of ids is a range of t
 leave each of them in the indexes until a vacuum takes it, and while any old snapshot is held, none can. A segment that
 is truncated leaves nothing.
 
-What is emptied is one range of ids in ``half_message``, ``op_message`` and ``message`` together: never an op without
-its half, never a message without its op. Ids of no segment (of before the first one, of clocks that are far off, that
-are no UUIDv7) are in the DEFAULT partitions, where `outbox.prune.once` deletes row by row; and so are the survivors of
-a segment that is dropped, which keeps the number of partitions small.
+A producer and an inbox each have their own (`SegmentedSide`). What is emptied of a producer is one range of ids in
+``half_message``, ``op_message`` and ``message`` together: never an op without its half, never a message without its op.
+Ids of no segment (of before the first one, of clocks that are far off, that are no UUIDv7) are in the DEFAULT
+partitions, where `outbox.prune.once` deletes row by row; and so are the survivors of a segment that is dropped, which
+keeps the number of partitions small.
 
 Nobody waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be kept is
-found out before, without a lock (`_survey`), and under the lock by index alone (`_changed`). Where a lock can't be
-had, the next pass tries again.
+found out before, without a lock (`SegmentedSide.survey`), and under the lock by index alone (`SegmentedSide.changed`).
+Where a lock can't be had, the next pass tries again.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import datetime as dt
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -31,7 +32,6 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import (
     CONTENDED,
     STATEMENT_CANCELLED,
-    Row,
     Statement,
     execute,
     in_schema,
@@ -39,8 +39,9 @@ from outbox.database.execute import (
     sqlstate,
 )
 from outbox.database.sql import plan_by_index, try_lock, wait_at_most
-from outbox.database.tables import SEGMENTED, producer_tables
+from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
 from outbox.prune import segments_sql as sql
+from outbox.prune.segments_sql import Key
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -59,7 +60,7 @@ _AHEAD = 1
 #: At most so many, where old ones can't be dropped.
 MOST = 24
 #: At most so many rows of a table are written again to keep them.
-_FEW = 1_000
+FEW = 1_000
 
 _FAILED_CHECK = "23514"
 _BOUNDS = re.compile(r"FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)")
@@ -84,17 +85,122 @@ class Segment:
         return f"{table}_{self.suffix}"
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a segment was found to have, without a lock: its rows, those to be kept, and what tells what came since."""
+
+    rows: int
+    keep: frozenset[Key]
+    since: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SegmentedSide:
+    """The tables that have the same segments, and what is particular to them."""
+
+    #: The part whose tables they are.
+    part: str
+    #: The one of them of which rows are counted.
+    counted: str
+    #: What finds a row by ``key_group`` and ``key_id``, in each of the tables.
+    conditions: Mapping[str, str]
+
+    @property
+    def tables(self) -> Mapping[str, str]:
+        """The tables, in the order in which they are locked, and their columns with the id."""
+        return SEGMENTED[self.part]
+
+    def leaves(self, segment: Segment) -> dict[str, str]:
+        """Return the names of a segment's partitions, by table."""
+        return {table: segment.leaf(table) for table in self.tables}
+
+    def columns(self, schema: str, table: str) -> str:
+        """Return the columns of a table that can be written."""
+        metadata = {"producer": producer_tables, "consumer": consumer_tables}[self.part](schema)
+        columns = metadata.tables[f"{schema}.{table}"].columns
+        return ", ".join(column.name for column in columns if column.computed is None)
+
+    def lock(self, schema: str) -> int:
+        """Return the advisory lock that a worker holds while it makes, looks through, empties or drops a segment."""
+        return lock_key("segments", schema, self.part)
+
+    def retention(self, settings: Settings) -> float:
+        """Return how long (seconds) rows are kept."""
+        raise NotImplementedError
+
+    def old_after(self, segment: Segment, settings: Settings) -> float:
+        """Return from when on (ms since 1970) a segment can be emptied."""
+        return segment.end_ms + self.retention(settings) * 1000
+
+    def indexes(self, schema: str, segment: Segment) -> list[Statement]:
+        """Return what makes the indexes of a new segment's own."""
+        raise NotImplementedError
+
+    def survey(self, connection: Connection, settings: Settings, segment: Segment) -> Survey | None:
+        """Look a segment through, in transactions of its own; None where that can't be done now."""
+        raise NotImplementedError
+
+    def changed(self, schema: str, segment: Segment, survey: Survey) -> Statement:
+        """Return what finds the rows that must be kept besides, of those written since a survey. Rows: keys."""
+        raise NotImplementedError
+
+    def prune_rows(
+        self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]
+    ) -> int:
+        """Delete row by row what can go of a segment that can't be emptied; return how many rows counted went."""
+        raise NotImplementedError
+
+    def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
+        """Delete what other tables have of rows that went, and of a segment that was dropped."""
+        raise NotImplementedError
+
+
+class _ProducerSide(SegmentedSide):
+    part = "producer"
+    counted = "half_message"
+    conditions: Mapping[str, str] = {table: f"{column} = key_id" for table, column in SEGMENTED["producer"].items()}
+
+    def retention(self, settings: Settings) -> float:
+        return settings.retention
+
+    def indexes(self, _schema: str, _segment: Segment) -> list[Statement]:
+        return []
+
+    def survey(self, connection: Connection, settings: Settings, segment: Segment) -> Survey:
+        values = {"first": segment.first, "end": segment.end, "retention": settings.retention, "limit": FEW + 1}
+        with connection.begin():
+            survey = sql.survey(settings.schema, self.leaves(segment), values)
+            _, ((snapshot, halves, keep, *ends),) = execute(connection, plan_by_index(), survey)
+        since = {"snapshot": snapshot} | dict(zip(("topics", "queues", "lasts"), ends, strict=True))
+        return Survey(halves, frozenset(("", id_) for id_ in keep or ()), since)
+
+    def changed(self, schema: str, segment: Segment, survey: Survey) -> Statement:
+        values = {"first": segment.first, "end": segment.end, **survey.since}
+        return sql.changed(schema, self.leaves(segment), values)
+
+    def prune_rows(
+        self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]
+    ) -> int:
+        return prune_rows(connection, settings, UUID(int=segment.first.int - 1), segment.end, stopping)
+
+    def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
+        with connection.begin():
+            execute(connection, sql.left_over(schema, segment.first, segment.end))
+
+
+PRODUCER = _ProducerSide()
+
+
 def segment_length(retention: float) -> int:
     """Return how long (whole seconds) a segment is: half of the retention, but a minute at least."""
     return math.ceil(max(retention / _SEGMENTS, _SHORTEST))
 
 
-def segments(connection: Connection, schema: str) -> list[Segment]:
+def segments(connection: Connection, schema: str, side: SegmentedSide = PRODUCER) -> list[Segment]:
     """Read the segments, in order. The catalog is the only place that knows them."""
     found = []
-    for name, bound in execute(connection, sql.partitions(schema))[0]:
+    for name, bound in execute(connection, sql.partitions(schema, side.counted))[0]:
         if match := _BOUNDS.search(bound):
-            found.append(Segment(UUID(match[1]), UUID(match[2]), name.removeprefix("half_message_")))
+            found.append(Segment(UUID(match[1]), UUID(match[2]), name.removeprefix(f"{side.counted}_")))
     return sorted(found)
 
 
@@ -108,24 +214,24 @@ def gaps(found: Sequence[Segment]) -> Iterator[tuple[UUID, UUID]]:
     yield before, _END
 
 
+def is_overdue(segment: Segment, side: SegmentedSide, settings: Settings, now_ms: float) -> bool:
+    """Tell whether a segment couldn't be emptied for so long that its rows go one by one."""
+    return side.old_after(segment, settings) + segment_length(side.retention(settings)) * 1000 < now_ms
+
+
 def now_ms(connection: Connection) -> int:
     """Return the database's time in ms since 1970."""
     return int(execute(connection, sql.NOW_MS)[0][0][0])
 
 
-def is_overdue(segment: Segment, settings: Settings, now: int) -> bool:
-    """Tell whether a segment couldn't be emptied for so long that its rows go one by one."""
-    return segment.end_ms + (settings.retention + segment_length(settings.retention)) * 1000 < now
-
-
 # --- making ----------------------------------------------------------------------------------------------------------
 
 
-def make_next(connection: Connection, settings: Settings) -> None:
+def make_next(connection: Connection, settings: Settings, side: SegmentedSide = PRODUCER) -> None:
     """Make the segments of the time to come that are missing, as far as that can be done now."""
     with connection.begin():
-        found, now = segments(connection, settings.schema), now_ms(connection)
-    length = segment_length(settings.retention) * 1000
+        found, now = segments(connection, settings.schema, side), now_ms(connection)
+    length = segment_length(side.retention(settings)) * 1000
     for number in range(now // length, now // length + 1 + _AHEAD):
         first, end = id_at(number * length), id_at((number + 1) * length)
         if inside := _overlapping(found, first, end):
@@ -135,13 +241,14 @@ def make_next(connection: Connection, settings: Settings) -> None:
             continue
         if len(found) >= MOST:
             logger.warning(
-                "there are %d segments of messages, and old ones can't be dropped; no more are made",
+                "there are %d segments of %s, and old ones can't be dropped; no more are made",
                 len(found),
-                extra={"event": "segments.too_many", "segments": len(found)},
+                side.counted,
+                extra={"event": "segments.too_many", "table": side.counted, "segments": len(found)},
             )
             return
         segment = segment_of(first, end)
-        if make_segment(connection, settings, segment):
+        if make_segment(connection, settings, segment, side):
             found = sorted([*found, segment])
 
 
@@ -160,7 +267,7 @@ def segment_of(first: UUID, end: UUID) -> Segment:
     return Segment(first, end, f"{begin:%Y%m%dt%H%M%S}")
 
 
-def make_segment(connection: Connection, settings: Settings, segment: Segment) -> bool:
+def make_segment(connection: Connection, settings: Settings, segment: Segment, side: SegmentedSide = PRODUCER) -> bool:
     """Make the partitions of a segment, in one transaction; False where a lock can't be had, or too much is in the way.
 
     The ids of the new range that are in the DEFAULT partition (those of clocks that are ahead) move over before.
@@ -171,20 +278,21 @@ def make_segment(connection: Connection, settings: Settings, segment: Segment) -
     them. Dispatch would pass over an op for ever. So all wait for the table, and plan after that.
     """
     schema = settings.schema
-    with shortly(connection, schema, "make", segment) as mine:
+    with shortly(connection, schema, "make", segment, side) as mine:
         if not mine:
             return False
         # The DEFAULT partition may be large.
         execute(connection, plan_by_index())
-        for table in SEGMENTED:
+        for table in side.tables:
             execute(connection, sql.create(schema, table, segment.leaf(table)))
-        execute(connection, _lock_tables(schema, [f"{table}_default" for table in SEGMENTED]))
+        execute(connection, *side.indexes(schema, segment))
+        execute(connection, _lock_tables(schema, side, [f"{table}_default" for table in side.tables]))
         values = {"first": segment.first, "end": segment.end}
-        for table, column in SEGMENTED.items():
+        for table, column in side.tables.items():
             names = {"leaf": segment.leaf(table), "table": table, "column": column}
             execute(
                 connection,
-                sql.moved(schema, names, _columns(schema, table), values),
+                sql.moved(schema, names, side.columns(schema, table), values),
                 sql.attach(schema, names, segment.first, segment.end),
             )
         return True
@@ -198,113 +306,100 @@ def empty_segment(
     connection: Connection,
     settings: Settings,
     segment: Segment,
+    side: SegmentedSide = PRODUCER,
     *,
     by_row: bool = False,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Delete what is settled and older than the retention in a segment; return how many halves went.
+    """Delete what is settled and older than the retention in a segment; return how many halves, or inbox rows, went.
 
     With ``by_row``, what can't be deleted as a whole goes row by row.
     """
     schema = settings.schema
     with connection.begin():
-        (taken, *_), ((hidden,),) = execute(connection, try_lock(_lock(schema)), sql.row_security(schema))
-        if not taken[0] or segment not in segments(connection, schema) or hidden:
+        locking = try_lock(side.lock(schema)), sql.row_security(schema, side.tables)
+        (taken, *_), ((hidden,),) = execute(connection, *locking)
+        if not taken[0] or segment not in segments(connection, schema, side) or hidden:
             return 0  # what the role can't see, it can't keep
-        _, (survey,) = execute(connection, plan_by_index(), _survey(settings, segment))
-    snapshot, halves, keep, *ends = survey
-    keep = keep or []
-    done = 0
-    if halves > len(keep) and len(keep) <= _FEW:
-        done = _compact(connection, schema, segment, halves, keep, snapshot, ends)
-    if not done and halves > len(keep) and by_row:
+    survey = side.survey(connection, settings, segment)
+    if survey is None:
+        return 0
+    done, left = 0, survey.rows > len(survey.keep)
+    if left and len(survey.keep) <= FEW:
+        done = _compact(connection, schema, segment, side, survey)
+    if not done and left and by_row:
         logger.info(
-            "segment %s can't be emptied; what is settled in it is deleted row by row",
+            "segment %s of %s can't be emptied; what is settled in it is deleted row by row",
             segment.suffix,
-            extra={"event": "segment.held", "segment": segment.suffix, "keep": len(keep)},
+            side.counted,
+            extra={
+                "event": "segment.held",
+                "table": side.counted,
+                "segment": segment.suffix,
+                "keep": len(survey.keep),
+            },
         )
-        done = prune_rows(connection, settings, UUID(int=segment.first.int - 1), segment.end, stopping)
-    with connection.begin():
-        execute(connection, sql.left_over(schema, segment.first, segment.end))
+        done = side.prune_rows(connection, settings, segment, stopping)
+    side.clear_up(connection, schema, segment)
     return done
 
 
-def _survey(settings: Settings, segment: Segment) -> Statement:
-    values = {
-        "first": segment.first,
-        "end": segment.end,
-        "retention": settings.retention,
-        "limit": _FEW + 1,
-    }
-    return sql.survey(settings.schema, _leaves(segment), values)
-
-
-def _leaves(segment: Segment) -> dict[str, str]:
-    return {table: segment.leaf(table) for table in SEGMENTED}
-
-
-def _compact(
-    connection: Connection,
-    schema: str,
-    segment: Segment,
-    halves: int,
-    keep: list[UUID],
-    snapshot: str,
-    ends: Sequence[Row],
-) -> int:
-    """Truncate a segment, and write again what is to be kept; return how many halves went.
+def _compact(connection: Connection, schema: str, segment: Segment, side: SegmentedSide, survey: Survey) -> int:
+    """Truncate a segment, and write again what is to be kept; return how many of the rows counted went.
 
     Whoever writes into the segment waits for the lock, and looks again after it: each statement takes the locks of all
     partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half, which was kept)
     needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot would
     find nothing; those of ours take the lock first (`outbox.reconcile.source`).
     """
-    leaves = {table: _name(schema, name) for table, name in _leaves(segment).items()}
-    with shortly(connection, schema, "empty", segment) as mine:
+    leaves = {table: _name(schema, name) for table, name in side.leaves(segment).items()}
+    with shortly(connection, schema, "empty", segment, side) as mine:
         if not mine:
             return 0
-        for table in SEGMENTED:
+        for table in side.tables:
             execute(connection, sql.make_survivors(schema, table))
         execute(connection, Statement(f"LOCK TABLE {', '.join(leaves.values())} IN ACCESS EXCLUSIVE MODE"))
         # A statement of its own, after the lock: it sees all that was written since the survey.
-        values = {"first": segment.first, "end": segment.end, "snapshot": snapshot}
-        values |= dict(zip(("topics", "queues", "lasts"), ends, strict=True))
-        (changed,) = execute(connection, sql.changed(schema, _leaves(segment), values))
-        keep = sorted({*keep, *(row[0] for row in changed)})
-        if len(keep) > _FEW:
+        _, changed = execute(connection, plan_by_index(), side.changed(schema, segment, survey))
+        keep = sorted({*survey.keep, *((group, id_) for group, id_ in changed)})
+        if len(keep) > FEW:
             return 0
         survivors = 0
-        for table, column in SEGMENTED.items():
-            columns = _columns(schema, table)
-            (rows,) = execute(connection, sql.copy_survivors(leaves[table], table, column, columns, keep))
-            survivors += len(rows) if table == "half_message" else 0
+        for table, condition in side.conditions.items():
+            columns = side.columns(schema, table)
+            (rows,) = execute(connection, sql.copy_survivors(leaves[table], table, condition, columns, keep))
+            survivors += len(rows) if table == side.counted else 0
         execute(connection, Statement(f"TRUNCATE {', '.join(leaves.values())}"))
-        for table in SEGMENTED:
-            execute(connection, sql.put_back(leaves[table], table, _columns(schema, table)))
-        return max(halves - survivors, 0)
+        for table in side.tables:
+            execute(connection, sql.put_back(leaves[table], table, side.columns(schema, table)))
+        return max(survey.rows - survivors, 0)
     return 0
 
 
-def drop_segment(connection: Connection, settings: Settings, segment: Segment) -> bool | None:
+def drop_segment(
+    connection: Connection, settings: Settings, segment: Segment, side: SegmentedSide = PRODUCER
+) -> bool | None:
     """Drop a segment that has few rows, which move into the DEFAULT partitions; tell whether that could be done.
 
     None: it has too many.
     """
-    schema = settings.schema
-    count = sql.at_most(schema, _leaves(segment), _FEW + 1)
-    with shortly(connection, schema, "drop", segment) as mine:
+    schema, dropped = settings.schema, False
+    count = sql.at_most(schema, side.leaves(segment), FEW + 1)
+    with shortly(connection, schema, "drop", segment, side) as mine:
         if not mine:
             return False
         # Looked at before the lock, and again under it.
-        if execute(connection, count)[0][0][0] > _FEW:
+        if execute(connection, count)[0][0][0] > FEW:
             return None
-        execute(connection, _lock_tables(schema, _leaves(segment).values()))
-        if execute(connection, count)[0][0][0] > _FEW:
+        execute(connection, _lock_tables(schema, side, side.leaves(segment).values()))
+        if execute(connection, count)[0][0][0] > FEW:
             return None
-        for table in SEGMENTED:
-            execute(connection, *sql.fold(schema, table, segment.leaf(table), _columns(schema, table)))
-        return True
-    return False
+        for table in side.tables:
+            execute(connection, *sql.fold(schema, table, segment.leaf(table), side.columns(schema, table)))
+        dropped = True
+    if dropped:
+        side.clear_up(connection, schema, segment)
+    return dropped
 
 
 # --- row by row ------------------------------------------------------------------------------------------------------
@@ -331,7 +426,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
 
 
 @contextmanager
-def shortly(connection: Connection, schema: str, act: str, segment: Segment) -> Iterator[bool]:
+def shortly(connection: Connection, schema: str, act: str, segment: Segment, side: SegmentedSide) -> Iterator[bool]:
     """Begin a transaction that waits for no lock for long, and say whether the segment is this worker's to act on.
 
     A lock that can't be had ends it, and is told; the caller goes on after the block.
@@ -339,13 +434,13 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment) -> 
     try:
         with connection.begin():
             limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
-            (taken, *_), *_ = execute(connection, try_lock(_lock(schema)), *limits)
+            (taken, *_), *_ = execute(connection, try_lock(side.lock(schema)), *limits)
             # Read after the lock was taken: another worker may have made or dropped it meanwhile.
-            found = segments(connection, schema)
+            found = segments(connection, schema, side)
             match act:
                 case "make" | "make way for":
                     mine = not _overlapping(found, segment.first, segment.end)
-                case "empty" | "drop":
+                case "empty" | "drop" | "look through":
                     mine = segment in found
                 case _:
                     mine = True
@@ -354,30 +449,20 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment) -> 
         if sqlstate(error) not in {*CONTENDED, STATEMENT_CANCELLED, _FAILED_CHECK}:
             raise
         logger.debug(
-            "couldn't %s segment %s now: %s",
+            "couldn't %s segment %s of %s now: %s",
             act,
             segment.suffix,
+            side.counted,
             error.orig,
-            extra={"event": "segment.busy", "act": act, "segment": segment.suffix},
+            extra={"event": "segment.busy", "act": act, "table": side.counted, "segment": segment.suffix},
         )
 
 
-def _lock_tables(schema: str, leaves: Iterable[str]) -> Statement:
+def _lock_tables(schema: str, side: SegmentedSide, leaves: Iterable[str]) -> Statement:
     """Lock the tables, and some of their partitions; one statement, so that all its waits together are short."""
-    tables = [*(f"ONLY {_name(schema, table)}" for table in SEGMENTED), *(_name(schema, leaf) for leaf in leaves)]
+    tables = [*(f"ONLY {_name(schema, table)}" for table in side.tables), *(_name(schema, leaf) for leaf in leaves)]
     return Statement(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
-
-
-def _lock(schema: str) -> int:
-    """Return the advisory lock that a worker holds while it makes, looks through, empties or drops a segment."""
-    return lock_key("segments", schema)
 
 
 def _name(schema: str, table: str) -> str:
     return in_schema(f"{{s}}.{table}", schema)
-
-
-def _columns(schema: str, table: str) -> str:
-    """Return the columns of a table that can be written."""
-    columns = producer_tables(schema).tables[f"{schema}.{table}"].columns
-    return ", ".join(column.name for column in columns if column.computed is None)

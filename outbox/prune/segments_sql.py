@@ -1,27 +1,23 @@
-"""Statements of segments: partitions of ``half_message``, ``op_message`` and ``message``; and of rows one by one."""
+"""Statements of segments; and those that look through the ones of a producer, and prune its rows one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
-from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.tables import SEGMENTED
+from outbox.database.execute import Statement, Template, in_schema, statement
+
+#: What names a row that is kept: its group ("" in a producer's tables) and its message id.
+Key = tuple[str, UUID]
 
 #: The database's clock. Rows: ``(ms since 1970,)``.
 NOW_MS: Statement = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8")
 
-#: Read the partitions. Rows: ``(name, bounds)``.
-partitions: Template = Template("""
+_PARTITIONS = """
 SELECT c.relname::text, pg_get_expr(c.relpartbound, c.oid)
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
- WHERE i.inhparent = '{s}.half_message'::regclass
-""")
-
-#: Tell whether row security hides something from this role. Rows: ``(it may,)``.
-row_security: Template = Template(
-    "SELECT " + " OR ".join(f"row_security_active('{{s}}.{table}'::regclass)" for table in SEGMENTED)
-)
+ WHERE i.inhparent = '{s}.{table}'::regclass
+"""
 
 # A half goes together with its op and its messages, in one statement: no op without its half (a check would take
 # an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
@@ -117,16 +113,16 @@ _CHANGED = (
     "WITH RECURSIVE"
     + _QUEUES
     + """
-SELECT half_id FROM {op_message} WHERE xid >= pg_snapshot_xmax(%(snapshot)s::pg_snapshot)
+SELECT '', half_id FROM {op_message} WHERE xid >= pg_snapshot_xmax(%(snapshot)s::pg_snapshot)
  UNION
-SELECT half_id FROM {op_message} WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(snapshot)s::pg_snapshot)))
+SELECT '', half_id FROM {op_message} WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(snapshot)s::pg_snapshot)))
  UNION
-SELECT half_id FROM {s}.half_check WHERE half_id >= %(first)s AND half_id < %(end)s
+SELECT '', half_id FROM {s}.half_check WHERE half_id >= %(first)s AND half_id < %(end)s
  UNION
-SELECT half_id FROM {s}.scheduled_message
+SELECT '', half_id FROM {s}.scheduled_message
  WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NULL
  UNION
-SELECT n.half_id
+SELECT '', n.half_id
   FROM queue_of p
   LEFT JOIN unnest(%(topics)s::text[], %(queues)s::int[], %(lasts)s::int8[]) e (topic, queue, last)
          ON e.topic = p.topic AND e.queue = p.queue
@@ -149,21 +145,35 @@ DELETE FROM {s}.scheduled_message d
 
 
 def survey(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Look a segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, their last positions)``.
+    """Look a producer's segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, last positions)``.
 
     The ids are ``limit`` at most, and may be None, as the queues may.
     """
-    return Statement(_of_segment(_SURVEY, schema, leaves), values)
+    return of_segment(_SURVEY, schema, leaves, values)
 
 
 def changed(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Read what must be kept besides, since a survey. Rows: ``(id,)``."""
-    return Statement(_of_segment(_CHANGED, schema, leaves), values)
+    """Read what must be kept besides, since a survey. Rows: ``("", id)``."""
+    return of_segment(_CHANGED, schema, leaves, values)
 
 
 def left_over(schema: str, first: UUID, end: UUID) -> Statement:
     """Delete what is in other tables of the halves of a range that are gone."""
     return Statement(in_schema(_LEFT_OVER, schema), {"first": first, "end": end})
+
+
+# --- of all sides ----------------------------------------------------------------------------------------------------
+
+
+def partitions(schema: str, table: str) -> Statement:
+    """Read the partitions of a table. Rows: ``(name, bounds)``."""
+    return statement(schema, _PARTITIONS, {}, table=table)
+
+
+def row_security(schema: str, tables: Collection[str]) -> Statement:
+    """Tell whether row security hides something from this role. Rows: ``(it may,)``."""
+    active = " OR ".join(f"row_security_active('{{s}}.{table}'::regclass)" for table in tables)
+    return Statement(in_schema(f"SELECT {active}", schema))
 
 
 def at_most(schema: str, leaves: Mapping[str, str], limit: int) -> Statement:
@@ -203,26 +213,35 @@ def attach(schema: str, names: Mapping[str, str], first: UUID, end: UUID) -> Sta
     return Statement(in_schema(sql, schema))
 
 
-_DEFAULTS = ", ".join(f"'{{s}}.{table}_default'::regclass" for table in SEGMENTED)
 _CHECK = "segments_ahead"
 
-#: Read how large the DEFAULT partitions are, dead rows and all. Rows: ``(bytes,)``.
-size: Template = Template(f"SELECT sum(pg_relation_size(oid))::int8 FROM unnest(ARRAY[{_DEFAULTS}]) oid")
 
-#: Read the CHECK of the DEFAULT partitions. Rows: ``(table, its text, it was validated)``.
-refusals: Template = Template(f"""
+def _defaults(tables: Collection[str]) -> str:
+    return ", ".join(f"'{{s}}.{table}_default'::regclass" for table in tables)
+
+
+def size(schema: str, tables: Collection[str]) -> Statement:
+    """Read how large the DEFAULT partitions are, dead rows and all. Rows: ``(bytes,)``."""
+    sql = f"SELECT sum(pg_relation_size(oid))::int8 FROM unnest(ARRAY[{_defaults(tables)}]) oid"
+    return Statement(in_schema(sql, schema))
+
+
+def refusals(schema: str, tables: Collection[str]) -> Statement:
+    """Read the CHECK of the DEFAULT partitions. Rows: ``(table, its text, it was validated)``."""
+    sql = f"""
 SELECT regexp_replace(c.relname, '_default$', ''), pg_get_constraintdef(k.oid), k.convalidated
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
- WHERE k.conname = '{_CHECK}' AND k.contype = 'c' AND k.conrelid IN ({_DEFAULTS})
- ORDER BY array_position(ARRAY[{_DEFAULTS}], c.oid::regclass)
-""")
+ WHERE k.conname = '{_CHECK}' AND k.contype = 'c' AND k.conrelid IN ({_defaults(tables)})
+ ORDER BY array_position(ARRAY[{_defaults(tables)}], c.oid::regclass)
+"""
+    return Statement(in_schema(sql, schema))
 
 
-def occupied(schema: str, ranges: Sequence[tuple[UUID, UUID]]) -> Statement:
+def occupied(schema: str, tables: Mapping[str, str], ranges: Sequence[tuple[UUID, UUID]]) -> Statement:
     """Tell in which ranges of ids the DEFAULT partitions have rows. Rows: ``(first,)``."""
     some = " OR ".join(
         f"EXISTS (SELECT FROM {{s}}.{table}_default WHERE {column} >= r.first AND {column} < r.behind)"
-        for table, column in SEGMENTED.items()
+        for table, column in tables.items()
     )
     firsts, ends = zip(*ranges, strict=True)
     template = f"SELECT first FROM unnest(%s::uuid[], %s::uuid[]) r (first, behind) WHERE {some}"
@@ -251,10 +270,15 @@ def make_survivors(schema: str, table: str) -> Statement:
     return Statement(in_schema(f"CREATE TEMP TABLE survivors_{table} (LIKE {{s}}.{table}) ON COMMIT DROP", schema))
 
 
-def copy_survivors(leaf: str, table: str, column: str, columns: str, ids: Sequence[UUID]) -> Statement:
-    """Copy rows to where they are kept. Rows: one for each."""
-    sql = f"INSERT INTO pg_temp.survivors_{table} ({columns}) SELECT {columns} FROM {leaf}"
-    return Statement(f"{sql} WHERE {column} = ANY (%(ids)s::uuid[]) RETURNING 1", {"ids": list(ids)})
+def copy_survivors(leaf: str, table: str, condition: str, columns: str, keys: Collection[Key]) -> Statement:
+    """Copy the rows that ``condition`` finds by ``key_group`` and ``key_id`` to where they are kept. Rows: one each."""
+    sql = f"""
+INSERT INTO pg_temp.survivors_{table} ({columns})
+SELECT {columns} FROM unnest(%(groups)s::text[], %(ids)s::uuid[]) k (key_group, key_id)
+ CROSS JOIN LATERAL (SELECT {columns} FROM {leaf} WHERE {condition} OFFSET 0) m
+RETURNING 1
+"""
+    return Statement(sql, {"groups": [group for group, _ in keys], "ids": [id_ for _, id_ in keys]})
 
 
 def put_back(leaf: str, table: str, columns: str) -> Statement:
@@ -274,7 +298,6 @@ def fold(schema: str, table: str, leaf: str, columns: str) -> list[Statement]:
     ]
 
 
-def _of_segment(template: str, schema: str, leaves: Mapping[str, str]) -> str:
-    for table, leaf in leaves.items():
-        template = template.replace(f"{{{table}}}", f"{{s}}.{leaf}")
-    return in_schema(template, schema)
+def of_segment(template: str, schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
+    """Return a statement in which each ``{table}`` stands for its partition."""
+    return statement(schema, template, values, **{table: f"{{s}}.{leaf}" for table, leaf in leaves.items()})

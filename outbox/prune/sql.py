@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from outbox.database.execute import Template
+from collections.abc import Mapping
+
+from outbox.database.execute import Statement, Template, in_schema
+from outbox.prune.segments_sql import of_segment
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.
 old_cursors: Template = Template("""
@@ -30,11 +33,11 @@ RETURNING 1
 _SETTLED = """(status IN ('consumed', 'quarantined') OR discarded_at IS NOT NULL)
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
-#: Read the next inbox rows after an id. Rows: ``(id, settled and old)``.
+#: Read the next inbox rows after an id and before another one. Rows: ``(id, settled and old)``.
 old_inbox: Template = Template(f"""
 SELECT message_id, {_SETTLED}
   FROM {{s}}.consumer_message
- WHERE consumer_group = %(group)s AND message_id > %(after)s AND topic = %(topic)s
+ WHERE consumer_group = %(group)s AND message_id > %(after)s AND message_id < %(end)s AND topic = %(topic)s
  ORDER BY message_id LIMIT %(limit)s
 """)
 
@@ -47,6 +50,74 @@ DELETE FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND {_SETTLED}
 RETURNING message_id
 """)
+
+# --- segments of the inbox -----------------------------------------------------------------------------------------
+
+#: Read, in the producer's database, which messages of a range of ids could still be delivered or resent; ``most``
+#: halves of all topics are looked at. Rows: ``(looked at, ids)``.
+still_between: Template = Template("""
+SELECT count(*), coalesce(array_agg(id) FILTER (WHERE topic = %(topic)s), '{}')
+  FROM (SELECT id, topic FROM {s}.half_message WHERE id >= %(first)s AND id < %(end)s LIMIT %(most)s) h
+""")
+
+#: Write down what a group's producer still had of a segment; one who says the same again says so now and then.
+hold: Template = Template("""
+INSERT INTO {s}.segment_hold AS h (consumer_group, topic, first_id, message_ids, asked_at)
+VALUES (%(group)s, %(topic)s, %(first)s, %(ids)s::uuid[], to_timestamp(%(asked_ms)s / 1000.0))
+ON CONFLICT (consumer_group, topic, first_id) DO UPDATE
+   SET message_ids = excluded.message_ids, asked_at = excluded.asked_at
+ WHERE h.message_ids <> excluded.message_ids OR h.asked_at < excluded.asked_at - interval '10 minutes'
+""")
+
+#: Delete what was written down of segments that begin otherwise than with one of these ids.
+drop_holds: Template = Template("DELETE FROM {s}.segment_hold WHERE first_id <> ALL (%s::uuid[])")
+
+# Of a group and topic for which no pass has asked its producer, all stays. What was written since it asked may be of a
+# half that wasn't committed then. The rows are counted where few are to be kept: all of them have been read then.
+_SURVEY = f"""
+WITH held AS MATERIALIZED (
+    SELECT consumer_group, topic, unnest(message_ids) AS message_id FROM {{s}}.segment_hold WHERE first_id = %(first)s
+), survivor AS MATERIALIZED (
+    SELECT m.consumer_group, m.message_id
+      FROM {{consumer_message}} m
+      LEFT JOIN {{s}}.segment_hold h
+             ON h.consumer_group = m.consumer_group AND h.topic = m.topic AND h.first_id = %(first)s
+      LEFT JOIN held k
+             ON k.consumer_group = m.consumer_group AND k.topic = m.topic AND k.message_id = m.message_id
+     WHERE ({_SETTLED} AND greatest(changed_at, discarded_at) < h.asked_at AND k.message_id IS NULL) IS NOT TRUE
+     LIMIT %(limit)s
+)
+SELECT CASE WHEN (SELECT count(*) FROM survivor) < %(limit)s THEN (SELECT count(*) FROM {{consumer_message}})
+            ELSE %(limit)s + 1 END,
+       ARRAY(SELECT consumer_group FROM survivor), ARRAY(SELECT message_id FROM survivor)
+"""
+
+
+def survey_inbox(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
+    """Look a segment of the inbox through. Rows: ``(rows, groups of those to be kept, their ids)``.
+
+    To be kept are ``limit`` at most; where there are as many, that isn't all.
+    """
+    return of_segment(_SURVEY, schema, leaves, values)
+
+
+def index_of_late(schema: str, leaf: str, since: str) -> Statement:
+    """Make the index by which `changed_since` finds rows."""
+    sql = f"CREATE INDEX {leaf}_late ON {{s}}.{leaf} (changed_at) WHERE changed_at >= '{since}'"
+    return Statement(in_schema(sql, schema))
+
+
+def changed_since(schema: str, leaf: str, since: str) -> Statement:
+    """Read which rows of a segment were written since a time. Rows: ``(group, id)``.
+
+    The time is written out: the planner takes the index only where it sees that the condition implies the index's own.
+    """
+    return Statement(
+        in_schema(f"SELECT consumer_group, message_id FROM {{s}}.{leaf} WHERE changed_at >= '{since}'", schema)
+    )
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
 
 #: Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each.
 old_findings: Template = Template("""

@@ -172,9 +172,8 @@ def _begin(access: Access, part: Part, connection: Connection) -> Snapshot | Non
     """Begin the transaction of a snapshot; None where a lock couldn't be had for a moment."""
     connection.begin()
     try:
-        execute(
-            connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, sql.KEEP[part](access.schema), sql.WAIT_AS_EVER
-        )
+        lock = sql.KEEP[part](access.schema)
+        execute(connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, lock, sql.WAIT_AS_EVER)
     except DBAPIError as error:
         if sqlstate(error) not in CONTENDED:
             raise
@@ -215,8 +214,8 @@ class PostgresSide:
 
     def _fetch(self, query: str) -> pa.Table:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
-        keep = sql.KEEP[self.part](self.access.schema)
-        settings = [sql.READ_IN_ONE_SNAPSHOT, keep, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
+        lock = sql.KEEP[self.part](self.access.schema)
+        settings = [sql.READ_IN_ONE_SNAPSHOT, lock, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
         if self.snapshot is not None:
             settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
         with (

@@ -171,8 +171,8 @@ SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_s
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 # Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock.
 _TRUNCATED: dict[Part, tuple[str, ...]] = {
-    "producer": (*SEGMENTED, "half_check"),
-    "consumer": ("consumer_offset",),
+    "producer": (*SEGMENTED["producer"], "half_check"),
+    "consumer": (*SEGMENTED["consumer"], "consumer_offset"),
 }
 #: Keeps rows where they are as long as this transaction is open; to come before its first query.
 KEEP = {

@@ -39,9 +39,9 @@ def _older(table: str, row_id: str, condition: str, time: str) -> Template:
 UPDATE {{s}}.{table}
    SET {time} = CASE WHEN %(seconds)s::float8 IS NULL THEN least({time}, clock_timestamp() - interval '1 ms')
                      ELSE {time} - {_EARLIER} END
- WHERE ctid = ANY (ARRAY(SELECT ctid FROM {{s}}.{table}
-                          WHERE {condition} AND (%(ids)s::uuid[] IS NULL OR {row_id} = ANY (%(ids)s::uuid[]))
-                            FOR UPDATE SKIP LOCKED))
+ WHERE (tableoid, ctid) IN (SELECT tableoid, ctid FROM {{s}}.{table}
+                             WHERE {condition} AND (%(ids)s::uuid[] IS NULL OR {row_id} = ANY (%(ids)s::uuid[]))
+                               FOR UPDATE SKIP LOCKED)
 """)
 
 

@@ -25,6 +25,7 @@ from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
+from outbox.prune.inbox import INBOX
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once, prune_segments_once
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
@@ -123,6 +124,8 @@ class Plan:
             self._plan_reconciliations(outbox)
         if "bulk" in roles:
             self._plan_bulk(outbox, producing=producing)
+        if "prune" in roles and "consumer" in self.parts.get(self._own, ()):
+            self._plan_prune("inbox segments", partial(prune_segments_once, side=INBOX))
         if "prune" in roles and self._own in self.parts:
             self._plan_prune("prune records", prune_records_once)
         if self.duties:

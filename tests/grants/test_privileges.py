@@ -17,7 +17,9 @@ from outbox.consumer import sql as consumer_sql
 from outbox.database import execute as execute_module
 from outbox.database.execute import UNPREPARED, Statement, in_schema
 from outbox.database.grants import DUTIES, PARTS, ROLES, Part, granting, needs_of
+from outbox.operator.health import sql as health_sql
 from outbox.prune import rewrite
+from outbox.prune import sql as prune_sql
 from outbox.reconcile.record import settled
 from outbox.reconcile.source import PostgresSide
 from tests.grants.town import ACTS, Town
@@ -26,11 +28,13 @@ Acts = Mapping[str, Any]
 _ID = UUID(int=0)
 _ITEM = {"group": "g", "groups": ["g"], "id": _ID, "bulk_jobs": [_ID]}
 #: What is executed so seldom that no duty's test comes to it: an answer that is given back, a quarantine that is
-#: dropped, an offset that goes back, a difference since the last comparison.
+#: dropped, an offset that goes back, a difference since the last comparison, an old segment of the inbox.
 SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ("check", "producer"): [check_sql.unasked("outbox", half_id=_ID, claim=0, id=0)],
     ("compensate", "consumer"): [compensate_sql.drop("outbox", **_ITEM)],
     ("consume", "consumer"): [consumer_sql.forget("outbox", "g", _ID)],
+    ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],
+    ("look", "consumer"): [health_sql.HOLDING("outbox", first=_ID, end=UUID(int=1), limit=1)],
     ("reconcile", "producer"): [
         Statement(
             in_schema(settled._TOUCHED_AT_PRODUCER, "outbox"),

@@ -12,15 +12,16 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings
+from outbox.consumer.consumer import Consumer
 from outbox.database import migration
-from outbox.database.migration import chain, runner
+from outbox.database.migration import runner
 from outbox.database.tables import SEGMENTED
 from outbox.dispatch.once import dispatch_once
 from outbox.errors import SchemaBusy
 from tests.kit import Tables, dispatch_all, send_each, wait_until
 from tests.kit.processes import python
 
-NEW = ["producer_0002", "producer_0003"]
+NEW = ["producer_0002", "producer_0003", "consumer_0002", "consumer_0003"]
 # Without a column of a later revision.
 ROWS = "SELECT md5(string_agg((to_jsonb(t) - 'at_commit')::text, ',' ORDER BY t::text)), count(*) FROM outbox.{} t"
 
@@ -31,19 +32,33 @@ def old(url: str, engine: Engine) -> Iterator[Engine]:
     with runner._turn(url, "outbox", 5.0) as (connection, config, _):
         connection.execute(text("CREATE SCHEMA outbox"))
         command.upgrade(config, "producer_0001")
-        command.upgrade(config, chain.head("consumer"))
+        command.upgrade(config, "consumer_0001")
     app = Outbox(engine, settings=Settings())
     send_each(app, "t", *range(20), key="k")
     dispatch_all(engine)
     send_each(app, "t", *range(5), key="k")
     with engine.begin() as connection:
         app.prepare(connection, "t", "prepared")
+    consume(engine, app)
+    assert Tables(engine).value("SELECT count(*) FROM outbox.consumer_message") == 20
     yield engine
+
+
+def consume(engine: Engine, app: Outbox) -> int:
+    """Consume what there is, with a group of this application; return how many messages that were."""
+    if ("t", "g") not in app.subscriptions:
+        app.consumer("t", group="g", batch=7)(lambda _message, _session: None)
+    consumer, done = Consumer(app.subscriptions["t", "g"], app.settings), 0
+    with engine.connect() as connection:
+        consumer.start(connection, connection)
+        while (counts := consumer.consume_once(connection, connection)).taken:
+            done += counts.done
+    return done
 
 
 def content(tables: Tables) -> dict[str, Any]:
     """Return what tells the rows of each table."""
-    return {table: tables.rows(ROWS.format(table)) for table in SEGMENTED}
+    return {table: tables.rows(ROWS.format(table)) for part in SEGMENTED.values() for table in part}
 
 
 def test_rows_stay_and_the_log_goes_on(url: str, old: Engine) -> None:
@@ -91,12 +106,13 @@ def test_an_index_that_was_interrupted_is_built_again(url: str, old: Engine) -> 
     assert migration.check(url) == []
 
 
-def test_killed_in_the_middle(url: str, old: Engine) -> None:
+@pytest.mark.parametrize("table", ["message", "consumer_message"])
+def test_killed_in_the_middle(url: str, old: Engine, table: str) -> None:
     """An upgrade that is killed while it holds its locks has changed nothing; the next one goes on."""
     tables = Tables(old)
     before = content(tables)
     with old.connect() as reader, reader.begin():
-        reader.execute(text("SELECT count(*) FROM outbox.message"))
+        reader.execute(text(f"SELECT count(*) FROM outbox.{table}"))
         with python("outbox.cli", "db", "upgrade", "--lock-timeout", "600", "--url", old) as process:
             wait_until(tables.waiting, "the upgrade waits for a table")
             process.kill()
@@ -108,10 +124,11 @@ def test_killed_in_the_middle(url: str, old: Engine) -> None:
     assert content(tables) == before
 
 
-def test_senders_and_dispatch_go_on(url: str, old: Engine) -> None:
-    """Nothing that is sent while the tables are converted is lost."""
+def test_senders_and_consumers_go_on(url: str, old: Engine) -> None:
+    """Nothing that is sent while the tables are converted is lost, or consumed twice."""
     migrated = threading.Event()
     sent: list[object] = []
+    consumed: list[int] = []
     problems: list[BaseException] = []
 
     def work() -> None:
@@ -123,6 +140,7 @@ def test_senders_and_dispatch_go_on(url: str, old: Engine) -> None:
                 sent.extend(send_each(app, "t", "meanwhile", key="k"))
                 with engine.connect() as connection:
                     dispatch_once(connection, Settings())
+                consumed.append(consume(engine, app))
                 after += migrated.is_set()
         except BaseException as error:
             problems.append(error)
@@ -140,7 +158,10 @@ def test_senders_and_dispatch_go_on(url: str, old: Engine) -> None:
             each.join()
     assert problems == []
     dispatch_all(old)
+    consumed.append(consume(old, Outbox(old, settings=Settings())))
     assert set(Tables(old).messages()) >= set(sent)
+    assert sum(consumed) == Tables(old).value("SELECT count(*) FROM outbox.message") - 20
+    assert sum(consumed) == Tables(old).value("SELECT count(*) FROM outbox.consumer_message") - 20
     queue = "SELECT position FROM outbox.message WHERE queue = (SELECT queue FROM outbox.message LIMIT 1)"
     positions = Tables(old).rows(queue)
     assert sorted(positions) == list(range(1, len(positions) + 1))

@@ -19,6 +19,7 @@ from outbox.message.model import uuid7_at
 from outbox.prune import ahead
 from outbox.prune import segments as module
 from outbox.prune.ahead import make_ahead, refusal_of
+from outbox.prune.inbox import INBOX
 from outbox.prune.segments import Segment, segments
 from tests.dispatch.support import dispatch_all, messages
 from tests.kit import Tables, wait_until
@@ -248,3 +249,13 @@ def test_messages_that_are_kept_for_years(producer: Ahead) -> None:
     make_ahead(producer.connection, replace(YOUNG, retention=3 * year, inbox_retention=4 * year))
     with producer.connection.begin():
         assert len(segments(producer.connection, "outbox")) == 1
+
+
+def test_so_does_the_inbox(producer: Ahead) -> None:
+    """By the same steps, with its own CHECK."""
+    make_ahead(producer.connection, YOUNG, INBOX)
+    with producer.connection.begin():
+        assert len(segments(producer.connection, "outbox", INBOX)) == 1
+        assert segments(producer.connection, "outbox") == []
+    assert producer.value(CHECKS) == 0
+    assert producer.make()

@@ -222,6 +222,7 @@ INSPECTIONS = (
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("segments", inspections.all_segments, "producer"),
+    Inspection("inbox segments", inspections.held_segments, "consumer"),
     Inspection("parked messages", judging(sql.FAILURES, "message.parked"), "consumer"),
     Inspection("retries", judging(sql.FAILURES, "retry.overdue"), "consumer"),
     Inspection("lost messages", judging(sql.LOSSES, "group.lost"), "consumer"),

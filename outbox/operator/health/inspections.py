@@ -25,7 +25,8 @@ from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
-from outbox.prune.segments import is_overdue, now_ms, segments
+from outbox.prune.inbox import INBOX
+from outbox.prune.segments import PRODUCER, SegmentedSide, is_overdue, now_ms, segments
 from outbox.text import duration
 
 if TYPE_CHECKING:
@@ -192,18 +193,42 @@ def all_segments(examination: Examination) -> Iterator[Diagnosis]:
     schema = settings.schema
     ((role, owner, may),) = examination.rows(sql.SEGMENT_OWNER)
     with examination.reading() as connection:
-        now, found, refusal = now_ms(connection), segments(connection, schema), refusal_of(connection, schema)
+        now, found = now_ms(connection), segments(connection, schema)
     if not may and not any(each.end_ms > now for each in found) and done(examination.workers, "segments"):
         details = {"role": role, "owner": owner}
         yield examination.finding("segments.not_allowed", details, schema=f'"{schema}"')
-    if refusal and (left := refusal.left(now)) < last_moment(settings):
-        first = dt.datetime.fromtimestamp(now / 1000 + left, dt.UTC).isoformat(timespec="seconds")
-        drop = " ".join(f"{statement.sql};" for statement in letting_in(schema))
-        yield examination.finding("segments.refusing", {"first": first, "left": max(left, 0.0)}, drop=drop)
+    yield from _refused(examination, PRODUCER)
     for each in found:
-        if is_overdue(each, settings, now):
+        if is_overdue(each, PRODUCER, settings, now):
             age = (now - each.end_ms) / 1000 - settings.retention
             yield examination.finding("segment.overdue", {"segment": each.suffix, "age": age})
+
+
+def _refused(examination: Examination, side: SegmentedSide) -> Iterator[Diagnosis]:
+    settings = examination.settings
+    with examination.reading() as connection:
+        now, refusal = now_ms(connection), refusal_of(connection, settings.schema, side)
+    if refusal and (left := refusal.left(now)) < last_moment(settings, side):
+        first = dt.datetime.fromtimestamp(now / 1000 + left, dt.UTC).isoformat(timespec="seconds")
+        drop = " ".join(f"{statement.sql};" for statement in letting_in(settings.schema, side))
+        details = {"part": side.part, "first": first, "left": max(left, 0.0)}
+        yield examination.finding("segments.refusing", details, drop=drop)
+
+
+def held_segments(examination: Examination) -> Iterator[Diagnosis]:
+    """A segment of the inbox goes when the passes of all groups have told what their producers still have of it."""
+    settings = examination.settings
+    schema, retention = settings.schema, settings.inbox_retention
+    yield from _refused(examination, INBOX)
+    with examination.reading() as connection:
+        now = now_ms(connection)
+        late = [each for each in segments(connection, schema, INBOX) if is_overdue(each, INBOX, settings, now)]
+        for each in late:
+            age = (now - each.end_ms) / 1000 - retention
+            holding = sql.HOLDING(schema, first=each.first, end=each.end, limit=LIMIT)
+            for group, topic in execute(connection, holding)[0]:
+                details = {"group": group, "topic": topic, "segment": each.suffix, "age": age}
+                yield examination.finding("segment.held", details)
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

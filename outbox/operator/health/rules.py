@@ -220,8 +220,8 @@ RULES: Mapping[str, Rule] = {
         severity=Severity.NOTE,
     ),
     "segments.refusing": Rule(
-        "In {left:duration}, at {first}, nobody can send any more: a worker that was making segments for the time from "
-        "then on has left a CHECK behind, and none has gone on.",
+        "In {left:duration}, at {first}, the {part} refuses all messages: a worker that was making segments for the "
+        "time from then on has left a CHECK behind, and none has gone on.",
         _WORKER + " --roles prune\nor by hand: {drop}",
     ),
     "segment.overdue": Rule(
@@ -229,6 +229,14 @@ RULES: Mapping[str, Rule] = {
         "be kept, or somebody always has a lock of it. Its rows are deleted one by one.",
         "see what is undecided, scheduled or not dispatched: outbox stats {at}\n"
         "and which transactions run for long: outbox doctor {at}",
+        severity=Severity.NOTE,
+    ),
+    "segment.held": Rule(
+        "Group {group!r} keeps inbox rows of topic {topic!r} that are older than the inbox's retention by "
+        "{age:duration} at least: its worker hasn't told which of their messages the producer still has, so that the "
+        "segment they are in ({segment}) can't go as a whole.",
+        _WORKER + " --roles prune, with this group's consumer\n"
+        "see that the producer prunes, and that its retention is shorter than that of the inbox",
         severity=Severity.NOTE,
     ),
     # --- groups at the consumer ----------------------------------------------------------------------------------

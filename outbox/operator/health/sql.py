@@ -175,6 +175,29 @@ SELECT quote_ident(current_user), quote_ident(pg_get_userbyid(c.relowner)),
   FROM pg_class c WHERE c.oid = '{s}.half_message'::regclass
 """)
 
+# Jumps from group to group in the primary key, and looks at some rows of each.
+#: Read which pairs have inbox rows in a range of ids, a segment, and haven't told what their producers have of it;
+#: ``limit`` rows of each group are looked at. Rows: ``(group, topic)``.
+HOLDING = Template("""
+WITH RECURSIVE place AS (
+    (SELECT consumer_group FROM {s}.consumer_message
+      WHERE message_id >= %(first)s AND message_id < %(end)s ORDER BY 1 LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT consumer_group FROM {s}.consumer_message m
+         WHERE message_id >= %(first)s AND message_id < %(end)s AND m.consumer_group > p.consumer_group
+         ORDER BY 1 LIMIT 1) n
+)
+SELECT DISTINCT p.consumer_group, r.topic
+  FROM place p CROSS JOIN LATERAL (
+       SELECT topic FROM {s}.consumer_message m
+        WHERE message_id >= %(first)s AND message_id < %(end)s AND m.consumer_group = p.consumer_group
+        LIMIT %(limit)s) r
+ WHERE NOT EXISTS (SELECT FROM {s}.segment_hold h
+                    WHERE h.consumer_group = p.consumer_group AND h.topic = r.topic AND h.first_id = %(first)s)
+ ORDER BY 1, 2
+""")
+
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 
