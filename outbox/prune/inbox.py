@@ -83,7 +83,7 @@ class _InboxSide(SegmentedSide):
             execute(connection, sql.drop_holds(schema, firsts))
 
 
-INBOX = _InboxSide()
+INBOX: SegmentedSide = _InboxSide()
 
 
 def _late_ms(segment: Segment) -> int:

@@ -187,7 +187,7 @@ class _ProducerSide(SegmentedSide):
             execute(connection, sql.left_over(schema, segment.first, segment.end))
 
 
-PRODUCER = _ProducerSide()
+PRODUCER: SegmentedSide = _ProducerSide()
 
 
 def segment_length(retention: float) -> int:
