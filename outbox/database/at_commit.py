@@ -64,9 +64,9 @@ class Pending:
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
-# Transactions whose items are written: in the round trip of their COMMIT, which may come before other listeners' turn.
+# Transactions whose items were taken to be written: with their COMMIT, that may be before other listeners have their turn.
 _written: WeakSet[RootTransaction] = WeakSet()
-# Transactions whose items couldn't be written at PREPARE. Their items are gone, and SQLAlchemy would still commit them.
+# Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
 _not_prepared: WeakSet[RootTransaction] = WeakSet()
 _numbers = itertools.count()
 
@@ -86,10 +86,10 @@ def add(connection: Connection, *items: Item) -> None:
     if not connection.in_transaction():
         connection.begin()
     refuse_autocommit(connection)
-    _refuse_not_prepared(connection)
     if getattr(connection.get_transaction(), "_is_prepared", False):
         raise TransactionRequired("the transaction is prepared (two-phase) and takes no more messages; send before")
     if connection.get_transaction() in _written:
+        _refuse_not_prepared(connection)
         raise TransactionRequired(
             "the transaction has written its messages and takes no more: a listener for 'commit' or 'prepare_twophase' "
             "sends too late; send before, or in a listener that was added before the Outbox was made"
