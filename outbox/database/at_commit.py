@@ -64,7 +64,7 @@ class Pending:
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
-# Transactions whose items were taken to be written: with their COMMIT, that may be before other listeners have their turn.
+# Transactions whose items were taken to be written: with their COMMIT, other listeners may yet have their turn.
 _written: WeakSet[RootTransaction] = WeakSet()
 # Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
 _not_prepared: WeakSet[RootTransaction] = WeakSet()
