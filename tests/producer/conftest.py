@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
 from tests.kit import empty
 from tests.producer import bank
+from tests.producer.caller import Caller
 from tests.producer.proxy import Proxy
 
 SECOND_SCHEMA = "second"
@@ -74,6 +76,20 @@ def other_engine(url: str) -> Iterator[Engine]:
 def outbox(engine: Engine) -> Outbox:
     """An outbox on the test's engine."""
     return Outbox(engine, settings=Settings())
+
+
+@pytest.fixture(params=["sync", "async"])
+def caller(request: pytest.FixtureRequest, url: str, engine: Engine) -> Iterator[Caller]:
+    """Sync functions on an Engine, and async ones on an AsyncEngine."""
+    if request.param == "sync":
+        yield Caller(Outbox(engine, settings=Settings()), engine, asynchronous=False)
+        return
+    async_engine = create_async_engine(url)
+    caller = Caller(Outbox(async_engine, settings=Settings()), async_engine, asynchronous=True)
+    yield caller
+    assert caller.runner
+    caller.runner.run(async_engine.dispose())
+    caller.runner.close()
 
 
 @pytest.fixture
