@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from outbox import Outbox
 from outbox.cli.exits import Code
 from tests.cli.conftest import Cli
-from tests.kit import wait_until
+from tests.kit import ROOT, wait_until
 
-ROOT = Path(__file__).parents[2]
 SHOP = """
 import os
 from sqlalchemy import create_engine
@@ -80,17 +80,15 @@ def test_unmigrated(cli: Cli, here: Path, empty_url: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_runs_until_sigterm(here: Path, url: str) -> None:
-    """The worker does its work, and SIGTERM ends it with 0 and nothing on stdout."""
+def consume_until_sigterm(url: str, *arguments: str) -> str:
+    """Run a worker until a message is consumed, and end it: with 0 and nothing on stdout; return its log."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "outbox.cli", "run", "--app", "cli_shop:outbox"],
+        [sys.executable, "-m", "outbox.cli", "run", "--app", *arguments],
         env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         engine = create_engine(url)
-        from outbox import Outbox
-
         with engine.begin() as connection:
             Outbox(engine).send(connection, "orders", {})
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -101,7 +99,13 @@ def test_runs_until_sigterm(here: Path, url: str) -> None:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, ""), err
-    assert "INFO outbox.worker: worker started" in err
+    return err
+
+
+def test_runs_until_sigterm(here: Path, url: str) -> None:
+    """The worker does its work, and SIGTERM ends it with 0 and nothing on stdout."""
+    log = consume_until_sigterm(url, "cli_shop:outbox")
+    assert "INFO outbox.worker: worker started" in log
 
 
 @pytest.mark.parametrize(
@@ -199,22 +203,4 @@ def test_a_command_for_one_outbox(cli: Cli, tenants: Path, url: str) -> None:
 )
 def test_runs_what_is_bound_later(tenants: Path, url: str, arguments: list[str]) -> None:
     """An application that a function makes, several Outboxes, and databases of the command line all have a worker."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "outbox.cli", "run", "--app", *(each.format(url=url) for each in arguments)],
-        env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        engine = create_engine(url)
-        from outbox import Outbox
-
-        with engine.begin() as connection:
-            Outbox(engine).send(connection, "orders", {})
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            query = text("SELECT count(*) FROM outbox.consumer_message WHERE status = 'consumed'")
-            wait_until(lambda: connection.scalar(query) == 1, "the message is consumed")
-        engine.dispose()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, ""), err
+    consume_until_sigterm(url, *(each.format(url=url) for each in arguments))
