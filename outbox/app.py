@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from outbox.check.checker import Checker
 from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
+from outbox.database.engines import run_from_async
 from outbox.database.execute import execute
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
-from outbox.message.content import check_group, check_seconds, check_topic
+from outbox.message.content import check_group, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
 from outbox.producer import decorators
@@ -28,6 +27,8 @@ from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
@@ -53,7 +54,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
 P = ParamSpec("P")
 T = TypeVar("T")
-
 
 #: The Outboxes of `Outbox.active` blocks around the running code, the innermost last.
 _active: ContextVar[tuple[Outbox, ...]] = ContextVar("outbox_active", default=())
@@ -97,7 +97,7 @@ class Outbox:
         nothing.
 
         Raises:
-            InvalidSettings: it has another one already, or the engine isn't PostgreSQL by psycopg 3.
+            InvalidSettings: it has another one already, or the engine isn't one that `Outbox` takes.
             TransactionRequired: it isn't an engine or a session factory on one.
         """
         if self._binding is None:
@@ -200,8 +200,7 @@ class Outbox:
         return declared
 
     def _declare(self, topic: Topic[Any]) -> None:
-        earlier = self.topics.get(topic.name)
-        if earlier is topic:
+        if (earlier := self.topics.get(topic.name)) is topic:
             return
         if earlier is not None:
             raise InvalidHandler(f"topic {topic.name!r} is declared already, as {earlier!r}")
@@ -221,9 +220,10 @@ class Outbox:
             return topic.name
         return topic
 
-    def _model_of(self, topic: str, model: Any) -> Any:
-        """Return what bodies are read as: the reader's own model, or the declared topic, which knows all versions."""
-        return self.topics.get(topic) if model is None else model
+    def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
+        """Return a topic's name and what its bodies are read as: the reader's model, or the topic with all versions."""
+        name = self._name_of(topic)
+        return name, self.topics.get(name) if model is None else model
 
     def declare_topic(self, name: str, queues: int) -> None:
         """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
@@ -237,11 +237,10 @@ class Outbox:
         check_topic(name)
         if not 1 <= queues <= 4096:
             raise InvalidHandler(f"topic {name!r}: queues = {queues} must be between 1 and 4096")
+        schema = self.settings.schema
         with self._producer.calling() as session:
             connection = session.connection()
-            _, ((now,),) = execute(
-                connection, declare_topic(self.settings.schema, name, queues), topic_queues(self.settings.schema, name)
-            )
+            _, ((now,),) = execute(connection, declare_topic(schema, name, queues), topic_queues(schema, name))
             if now > queues:
                 raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
 
@@ -262,13 +261,7 @@ class Outbox:
         no session: ``await outbox.run_sync(outbox.commit, half_id)``, acts of `operator`, `declare_topic`. If the
         Outbox is bound to a sync engine, the function runs in a thread.
         """
-        from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
-
-        if isinstance(self.engine, Engine):
-            return await asyncio.to_thread(function, *args, **kwargs)
-        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs what only async callers have installed
-
-        return await greenlet_spawn(partial(function, *args, **kwargs))
+        return await run_from_async(self.engine, partial(function, *args, **kwargs))
 
     # --- producer ----------------------------------------------------------------------------------------
 
@@ -486,19 +479,14 @@ class Outbox:
             InvalidHandler: the topic has a checker already, the function can't be called so, or a rule can't work.
             InvalidMessage: the topic isn't a name, or a duration isn't one.
         """
-        durations = {"immunity": immunity, "interval": interval, "timeout": timeout}
-        rules = {name: None if value is None else check_seconds(name, value) for name, value in durations.items()}
-
-        topic = self._name_of(topic)
-        model = self._model_of(topic, model)
+        topic, model = self._as_read(topic, model)
+        rules = {"immunity": immunity, "interval": interval, "max_checks": max_checks, "timeout": timeout}
 
         def register(function: F) -> F:
             if (earlier := self.checkers.get(topic)) is not None:
                 raise InvalidHandler(
-                    f"topic {topic!r} has a checker already: "
-                    f"{getattr(earlier.function, '__qualname__', earlier.function)}; one answers for all its halves"
+                    f"topic {topic!r} has a checker already: {earlier.name}; one answers for all its halves"
                 )
-            rules["max_checks"] = max_checks
             self.checkers[topic] = Checker.declare(self.settings, topic, function, model, rules)
             return function
 
@@ -530,9 +518,7 @@ class Outbox:
             InvalidHandler: the topic has a compensation already, or the function can't be called so.
             InvalidMessage: the topic isn't a name.
         """
-
-        topic = self._name_of(topic)
-        model = self._model_of(topic, model)
+        topic, model = self._as_read(topic, model)
 
         def register(function: F) -> F:
             if (earlier := self.compensations.get(topic)) is not None:
@@ -618,18 +604,14 @@ class Outbox:
             InvalidHandler: the group has a handler for this topic already, or an option that can't work.
             InvalidMessage: the topic or the group isn't a name.
         """
-
-        topic = self._name_of(topic)
-        model = self._model_of(topic, model)
+        topic, model = self._as_read(topic, model)
 
         def register(handler: H) -> H:
-            if (topic, group) in self.subscriptions:
-                earlier = self.subscriptions[topic, group].handler
+            if (earlier := self.subscriptions.get((topic, group))) is not None:
                 raise InvalidHandler(
-                    f"group {group!r} already handles topic {topic!r} by {getattr(earlier, '__qualname__', earlier)}; "
+                    f"group {group!r} already handles topic {topic!r} by {earlier.name}; "
                     "a second handler needs a group of its own"
                 )
-            tag_names = as_filter(tags)
             self.subscriptions[topic, group] = Subscription(
                 topic=topic,
                 group=group,
@@ -640,7 +622,7 @@ class Outbox:
                 ordered=ordered,
                 on_exhausted=on_exhausted,
                 on_pruned=on_pruned,
-                tags=None if tag_names is None else frozenset(tag_names),
+                tags=as_filter(tags),
                 keys=as_filter(keys),
                 start=start,
                 threads=threads,
@@ -667,9 +649,9 @@ class Outbox:
 
         When: ``at="03:00"`` each day, by the five fields of ``cron``, or ``every`` timedelta or seconds; one of many
         workers runs it, by the database's clock. One that was missed is made up for at the next start; the first one
-        is due at once. How: ``job``, a mapping such as a TOML file has, or that file (``config``,
-        which ``job`` overrides); by default all consumers, without repairs. ``report`` gets each
-        `outbox.reconcile.rows.JobResult`. What was found is in ``outbox reconcile runs``.
+        is due at once. How: ``job``, a mapping such as a TOML file has, or that file (``config``, which ``job``
+        overrides); by default all consumers, without repairs. ``report`` gets each `outbox.reconcile.rows.JobResult`.
+        What was found is in ``outbox reconcile runs``.
 
         Raises:
             InvalidHandler: there is one of this name.
@@ -677,9 +659,7 @@ class Outbox:
         """
         if name in self.reconciliations:
             raise InvalidHandler(f"there is a reconciliation {name!r} already; a second one needs a name of its own")
-        self.reconciliations[name] = Reconciliation(
-            name, at, cron, every, timezone, job, None if config is None else Path(config), report
-        )
+        self.reconciliations[name] = Reconciliation(name, at, cron, every, timezone, job, config, report)
 
 
 class _Binding:

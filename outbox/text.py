@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy import URL
 
 _SUMMARY_CHARS = 1000
@@ -60,6 +62,12 @@ def database_address(url: URL) -> str:
 def described(url: URL, schema: str) -> str:
     """Return which database and schema is meant, in words."""
     return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """Return what a function is called, with its module; of another callable object, what its class is called."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}" if named.__module__ else named.__qualname__
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:

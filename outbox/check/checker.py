@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any
 
 from outbox.database.session import is_async
 from outbox.errors import InvalidHandler
-from outbox.message.content import check_topic
+from outbox.message.content import check_seconds, check_topic
 from outbox.settings import Settings
+from outbox.text import function_name
 
 _INT = 2**31 - 1
 
@@ -43,16 +45,23 @@ class Checker:
         topic: str,
         function: Callable[..., Any],
         model: Any,
-        rules: Mapping[str, float | None],
+        rules: Mapping[str, dt.timedelta | float | None],
     ) -> Checker:
-        """Return a checker; where a rule is None, it is as the settings have it."""
+        """Return a checker; where a rule is None, it is as the settings have it.
+
+        Raises:
+            InvalidHandler: as `Checker`; or a time-out longer than a pass.
+            InvalidMessage: the topic isn't a name, or a duration isn't one.
+        """
         values: dict[str, Any] = {
             "immunity": settings.immunity,
             "interval": settings.check_interval,
             "max_checks": settings.max_checks,
             "timeout": settings.check_timeout,
         }
-        values |= {name: value for name, value in rules.items() if value is not None}
+        for name, rule in rules.items():
+            if rule is not None:
+                values[name] = rule if name == "max_checks" else check_seconds(name, rule)
         takes_session = _takes_session(topic, function)
         checker = cls(check_topic(topic), function, **values, model=model, takes_session=takes_session)
         if checker.timeout > settings.check_time_limit:
@@ -69,6 +78,11 @@ class Checker:
                 raise InvalidHandler(f"{what}: {name} = {getattr(self, name)!r} must be greater than 0 (seconds)")
         if type(self.max_checks) is not int or not 0 < self.max_checks <= _INT:
             raise InvalidHandler(f"{what}: max_checks = {self.max_checks!r} must be an int between 1 and {_INT}")
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return function_name(self.function)
 
     @property
     def is_async(self) -> bool:

@@ -19,7 +19,7 @@ from outbox.database.execute import CONTENDED, execute, sqlstate
 from outbox.database.session import check_function, is_async
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.content import check_topic
-from outbox.text import database_address, summary_of
+from outbox.text import database_address, function_name, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -55,9 +55,7 @@ class Compensation:
     @property
     def name(self) -> str:
         """What the function is called."""
-        module = getattr(self.function, "__module__", None)
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return f"{module}.{name}" if module else name
+        return function_name(self.function)
 
     @property
     def is_async(self) -> bool:

@@ -27,7 +27,7 @@ from outbox.message.content import check_group, check_topic
 from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
 from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped, TelemetryEvent
 from outbox.telemetry.hooks import Handling, observed, observers
-from outbox.text import error_text, kind_of_error, kind_of_text, storable
+from outbox.text import error_text, function_name, kind_of_error, kind_of_text, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -62,7 +62,7 @@ class Subscription:
     takes_batch: bool = False
     ordered: bool = False
     on_exhausted: Literal["park", "block"] = "park"
-    tags: frozenset[str] | None = None
+    tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
     start: Literal["first", "now"] = "first"
     on_pruned: Literal["stop", "skip"] = "stop"
@@ -86,6 +86,11 @@ class Subscription:
             raise InvalidHandler(f"{what}: on_pruned = {self.on_pruned!r} must be 'stop' or 'skip'")
         if self.on_exhausted == "block" and not self.ordered:
             raise InvalidHandler(f"{what}: on_exhausted='block' needs ordered=True")
+
+    @property
+    def name(self) -> str:
+        """What the handler is called."""
+        return function_name(self.handler)
 
     @property
     def is_async(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     Bind = Engine | AsyncEngine | URL | str
+
+T = TypeVar("T")
 
 _CONNECT_TIMEOUT = 10
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
@@ -122,6 +124,15 @@ def calling_engine(bind: Engine | AsyncEngine) -> Engine:
         return bind.sync_engine
     url, arguments = arguments_of(url_of(bind), "outbox")
     return create_async_engine(url, connect_args=arguments, poolclass=NullPool).sync_engine
+
+
+async def run_from_async(bind: Engine | AsyncEngine, work: Callable[[], T]) -> T:
+    """Do work that uses an engine without an await: on the caller's loop for an AsyncEngine, else in a thread."""
+    if isinstance(bind, Engine):
+        return await asyncio.to_thread(work)
+    from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs what only async callers have installed
+
+    return await greenlet_spawn(work)
 
 
 def connect(engine: Engine) -> Connection:

@@ -429,7 +429,7 @@ class Reconciliation:
     every: dt.timedelta | float | None = None
     timezone: str = "UTC"
     job: Mapping[str, Any] | None = None
-    config: Path | None = None
+    config: Path | str | None = None
     report: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:

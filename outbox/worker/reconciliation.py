@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apscheduler.triggers.cron import CronTrigger
@@ -118,7 +119,7 @@ def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
     except ModuleNotFoundError as error:
         raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
     try:
-        written = read_file(declared.config) if declared.config else {}
+        written = {} if declared.config is None else read_file(Path(declared.config))
         values = merged({"actor": f"reconciliation {declared.name}"}, written)
         values = merged(values, read_mapping(declared.job or {}))
     except InvalidSettings as error:

@@ -215,13 +215,13 @@ def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
         options = _options(each, "ordered", "batch", "threads", "on_exhausted")
         source = None if each.source is None else _address(each.source)
         options |= {"retries": len(each.retry_delays), "source": source}
-        add("consumer", each.topic, _name(each.handler), each.group, **options)
+        add("consumer", each.topic, storable(each.name), each.group, **options)
     for checker in list(outbox.checkers.values()):
         options = _options(checker, "immunity", "interval", "max_checks", "timeout")
-        add("checker", checker.topic, _name(checker.function), **options)
+        add("checker", checker.topic, storable(checker.name), **options)
     for compensation in list(outbox.compensations.values()):
         consumers = [_address(bind) for bind in compensation.consumers]
-        add("compensation", compensation.topic, _name(compensation.function), consumers=consumers)
+        add("compensation", compensation.topic, storable(compensation.name), consumers=consumers)
     for declared in list(outbox.reconciliations.values()):
         options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
         add("reconciliation", "", declared.name, **options)
@@ -230,11 +230,6 @@ def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
 
 def _options(declared: object, *names: str) -> dict[str, Any]:
     return {name: getattr(declared, name) for name in names}
-
-
-def _name(function: Callable[..., Any]) -> str:
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return storable(f"{named.__module__}.{named.__qualname__}")
 
 
 def _address(bind: Engine | AsyncEngine | str) -> str:

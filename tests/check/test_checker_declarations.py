@@ -152,7 +152,7 @@ def test_topic_that_is_no_name(outbox: Outbox) -> None:
 def test_second_checker_of_a_topic(outbox: Outbox) -> None:
     """One checker answers for a topic; the error names the one that is there."""
     outbox.checker("paid")(Asked().method)
-    with pytest.raises(InvalidHandler, match=r"topic 'paid' has a checker already: Asked\.method"):
+    with pytest.raises(InvalidHandler, match=rf"topic 'paid' has a checker already: {__name__}\.Asked\.method"):
         outbox.checker("paid")(lambda orphan: COMMIT)
     assert outbox.checkers["paid"].takes_session
 
