@@ -26,8 +26,9 @@ def make_due(
 ) -> None:
     """Let ``delayed`` messages, the retries of ``failed`` ones and the checks of ``orphans`` be due now.
 
-    All of them, or those of the messages of ``ids``. What was sent is dispatched before: a delayed message can be made
-    due only then. On a sync engine; await `amake_due` for an AsyncEngine.
+    All of them, or those of the messages of ``ids``; what would have been due earlier comes first. What was sent is
+    dispatched before: a delayed message can be made due only then. On a sync engine; await `amake_due` for an
+    AsyncEngine.
     """
     _make_due(PassRunners("make_due"), outbox, delayed, failed, orphans, ids)
 

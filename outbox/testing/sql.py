@@ -33,15 +33,21 @@ _EARLIER = "make_interval(secs => %(seconds)s)"
 
 
 def _older(table: str, row_id: str, condition: str, time: str) -> Template:
-    """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since a millisecond."""
+    """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since a millisecond.
+
+    What was to come earlier still does: the times of two rows are a microsecond apart at least.
+    """
     # Not of rows that somebody is about to change: workers may run meanwhile.
     return Template(f"""
-UPDATE {{s}}.{table}
-   SET {time} = CASE WHEN %(seconds)s::float8 IS NULL THEN least({time}, clock_timestamp() - interval '1 ms')
-                     ELSE {time} - {_EARLIER} END
- WHERE (tableoid, ctid) IN (SELECT tableoid, ctid FROM {{s}}.{table}
-                             WHERE {condition} AND (%(ids)s::uuid[] IS NULL OR {row_id} = ANY (%(ids)s::uuid[]))
-                               FOR UPDATE SKIP LOCKED)
+UPDATE {{s}}.{table} t
+   SET {time} = CASE WHEN %(seconds)s::float8 IS NULL
+                     THEN least(t.{time}, statement_timestamp() - interval '1 ms' - ranked.later * interval '1 us')
+                     ELSE t.{time} - {_EARLIER} END
+  FROM (SELECT segment, place, row_number() OVER (ORDER BY {time} DESC, {row_id} DESC) AS later
+          FROM (SELECT tableoid AS segment, ctid AS place, {time}, {row_id} FROM {{s}}.{table}
+                 WHERE {condition} AND (%(ids)s::uuid[] IS NULL OR {row_id} = ANY (%(ids)s::uuid[]))
+                   FOR UPDATE SKIP LOCKED) locked) ranked
+ WHERE t.tableoid = ranked.segment AND t.ctid = ranked.place
 """)
 
 

@@ -45,6 +45,17 @@ def test_what_is_due_later_is_left_alone(shop: Outbox, engine: Engine) -> None:
     assert points(engine) == ["alice", "bob"]
 
 
+def test_what_is_made_due_keeps_its_order(shop: Outbox, engine: Engine) -> None:
+    """The messages of a key come out by their times of delivery, as they would have without the test."""
+    came: list[str] = []
+    shop.consumer("order", group="points")(lambda message, _: came.append(message.body["customer"]))
+    for customer, hours in (("carol", 3), ("alice", 1), ("dave", 4), ("bob", 2)):
+        send(shop, engine, customer, key="k", delay=3600 * hours)
+    make_due(shop)
+    drain(shop)
+    assert came == ["alice", "bob", "carol", "dave"]
+
+
 def test_a_delayed_message_that_nobody_has_dispatched(shop: Outbox, engine: Engine) -> None:
     """It is dispatched before it is made due; a recalled one stays away."""
     shop.consumer("order", group="points")(add_points)
