@@ -22,6 +22,7 @@ from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, Inv
 from outbox.message.model import uuid7, uuid7_at
 from outbox.operator.acts import ACTS
 from outbox.prune.once import prune_producer_once
+from outbox.testing import make_due
 from tests.check.support import Bench, Declined
 
 NewBench = Callable[..., Bench]
@@ -130,7 +131,7 @@ def test_transaction_with_a_delay(bench: Bench) -> None:
     half_id = bench.prepare(delay=dt.timedelta(hours=1))
     bench.check()
     assert (bench.dispatch(), bench.messages()) == (1, [])
-    bench.run("UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(bench.outbox, failed=False, orphans=False)
     with bench.engine.connect() as connection:
         assert release_due_once(connection, bench.settings).done == 1
     assert bench.messages() == [half_id]

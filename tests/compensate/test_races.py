@@ -184,7 +184,7 @@ def test_quarantine_waits_for_a_retry(town: Town, succeeds: bool) -> None:
     """A quarantine waits for the retry that holds the row: its success has the compensation refused."""
     half_id = town.transfer()
     town.consume(town.declare(_fail))
-    town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+    town.age_retries()
     handler = Pause(record if succeeds else _fail_later)
     bulk_job_id = town.order(half_id)
     consumer = town.declare(handler)
@@ -202,7 +202,7 @@ def test_quarantine_does_not_wait_for_ever(town: Town, monkeypatch: pytest.Monke
     monkeypatch.setattr("outbox.compensate.quarantine.PATIENCE", 0.05)
     half_id = town.transfer()
     town.consume(town.declare(_fail))
-    town.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+    town.age_retries()
     handler = Pause(_fail_later)
     consumer = town.declare(handler)
     bulk_job_id = town.order(half_id)

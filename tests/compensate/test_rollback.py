@@ -18,6 +18,7 @@ from outbox import Message
 from outbox.compensate import sql
 from outbox.database.execute import execute
 from outbox.errors import ActRefused
+from outbox.testing import make_due
 from outbox.worker.connections import AsyncRunner, WorkerDatabase
 from tests.compensate.support import GIVE, REFUND, Town, give_back, refuse, settle
 
@@ -91,7 +92,7 @@ def test_transfer_that_is_no_message_yet(town: Town, options: dict[str, Any]) ->
     if options:
         town.dispatch()
     assert town.roll_back(half_id) == "done"
-    town.at_a.run("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 s'")
+    make_due(town.app, failed=False, orphans=False)
     town.dispatch()
     assert town.at_a.rows("SELECT count(*) FROM outbox.message WHERE half_id = :id", id=half_id) == [1]
     see_nothing_happens(town, half_id)

@@ -17,7 +17,6 @@ from outbox.message.model import Counts
 from tests.kit import Tables, consume_all, declare, dispatch_all
 
 LEDGER = text("INSERT INTO ledger (message_id, body, attempt) VALUES (:id, :body, :attempt)")
-DUE = "UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'"
 
 
 def make_ledger(engine: Engine) -> None:

@@ -306,7 +306,7 @@ def test_async_handlers(bench: Bench) -> None:
         engine = create_async_engine(bench.consumer.url)
         async with engine.connect() as connection, engine.connect() as source:
             await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
-            bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'")
+            bench.age_retries()
 
             def retry(sync: Connection) -> Any:
                 assert source.sync_connection is not None

@@ -93,7 +93,7 @@ def test_a_retry_pass_has_a_limit(bench: Bench) -> None:
     consumer = bench.declare(patient)
     bench.send(*range(5))
     bench.consume(consumer)
-    bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+    bench.age_retries()
     patient.ill.clear()
     counts = consumer.retry_once(bench.connection, bench.source, limit=3)
     assert (counts.done, counts.more) == (3, True)
@@ -129,7 +129,7 @@ def test_two_retriers_take_different_messages(bench: Bench) -> None:
     outer, inner = bench.declare(patient), bench.declare()
     bench.send(1, 2)
     bench.consume(outer)
-    bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+    bench.age_retries()
     patient.ill.clear()
     seen = []
 
@@ -186,11 +186,11 @@ def test_an_ordered_queue_waits_for_its_first_message(bench: Bench) -> None:
     calls = len(patient.calls)
     assert not bench.consume(consumer).done
     assert len(patient.calls) == calls, "a message was tried before its time"
-    bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'")
+    bench.age_retries()
     bench.consume(consumer)
     assert bench.statuses() == [("consumed", 1), ("failed", 2)]
     patient.ill.clear()
-    bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'")
+    bench.age_retries()
     bench.consume(consumer)
     assert bench.ledger() == ["1", "2", "3", "4", "5"]
     assert bench.statuses()[1] == ("consumed", 3)
@@ -218,7 +218,7 @@ def test_an_ordered_message_that_has_used_up_its_attempts(bench: Bench, policy: 
     bench.send(1, 2)
     for _ in range(6):
         bench.consume(consumer)
-        bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() WHERE status = 'failed'")
+        bench.age_retries()
     if policy == "park":
         assert bench.statuses() == [("parked", 3), ("consumed", 1)]
     else:
@@ -267,7 +267,7 @@ def test_a_blocked_queue_survives_many_workers(bench: Bench) -> None:
         consumer = bench.declare(patient, ordered=True, on_exhausted="block", retry_delays=(3600,))
         bench.consume(consumer)
         if number % 2:
-            bench.run("UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()")
+            bench.age_retries()
     assert bench.inbox()[half_id].status == "failed"
     assert bench.ledger() == []
     assert bench.rows(OFFSET) == [0]

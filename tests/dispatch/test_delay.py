@@ -13,9 +13,9 @@ from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import ActRefused, MessageNotFound
 from outbox.message.content import DELAY_LEVELS
+from outbox.testing import make_due
 from tests.dispatch.support import act, assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
 
-DUE = "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '1 s'"
 AHEAD = "SELECT extract(epoch FROM deliver_at - born_at)::float8 FROM outbox.half_message WHERE id = :id"
 
 
@@ -80,7 +80,8 @@ def test_recall_before_due(app: Outbox, connection: Connection, settings: Settin
         dispatch_all(connection, settings)
     take_back(app, half_id)
     dispatch_all(connection, settings)
-    run(connection, DUE)
+    # Also of what was recalled, which make_due() leaves as it is.
+    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now() - interval '1 s'")
     assert not release_due_once(connection, settings)
     assert messages(connection) == []
     assert (
@@ -96,7 +97,7 @@ def test_a_recall_that_rolls_back(app: Outbox, engine: Engine, connection: Conne
     with engine.connect() as caller, caller.begin() as transaction:
         act(caller, settings, "recall", half_id)
         transaction.rollback()
-    run(connection, DUE)
+    make_due(app)
     assert release_due_once(connection, settings).done == 1
     assert scalar(connection, "SELECT count(*) FROM outbox.audit") == 0
 
@@ -105,11 +106,11 @@ def test_recall_when_due_but_not_out(app: Outbox, connection: Connection, settin
     """A message that is due can be recalled until a release has put it into its queue, and not after."""
     kept, late = send(app, 1, 2, delay=3600)
     dispatch_all(connection, settings)
-    run(connection, DUE + " WHERE half_id = :id", id=late)
+    make_due(app, ids=[late])
     release_due_once(connection, settings)
     with pytest.raises(ActRefused, match="is out already"):
         take_back(app, late)
-    run(connection, DUE)
+    make_due(app)
     take_back(app, kept)
     assert not release_due_once(connection, settings)
     assert [message.body for message in messages(connection)] == [2]
@@ -155,7 +156,7 @@ def test_a_released_message_is_not_scheduled_again(app: Outbox, connection: Conn
     """A late dispatch of other ops in the same transaction as a released message leaves that one alone."""
     send(app, 1, 2, 3, key="k0", delay=3600)
     dispatch_all(connection, settings, 1)
-    run(connection, DUE)
+    make_due(app)
     release_due_once(connection, settings)
     send(app, 4, key="k0")
     dispatch_all(connection, settings, 1)

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler
+from outbox.testing import make_due
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send
 
 
@@ -32,7 +33,7 @@ def test_released_messages_without_key_go_round(app: Outbox, connection: Connect
     """Delayed messages without a key spread as well, though they are released one at a time."""
     send(app, *range(16), delay=3600)
     dispatch_all(connection, settings)
-    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(app)
     while release_due_once(connection, settings, limit=1).more:
         pass
     assert queues_of(connection) == dict.fromkeys(range(8), 2)
@@ -45,7 +46,7 @@ def test_a_key_has_one_queue_for_all_kinds_of_sending(app: Outbox, connection: C
         send(app, "released", key=f"key {number}", delay=3600)
         dispatch_all(connection, settings)
         app.operator.resend(ids, by="me", why="test")
-    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(app)
     release_due_once(connection, settings)
     found = messages(connection)
     assert all(len(bodies) == 3 for bodies in by_key(found).values())

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
 from outbox.errors import ActRefused
+from outbox.testing import make_due
 from tests.dispatch.support import (
     WAITING,
     act,
@@ -49,7 +50,7 @@ def test_rivals_leave_no_hole(app: Outbox, engine: Engine, connection: Connectio
     ids = send(app, *range(300), key="k0")
     delayed = send(app, *range(50), key="k1", delay=3600)
     dispatch_all(connection, settings)
-    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(app)
     send(app, *range(300, 600), key="k0")
     start = threading.Barrier(4)
 
@@ -136,7 +137,7 @@ def test_recall_against_release(app: Outbox, engine: Engine, connection: Connect
     """A recall that comes while a release is under way waits for it, and is told that it came too late."""
     (half_id,) = send(app, "late", delay=3600)
     dispatch_all(connection, settings)
-    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(app)
     run(connection, "DELETE FROM outbox.topic")
     with block_topic(engine, "t") as blocker, ThreadPoolExecutor(2) as pool:
 
@@ -162,7 +163,7 @@ def test_release_against_recall(app: Outbox, engine: Engine, connection: Connect
     """A release that comes while a recall is under way leaves the message alone, also afterwards."""
     (half_id,) = send(app, "taken back", delay=3600)
     dispatch_all(connection, settings)
-    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(app)
     with engine.begin() as other:
         assert act(other, settings, "recall", half_id)
         assert not release_due_once(connection, settings)

@@ -14,9 +14,8 @@ from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, dispatch_passed, newest_sends, release_due_once, resend
 from outbox.errors import HalfNotFound, HalvesHidden
 from outbox.operator.health.examine import examine
+from outbox.testing import make_due
 from tests.dispatch.support import dispatch_all, messages, run, scalar, send
-
-DUE = "UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 ms'"
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_hidden_halves_stop_dispatch(
         send(app, n, tag="secret" if n == 1 else None, **options)
     if later:
         dispatch_all(connection, settings)
-        run(connection, DUE)
+        make_due(app)
     one_pass = release_due_once if later else dispatch_once
     for _ in range(2):
         with pytest.raises(HalvesHidden, match="row security hides 1 committed"):
@@ -112,7 +111,7 @@ def test_a_half_that_is_gone(
     ids = send(app, 0, 1, 2, **options)
     if later:
         dispatch_all(connection, settings)
-        run(connection, DUE)
+        make_due(app)
     delete(connection, ids[1])
     with caplog.at_level(logging.ERROR, "outbox.dispatch"):
         (release_due_once if later else dispatch_once)(connection, settings)

@@ -35,6 +35,7 @@ from outbox.producer import sql as producer_sql
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.run import reconcile
+from outbox.testing import make_due
 from outbox.worker.report import Facts, leave, report_once
 from tests.kit import Tables, consume_all
 
@@ -186,7 +187,7 @@ def dispatch(town: Town) -> None:
 def release(town: Town) -> None:
     """Release what is due."""
     town.dispatched(delay=3600)
-    town.producer.run("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 ms'")
+    make_due(town.app, failed=False, orphans=False)
     with town.at["producer"].connect() as connection:
         assert release_due_once(connection, town.settings).done >= 1
 
@@ -201,7 +202,7 @@ def check(town: Town) -> None:
     for topic in ("known", "known", "known", "unknown"):
         town.prepare(topic)
     for _ in range(3):
-        town.producer.run("UPDATE outbox.half_check SET next_check_at = clock_timestamp() - interval '1 ms'")
+        town.producer.age_checks()
         asker = Asker(lambda is_async: EngineRunner(town.at["producer"]), 1)
         with town.at["producer"].connect() as connection:
             check_once(connection, town.settings, app.checkers, asker)
@@ -322,9 +323,9 @@ def consume(town: Town) -> None:
         failing = town.subscribed(fail)
         failing.start(own, source)
         consume_all(failing, own, source)
-        town.consumer.run("UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE status = 'failed'")
+        town.consumer.age_retries()
         failing.retry_once(own, source)
-        town.consumer.run("UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE status = 'failed'")
+        town.consumer.age_retries()
         consumer = town.subscribed(succeed, tags={"x"})
         consumer.start(own, source)
         consumer.retry_once(own, source)

@@ -8,6 +8,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, create_engine, text
 
+from outbox.database.execute import execute
+from outbox.testing.sql import age_failed
+
 #: The connections of others to this database.
 OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
 _FILLED = (
@@ -92,7 +95,10 @@ class Tables:
         return [row[0] for row in self.records("SELECT half_id FROM outbox.message ORDER BY topic, queue, position")]
 
     def age_checks(self, *half_ids: UUID) -> None:
-        """Let the wait of undecided halves be over: of these, or of all; not of those that are being decided."""
+        """Let the wait of undecided halves be over: of these, or of all; not of those that are being decided.
+
+        Unlike `outbox.testing.make_due`, of parked ones too, so that a test sees that their time doesn't count.
+        """
         self.run(
             f"UPDATE outbox.half_check SET next_check_at = {_DUE} WHERE half_id IN (SELECT half_id"
             " FROM outbox.half_check WHERE half_id = ANY (:ids) OR cardinality(CAST(:ids AS uuid[])) = 0"
@@ -107,8 +113,9 @@ class Tables:
     # --- the consumer's side -----------------------------------------------------------------------------
 
     def age_retries(self) -> None:
-        """Make all failed messages due."""
-        self.run(f"UPDATE outbox.consumer_message SET next_attempt_at = {_DUE} WHERE status = 'failed'")
+        """Make all failed messages due, as `outbox.testing.make_due` does, which dispatches before."""
+        with self.observer.begin() as connection:
+            execute(connection, age_failed("outbox", seconds=None, ids=None))
 
     # --- both sides --------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
 from outbox.reconcile.rows import InboxState
 from outbox.reconcile.source import PostgresSide, snapshots_of
+from outbox.testing import make_due
 from tests.reconcile.town import (
     HOUR,
     IN_SYNC,
@@ -262,7 +263,7 @@ def test_what_the_framework_writes_is_in_sync(town: Town) -> None:
         }
         assert ids_in(result.open) == {later}
     town.retry(consumer)
-    town.at_producer("UPDATE outbox.scheduled_message SET deliver_at = now() WHERE recalled_at IS NULL")
+    make_due(town.app, failed=False, orphans=False)
     town.dispatch()
     town.consume(consumer)
     for tier in TIERS:

@@ -16,6 +16,7 @@ from outbox.reconcile import repair as package
 from outbox.reconcile.job import Outcome, Pair, Repair
 from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import ProducerState, Repaired
+from outbox.testing import make_due
 from tests.reconcile.repairing import PAIR, Night
 
 HUNDREDS = 120
@@ -231,7 +232,7 @@ def test_what_is_due_later_is_scheduled(night: Night) -> None:
     assert night.sends(half_id) == [0]
     assert night.rows_at_producer("SELECT half_id FROM outbox.scheduled_message") == [half_id]
     assert night.repair([found]) == {half_id: "healed"}
-    night.run_at_producer("UPDATE outbox.scheduled_message SET deliver_at = now()")
+    make_due(night.app, failed=False, orphans=False)
     night.settle()
     assert night.ledger() == ["later"]
 

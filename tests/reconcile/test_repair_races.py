@@ -212,7 +212,7 @@ def test_a_failed_message_that_is_being_handled(
         night.compensate(half_id)
     findings = night.found()
     assert [finding.outcome for finding in findings] == [outcome]
-    night.run("UPDATE outbox.consumer_message SET next_attempt_at = now()")
+    night.age_retries()
     held, running = start(night, pool, consuming if ordered else retrying, ordered=ordered)
     assert night.repair(findings) == {half_id: BUSY}
     held.go_on.set()
@@ -231,7 +231,7 @@ def test_a_handler_that_comes_after_the_repair(night: Night, pool: ThreadPoolExe
     night.consume(consumer)
     night.compensate(half_id)
     findings = night.found()
-    night.run("UPDATE outbox.consumer_message SET next_attempt_at = now()")
+    night.age_retries()
     with gate(night.consumer, AT_AUDIT) as stopped:
         repairing = pool.submit(night.repair, findings)
         wait_until(stopped, "the quarantine is written")
