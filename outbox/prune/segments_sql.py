@@ -13,10 +13,11 @@ Key = tuple[str, UUID]
 #: The database's clock. Rows: ``(ms since 1970,)``.
 NOW_MS: Statement = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8")
 
+# One that is dropped while the catalog is read has a row in the statement's snapshot, and no bounds any more.
 _PARTITIONS = """
-SELECT c.relname::text, pg_get_expr(c.relpartbound, c.oid)
-  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
- WHERE i.inhparent = '{s}.{table}'::regclass
+SELECT c.relname::text, bounds
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid, pg_get_expr(c.relpartbound, c.oid) bounds
+ WHERE i.inhparent = '{s}.{table}'::regclass AND bounds IS NOT NULL
 """
 
 # A half goes together with its op and its messages, in one statement: no op without its half (a check would take

@@ -92,6 +92,14 @@ def test_positions_go_on_after_a_segment_was_emptied_and_dropped(yard: Yard) -> 
     assert [each.position for each in messages(yard.connection)] == [4, 5]
 
 
+def test_a_segment_that_is_dropped_while_the_catalog_is_read_is_none(yard: Yard) -> None:
+    """A statement's snapshot still has its row in the catalog, and PostgreSQL can't tell its bounds any more."""
+    with yard.observer.connect().execution_options(isolation_level="REPEATABLE READ") as reader:
+        reader.exec_driver_sql("SELECT pg_current_snapshot()")
+        assert drop_segment(yard.connection, OLD, WIDE)
+        assert segments(reader, "outbox") == []
+
+
 def test_emptying_leaves_no_dead_rows(yard: Yard) -> None:
     """While an old snapshot is held, nothing of what went stays in a table or an index."""
     with yard.observer.connect().execution_options(isolation_level="REPEATABLE READ") as pinned:
