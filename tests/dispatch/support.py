@@ -88,15 +88,15 @@ def send(app: Outbox, *bodies: Any, topic: str = "t", **options: Any) -> list[UU
 
 
 def write_now(app: Outbox, connection: Connection, body: Any, topic: str = "t", **options: Any) -> UUID:
-    """Write half and op at once, in the connection's open transaction, as a flush before its commit does."""
+    """Write half and op at once, in the connection's open transaction."""
     half_id = app.send(connection, topic, body, **options)
     flush(connection)
     return half_id
 
 
 def flush(connection: Connection) -> None:
-    """Write what was sent on a connection without committing, as the preparation of a two-phase commit does."""
-    at_commit._on_prepare_twophase(connection)
+    """Write what was sent on a connection, in a transaction that goes on."""
+    at_commit.write_now(connection)
 
 
 def scalar(connection: Connection, sql: str, **values: Any) -> Any:
