@@ -38,6 +38,10 @@ def json_schema(topic: Topic[Any], mode: Literal["validation", "serialization"],
             key = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
             if key.get("type") in {"boolean", "integer", "number"}:
                 written["propertyNames"] = {"format": key["type"]}
+            elif key.get("type") == "string" or "$ref" in key:
+                # As newer versions of pydantic say by themselves; the pattern is a keyword of its own.
+                names = {keyword: key[keyword] for keyword in key.keys() - {"type", "title", "pattern"}}
+                written |= {"propertyNames": names} if names else {}
             return written
 
     return topic.type_adapter.json_schema(mode=mode, schema_generator=WithFormats, **options)  # type: ignore[no-any-return]  # the adapter has no type
