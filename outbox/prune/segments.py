@@ -63,6 +63,8 @@ MOST = 24
 FEW = 1_000
 
 _FAILED_CHECK = "23514"
+#: Names of segments are written into statements: a partition with another name isn't one of ours.
+_NAME = "{}_([0-9a-z]+)"
 _BOUNDS = re.compile(r"FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)")
 _END = UUID(int=(1 << 128) - 1)
 
@@ -199,8 +201,9 @@ def segments(connection: Connection, schema: str, side: SegmentedSide = PRODUCER
     """Read the segments, in order. The catalog is the only place that knows them."""
     found = []
     for name, bound in execute(connection, sql.partitions(schema, side.counted))[0]:
-        if match := _BOUNDS.search(bound):
-            found.append(Segment(UUID(match[1]), UUID(match[2]), name.removeprefix(f"{side.counted}_")))
+        named, bounds = re.fullmatch(_NAME.format(side.counted), name), _BOUNDS.search(bound)
+        if named and bounds:
+            found.append(Segment(UUID(bounds[1]), UUID(bounds[2]), named[1]))
     return sorted(found)
 
 
@@ -244,7 +247,7 @@ def make_next(connection: Connection, settings: Settings, side: SegmentedSide = 
                 "there are %d segments of %s, and old ones can't be dropped; no more are made",
                 len(found),
                 side.counted,
-                extra={"event": "segments.too_many", "table": side.counted, "segments": len(found)},
+                extra={"outbox_event": "segments.too_many", "table": side.counted, "segments": len(found)},
             )
             return
         segment = segment_of(first, end)
@@ -333,7 +336,7 @@ def empty_segment(
             segment.suffix,
             side.counted,
             extra={
-                "event": "segment.held",
+                "outbox_event": "segment.held",
                 "table": side.counted,
                 "segment": segment.suffix,
                 "keep": len(survey.keep),
@@ -454,7 +457,7 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
             segment.suffix,
             side.counted,
             error.orig,
-            extra={"event": "segment.busy", "act": act, "table": side.counted, "segment": segment.suffix},
+            extra={"outbox_event": "segment.busy", "act": act, "table": side.counted, "segment": segment.suffix},
         )
 
 

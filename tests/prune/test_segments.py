@@ -18,6 +18,7 @@ from outbox import Outbox
 from outbox.consumer.sql import message_by_id
 from outbox.database.execute import execute
 from outbox.dispatch.once import release_due_once
+from outbox.message.model import uuid7_at
 from outbox.prune import segments as module
 from outbox.prune.once import prune_producer_once
 from outbox.prune.segments import drop_segment, empty_segment, gaps, make_segment, segments
@@ -98,6 +99,17 @@ def test_a_segment_that_is_dropped_while_the_catalog_is_read_is_none(yard: Yard)
         reader.exec_driver_sql("SELECT pg_current_snapshot()")
         assert drop_segment(yard.connection, OLD, WIDE)
         assert segments(reader, "outbox") == []
+
+
+@pytest.mark.parametrize("name", ["half_message_Old", "other", "half_message_x; DROP TABLE outbox.topic; --", 'x"y'])
+def test_a_partition_of_somebody_else_is_none(yard: Yard, name: str) -> None:
+    """Prune leaves a partition alone whose name it hasn't given: names of segments are written into statements."""
+    quoted = '"' + name.replace('"', '""') + '"'
+    first, end = WIDE.end, uuid7_at(5e9)
+    yard.run(f"CREATE TABLE outbox.{quoted} PARTITION OF outbox.half_message FOR VALUES FROM ('{first}') TO ('{end}')")
+    with yard.connection.begin():
+        assert segments(yard.connection, "outbox") == [WIDE]
+    assert yard.rows("SELECT name FROM outbox.topic") == []
 
 
 def test_emptying_leaves_no_dead_rows(yard: Yard) -> None:
@@ -231,7 +243,7 @@ def test_a_lock_that_cannot_be_had(
         reader.execute(text("SELECT count(*) FROM outbox.message"))
         assert yard.empty() == 0
         assert len(yard.left()) == 4
-        assert [getattr(record, "event", "") for record in caplog.records] == ["segment.busy"]
+        assert [getattr(record, "outbox_event", "") for record in caplog.records] == ["segment.busy"]
         assert yard.empty(by_row=True) == 3
     assert len(yard.left()) == 1
 
