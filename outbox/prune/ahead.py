@@ -151,7 +151,7 @@ def _refuse(connection: Connection, settings: Settings, side: SegmentedSide = PR
         logger.info(
             "the DEFAULT partitions are large: they are read once, while all goes on; the first segment begins in %d s",
             round(lead),
-            extra={"event": "segments.far_ahead", "segment": free[0].suffix, "segments": len(free)},
+            extra={"outbox_event": "segments.far_ahead", "segment": free[0].suffix, "segments": len(free)},
         )
     with connection.begin():
         return refusal_of(connection, schema, side)
@@ -176,7 +176,7 @@ def _make_refused(
         logger.warning(
             "segments of the time to come could not be made for %d s; ids of their time are let in again",
             round(last_moment(settings, side)),
-            extra={"event": "segments.given_up", "segment": refusal.segments[0].suffix},
+            extra={"outbox_event": "segments.given_up", "segment": refusal.segments[0].suffix},
         )
     with shortly(connection, schema, "let in", refusal.segments[0], side) as mine:
         if mine:

@@ -73,7 +73,8 @@ def prune_segments_once(
     except DBAPIError as error:
         if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
             raise
-        logger.debug("this role can't make or empty segments: %s", error.orig, extra={"event": "segments.not_allowed"})
+        extra = {"outbox_event": "segments.not_allowed"}
+        logger.debug("this role can't make or empty segments: %s", error.orig, extra=extra)
     return Counts(taken=done, done=done)
 
 

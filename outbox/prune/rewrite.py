@@ -130,7 +130,7 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
             "couldn't rewrite %s now: %s",
             rewritten.table,
             error.orig,
-            extra={"event": "table.busy", "table": rewritten.table},
+            extra={"outbox_event": "table.busy", "table": rewritten.table},
         )
         return None if size > _OVERDUE else 0
     return int(replaced)

@@ -177,7 +177,7 @@ def test_ids_of_the_time_to_come_are_let_in_before_it_comes(
     # As long ahead as this, it is as near as half the way.
     monkeypatch.setattr(ahead, "_LEAD", 100 * ahead._lead(YOUNG))
     make_ahead(producer.connection, YOUNG)
-    warnings = [getattr(record, "event", "") for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [getattr(record, "outbox_event", "") for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == ["segments.given_up"]
     assert producer.value(CHECKS) == 0
     producer.run(HALF, id=id_)

@@ -227,7 +227,7 @@ def test_too_much_to_keep(yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: p
     for name in (module, inbox_module):
         monkeypatch.setattr(name, "FEW", 3)
     assert yard.empty(by_row=True) == 0
-    assert [getattr(record, "event", "") for record in caplog.records] == ["segment.held"]
+    assert [getattr(record, "outbox_event", "") for record in caplog.records] == ["segment.held"]
     assert len(yard.left()) == 9
 
 
@@ -465,7 +465,7 @@ def test_a_handler_that_runs_is_not_disturbed(
     monkeypatch.setattr(module, "WAIT", 0.1)
     yard.consume(yard.declare(handle))
     assert seen == [0]
-    assert "segment.busy" in {getattr(each, "event", "") for each in caplog.records}
+    assert "segment.busy" in {getattr(each, "outbox_event", "") for each in caplog.records}
     monkeypatch.setattr(module, "WAIT", 30.0)
     assert yard.empty() == 3
     assert yard.ledger() == ["1", "2", "3", "long"]

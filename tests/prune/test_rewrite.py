@@ -133,7 +133,7 @@ def test_a_lock_that_cannot_be_had(
     with tables.observer.connect() as reader, reader.begin():
         reader.execute(text("SELECT count(*) FROM outbox.dispatch_cursor"))
         assert tables.rewrite(CURSORS) == 0
-        assert [getattr(record, "event", "") for record in caplog.records] == ["table.busy"]
+        assert [getattr(record, "outbox_event", "") for record in caplog.records] == ["table.busy"]
         assert tables.all("dispatch_cursor") == before
         monkeypatch.setattr(module, "_OVERDUE", 0)
         assert tables.rewrite(CURSORS) is None
