@@ -4,6 +4,7 @@ from outbox.errors import OutboxError as OutboxError
 from outbox.message.model import Answer as Answer
 from outbox.message.model import Counts as Counts
 from outbox.message.model import Decision as Decision
+from outbox.message.model import Delivery as Delivery
 from outbox.message.model import Message as Message
 from outbox.message.model import Orphan as Orphan
 from outbox.message.model import Outgoing as Outgoing

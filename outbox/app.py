@@ -16,6 +16,7 @@ from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.engines import run_from_async
 from outbox.database.execute import execute
+from outbox.delivery.known_group import DeliveryCallback, DeliveryDeclarations, KnownGroup, Told
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
 from outbox.message.content import check_group, check_topic
@@ -59,7 +60,7 @@ T = TypeVar("T")
 _active: ContextVar[tuple[Outbox, ...]] = ContextVar("outbox_active", default=())
 
 
-class Outbox:
+class Outbox(DeliveryDeclarations):
     """Send, prepare, decide and consume messages next to the business data of one database.
 
     ``bind`` is the database: an engine, or the session factory that the application uses anyway. Without it, the Outbox
@@ -80,6 +81,8 @@ class Outbox:
         self.compensations: dict[str, Compensation] = {}
         self.reconciliations: dict[str, Reconciliation] = {}
         self.topics: dict[str, Topic[Any]] = {}
+        self.known_groups: dict[tuple[str, str], KnownGroup] = {}
+        self.delivery_callbacks: dict[tuple[str, Told], DeliveryCallback] = {}
         self._binding: _Binding | None = None
         if bind is not None:
             self.bind(bind)
@@ -125,7 +128,8 @@ class Outbox:
         tenant = Outbox(group=self.group, settings=settings)
         tenant.subscriptions, tenant.checkers = self.subscriptions, self.checkers
         tenant.compensations, tenant.reconciliations = self.compensations, self.reconciliations
-        tenant.topics = self.topics
+        tenant.topics, tenant.known_groups = self.topics, self.known_groups
+        tenant.delivery_callbacks = self.delivery_callbacks
         tenant.bind(bind)
         return tenant
 

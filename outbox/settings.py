@@ -43,6 +43,9 @@ class Settings:
     checkers run at once in a worker. ``check_timeout`` is how long a checker may take, ``check_batch`` how many fences
     are tried in one transaction.
 
+    Of deliveries: what a group has lost, though it read past it, is sent again after ``confirm_grace``, and again each
+    time when that is over, ``confirm_resends`` times in all.
+
     ``max_undecided`` and ``max_undispatched`` make producers of a topic fail with `OutboxBusy` while so many of its
     halves wait for a decision, or so many of its committed ops for dispatch; 0 is no limit.
 
@@ -102,6 +105,20 @@ class Settings:
         least=1,
         most=2**15 - 1,
         page="consuming",
+    )
+
+    # Delivering
+    confirm_interval: Seconds = option(
+        60.0, "The pause between two passes that ask the consumers.", above=0, most=86400, page="delivering"
+    )
+    confirm_grace: Seconds = option(
+        60.0, "How long a message is left alone before a consumer is asked.", least=0, most=86400, page="delivering"
+    )
+    confirm_resends: int = option(
+        5, "How often a message that a group has lost is sent again.", least=0, most=1000, page="delivering"
+    )
+    confirm_batch: int = option(
+        2_000, "Messages that a consumer is asked about at once.", least=1, most=10_000, page="delivering"
     )
 
     # Deploying

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
 
 from outbox.consumer.sql import InboxUpdate
@@ -124,7 +124,19 @@ class Entry:
         return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
 
 
-def filter_of(subscription: Subscription) -> dict[str, list[str] | None]:
+class Filter(Protocol):
+    """What takes some of a topic's messages only."""
+
+    @property
+    def tags(self) -> tuple[str, ...] | None:
+        """The tags that it takes; None: all."""
+
+    @property
+    def keys(self) -> tuple[str, ...] | None:
+        """The keys that it takes, with ``*`` for any letters; None: all."""
+
+
+def filter_of(subscription: Filter) -> dict[str, list[str] | None]:
     """Return the tags and the LIKE patterns of keys that a group takes, as bound values; None: all."""
     tags, keys = subscription.tags, subscription.keys
     return {

@@ -94,7 +94,7 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation",
+    "producer": "check_history compensation delivery delivery_cursor",
     "consumer": "reconciliation_run reconciliation_finding segment_hold",
 }
 # Of both parts, wherever the duty is done.
@@ -156,8 +156,30 @@ DUTIES = (
         check_history="SELECT(half_id) DELETE",
         scheduled_message="SELECT DELETE",
         dispatch_cursor="SELECT(id) DELETE",
+        delivery="SELECT DELETE",
+        delivery_cursor="SELECT DELETE",
     ),
     _duty("prune records", "producer", _RECORDS),
+    _duty(
+        "confirm",
+        "producer",
+        _APPEND,
+        half_message="SELECT",
+        op_message="UPDATE",
+        scheduled_message="SELECT",
+        half_check="SELECT",
+        bulk_item="SELECT",
+        compensation="SELECT",
+        delivery="SELECT INSERT",
+        delivery_cursor="SELECT INSERT",
+    ),
+    _duty(
+        "confirm",
+        "consumer",
+        consumer_message="SELECT",
+        consumer_offset="SELECT",
+        consumer_start="SELECT",
+    ),
     _duty(
         "compensate",
         "producer",
@@ -237,8 +259,8 @@ ROLES: Mapping[str, GrantRole] = {
         GrantRole(
             "worker",
             "is the producer's worker",
-            ("dispatch", "release", "check", "compensate", *_UPKEEP),
-            ("compensate",),
+            ("dispatch", "release", "check", "confirm", "compensate", *_UPKEEP),
+            ("confirm", "compensate"),
         ),
         GrantRole("consumer", "consumes, by a worker of its own", ("consume",), ("consume", *_UPKEEP)),
         GrantRole("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),

@@ -73,7 +73,7 @@ _NAMING = {
 #: The tables of each part that are partitioned by ranges of message ids, which begin with the time, and the column with
 #: the id. Prune empties such a range as a whole (`outbox.prune.segments`). A pass takes them in this order.
 SEGMENTED: Mapping[str, Mapping[str, str]] = {
-    "producer": {"message": "half_id", "half_message": "id", "op_message": "half_id"},
+    "producer": {"message": "half_id", "half_message": "id", "op_message": "half_id", "delivery": "half_id"},
     "consumer": {"consumer_message": "message_id"},
 }
 
@@ -310,6 +310,48 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("result", JSONB),
             Column("compensated_at", _TIME, nullable=False, server_default=_NOW),
             Column("bulk_job_id", Uuid),
+        ],
+        # Appended; the newest of a message and a group counts. ``settled``: nobody asks about it any more. ``told`` is
+        # which callback ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
+        "delivery": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("topic", _NAME, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("settled", Boolean, nullable=False),
+            Column("told", Text),
+            Column("reason", Text),
+            Column("recorded_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("number > 0", name="number"),
+            CheckConstraint(
+                "status IN ('consumed', 'unconsumed', 'failed', 'parked', 'quarantined', 'resend_exhausted',"
+                " 'left_out')",
+                name="status",
+            ),
+            CheckConstraint("told IN ('delivered', 'undeliverable')", name="told"),
+            # Serves the confirm pass: what isn't settled yet.
+            Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
+            # Makes a callback happen once for each message and group.
+            Index(
+                "ix_delivery_told",
+                "half_id",
+                "consumer_group",
+                "told",
+                unique=True,
+                postgresql_where=text("told IS NOT NULL"),
+            ),
+        ],
+        # Appended by each confirm pass that came further; the newest of a topic and a group counts. By queue: where the
+        # group began, and up to which position each message has a delivery in it.
+        "delivery_cursor": [
+            Column("topic", _NAME, primary_key=True),
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("number", BigInteger, primary_key=True, autoincrement=False),
+            Column("starts", ARRAY(BigInteger), nullable=False),
+            Column("positions", ARRAY(BigInteger), nullable=False),
+            Column("written_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("cardinality(starts) = cardinality(positions)", name="queues"),
         ],
     }
     metadata = _metadata(schema, tables)

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from outbox.message.model import HandlerAnswer, Message, Orphan, Resolution, SendOptions
+from outbox.message.model import Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -110,6 +110,17 @@ class CompensationDecorator(Protocol[T]):
     def __call__(
         self, function: Callable[[Message[T], AsyncSession], Coroutine[Any, Any, R]], /
     ) -> Callable[[Message[T], AsyncSession], Coroutine[Any, Any, R]]: ...
+
+
+class DeliveryDecorator(Protocol):
+    """Takes what a producer does about a message's fate, with an AsyncSession if it is async."""
+
+    @overload
+    def __call__(self, function: Callable[[Delivery[T], Session], R], /) -> Callable[[Delivery[T], Session], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[Delivery[T], AsyncSession], Coroutine[Any, Any, R]], /
+    ) -> Callable[[Delivery[T], AsyncSession], Coroutine[Any, Any, R]]: ...
 
 
 class Transactional(Protocol[P, R_co, S_contra]):

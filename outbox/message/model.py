@@ -44,6 +44,23 @@ class Status(enum.StrEnum):
     QUARANTINED = "quarantined"
 
 
+class DeliveryStatus(enum.StrEnum):
+    """What the producer knows of a message's fate in a group.
+
+    ``unconsumed``: the group has read past it, and its inbox doesn't have it; it was sent again. ``resend_exhausted``:
+    so often that it isn't any more. ``left_out``: the group's filter takes other messages. The others are as in
+    `Status`.
+    """
+
+    CONSUMED = "consumed"
+    UNCONSUMED = "unconsumed"
+    FAILED = "failed"
+    PARKED = "parked"
+    QUARANTINED = "quarantined"
+    RESEND_EXHAUSTED = "resend_exhausted"
+    LEFT_OUT = "left_out"
+
+
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
     """A message as the producer writes it; immutable from then on.
@@ -169,6 +186,19 @@ class Message(_Decoded[T_co]):
     attempt: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
     model: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[T_co]):
+    """What became of a message in a group, as a callback of the producer's receives it.
+
+    ``reason`` is the kind of the error behind it, where there is one.
+    """
+
+    message: Message[T_co]
+    group: str
+    status: DeliveryStatus
+    reason: str | None = None
 
 
 class SendOptions(TypedDict, total=False):

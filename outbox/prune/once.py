@@ -22,6 +22,7 @@ from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
 from outbox.prune.segments import (
     PRODUCER,
     SegmentedSide,
+    complete_segments,
     drop_segment,
     empty_segment,
     gaps,
@@ -59,6 +60,7 @@ def prune_segments_once(
     """
     done = 0
     try:
+        complete_segments(connection, settings, side)
         make_ahead(connection, settings, side, stopping)
         with connection.begin():
             found, now = segments(connection, settings.schema, side), now_ms(connection)
@@ -88,6 +90,7 @@ def prune_producer_once(
     """
     schema, batch = settings.schema, settings.prune_batch
     cursors = _replaced(connection, schema, CURSORS, sql.old_cursors(schema, batch), batch, stopping)
+    cursors += _delete_all(connection, sql.old_delivery_cursors(schema, batch), batch, stopping)
     rewrite(connection, schema, CHECKS)
     with connection.begin():
         found = segments(connection, schema)

@@ -5,7 +5,8 @@ leave each of them in the indexes until a vacuum takes it, and while any old sna
 is truncated leaves nothing.
 
 A producer and an inbox each have their own (`SegmentedSide`). What is emptied of a producer is one range of ids in
-``half_message``, ``op_message`` and ``message`` together: never an op without its half, never a message without its op.
+``half_message``, ``op_message``, ``message`` and ``delivery`` together: never an op without its half, never a message
+without its op, never what became of a message without the message.
 Ids of no segment (of before the first one, of clocks that are far off, that are no UUIDv7) are in the DEFAULT
 partitions, where `outbox.prune.once` deletes row by row; and so are the survivors of a segment that is dropped, which
 keeps the number of partitions small.
@@ -21,7 +22,7 @@ import datetime as dt
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -284,22 +285,49 @@ def make_segment(connection: Connection, settings: Settings, segment: Segment, s
     with shortly(connection, schema, "make", segment, side) as mine:
         if not mine:
             return False
-        # The DEFAULT partition may be large.
-        execute(connection, plan_by_index())
-        for table in side.tables:
-            execute(connection, sql.create(schema, table, segment.leaf(table)))
-        execute(connection, *side.indexes(schema, segment))
-        execute(connection, _lock_tables(schema, side, [f"{table}_default" for table in side.tables]))
-        values = {"first": segment.first, "end": segment.end}
-        for table, column in side.tables.items():
-            names = {"leaf": segment.leaf(table), "table": table, "column": column}
-            execute(
-                connection,
-                sql.moved(schema, names, side.columns(schema, table), values),
-                sql.attach(schema, names, segment.first, segment.end),
-            )
+        _add_partitions(connection, schema, segment, side, side.tables)
         return True
     return False
+
+
+def complete_segments(connection: Connection, settings: Settings, side: SegmentedSide = PRODUCER) -> None:
+    """Make partitions that a segment lacks: a worker that knew fewer tables made it, while the schema was upgraded."""
+    schema = settings.schema
+    with connection.begin():
+        lacking = [each for each in segments(connection, schema, side) if _missing(connection, schema, each, side)]
+    for segment in lacking:
+        with shortly(connection, schema, "complete", segment, side) as mine:
+            # Again under the lock: another worker may have made them meanwhile.
+            if mine and (missing := _missing(connection, schema, segment, side)):
+                _add_partitions(connection, schema, segment, side, missing)
+
+
+def _missing(connection: Connection, schema: str, segment: Segment, side: SegmentedSide) -> list[str]:
+    """Return the tables that have no partition of a segment."""
+    found = execute(connection, *(sql.partitions(schema, table) for table in side.tables))
+    there = {name for rows in found for name, _ in rows}
+    return [table for table in side.tables if segment.leaf(table) not in there]
+
+
+def _add_partitions(
+    connection: Connection, schema: str, segment: Segment, side: SegmentedSide, tables: Collection[str]
+) -> None:
+    """Make partitions of a segment for some of the tables, with the rows that are in the DEFAULT ones so far."""
+    # The DEFAULT partition may be large.
+    execute(connection, plan_by_index())
+    for table in tables:
+        execute(connection, sql.create(schema, table, segment.leaf(table)))
+    if side.counted in tables:
+        execute(connection, *side.indexes(schema, segment))
+    execute(connection, _lock_tables(schema, side, [f"{table}_default" for table in tables]))
+    values = {"first": segment.first, "end": segment.end}
+    for table in tables:
+        names = {"leaf": segment.leaf(table), "table": table, "column": side.tables[table]}
+        execute(
+            connection,
+            sql.moved(schema, names, side.columns(schema, table), values),
+            sql.attach(schema, names, segment.first, segment.end),
+        )
 
 
 # --- emptying --------------------------------------------------------------------------------------------------------
@@ -443,7 +471,7 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
             match act:
                 case "make" | "make way for":
                     mine = not _overlapping(found, segment.first, segment.end)
-                case "empty" | "drop" | "look through":
+                case "empty" | "drop" | "look through" | "complete":
                     mine = segment in found
                 case _:
                     mine = True

@@ -52,6 +52,8 @@ WITH old AS MATERIALIZED (
     DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
 ), scheduled AS (
     DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
+), deliveries AS (
+    DELETE FROM {s}.delivery WHERE half_id IN (SELECT half_id FROM locked)
 ), ops AS (
     DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
 ), halves AS (
@@ -138,6 +140,10 @@ WITH histories AS (
     DELETE FROM {s}.check_history c
      WHERE half_id >= %(first)s AND half_id < %(end)s
        AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = c.half_id)
+), deliveries AS (
+    DELETE FROM {s}.delivery e
+     WHERE half_id >= %(first)s AND half_id < %(end)s
+       AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = e.half_id)
 )
 DELETE FROM {s}.scheduled_message d
  WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NOT NULL

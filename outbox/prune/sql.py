@@ -15,6 +15,17 @@ DELETE FROM {s}.dispatch_cursor
 RETURNING id
 """)
 
+#: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
+old_delivery_cursors: Template = Template("""
+DELETE FROM {s}.delivery_cursor
+ WHERE ctid = ANY (ARRAY(
+       SELECT c.ctid FROM {s}.delivery_cursor c
+        WHERE EXISTS (SELECT FROM {s}.delivery_cursor n
+                       WHERE n.topic = c.topic AND n.consumer_group = c.consumer_group AND n.number > c.number)
+        LIMIT %s))
+RETURNING 1
+""")
+
 #: Delete offsets that newer ones have replaced. Rows: one for each.
 old_offsets: Template = Template("""
 DELETE FROM {s}.consumer_offset

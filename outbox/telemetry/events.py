@@ -469,6 +469,68 @@ class CompensationPostponed(_Compensated):
     reason: str
 
 
+# --- delivery --------------------------------------------------------------------------------------------------------
+
+
+@event(
+    "delivery.resent",
+    "delivery",
+    logging.WARNING,
+    "group %(group)r has read past messages of topic %(topic)r that its inbox doesn't have; they are sent again:"
+    " %(message_ids)s",
+)
+class MessageResent(TelemetryEvent):
+    """Messages that a group has lost were sent again."""
+
+    message_ids: tuple[UUID, ...]
+    topic: str
+    group: str
+
+
+@event(
+    "delivery.exhausted",
+    "delivery",
+    logging.ERROR,
+    "message %(message_id)s of topic %(topic)r doesn't reach group %(group)r (%(reason)s); it isn't sent again",
+)
+class ResendExhausted(TelemetryEvent):
+    """A message was sent again as often as the settings say, and the group still doesn't have it."""
+
+    message_id: UUID
+    topic: str
+    group: str
+    reason: str
+
+
+@event(
+    "delivery.callback_failed",
+    "delivery",
+    logging.ERROR,
+    "%(callback)s failed for message %(message_id)s of topic %(topic)r in group %(group)r, and will be called again",
+)
+class DeliveryCallbackFailed(TelemetryEvent):
+    """What the producer does about a message's fate has failed, and was undone."""
+
+    message_id: UUID
+    topic: str
+    group: str
+    callback: str
+
+
+@event(
+    "delivery.not_asked",
+    "delivery",
+    logging.WARNING,
+    "what became of topic %(topic)r in group %(group)r can't be asked: %(reason)s",
+)
+class InboxNotAsked(TelemetryEvent):
+    """A known group's inbox can't be asked; the next pass asks again."""
+
+    group: str
+    topic: str
+    reason: str
+
+
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from outbox.telemetry.events import TelemetryEvent
 
 if TYPE_CHECKING:
-    from outbox.message.model import HalfMessage, Message, Orphan
+    from outbox.message.model import Delivery, HalfMessage, Message, Orphan
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -64,7 +64,15 @@ class Compensating:
     answer: Any = None
 
 
-Activity = Handling | Checking | Compensating
+@dataclass(slots=True)
+class Confirming:
+    """A call of what the producer does when it has learnt of a message's fate."""
+
+    delivery: Delivery
+    answer: Any = None
+
+
+Activity = Handling | Checking | Compensating | Confirming
 
 
 class Observer(Protocol):

@@ -7,7 +7,7 @@ import contextvars
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
@@ -21,6 +21,8 @@ from outbox.database.engines import Pass
 from outbox.database.execute import execute
 from outbox.database.grants import Part
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
+from outbox.delivery.known_group import KnownGroup
+from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 #: What a worker may do. The first four serve the producer's tables; ``prune`` and ``bulk`` serve the consumer's too.
-ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk")
-PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "bulk"})
+ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk", "confirm")
+PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "bulk", "confirm"})
 _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 
 #: The longest wait (seconds) of a duty that notifications wake.
@@ -148,7 +150,7 @@ class Plan:
     def _plan_producer(self, outbox: Outbox) -> None:
         settings, roles = self.settings, self._roles
         self.parts[self._own].add("producer")
-        self.needs[self._own, "producer"] |= roles & PRODUCER_ROLES
+        self.needs[self._own, "producer"] |= roles & PRODUCER_ROLES - {"confirm"}
         wake = partial(self._wake_consumers, self._own, None)
         if roles & {"dispatch", "release"}:
             lane = self._lane(self._dispatch_runner)
@@ -163,6 +165,29 @@ class Plan:
         if "prune" in roles:
             self._plan_prune("segments", prune_segments_once)
             self._plan_prune("prune", prune_producer_once)
+        if "confirm" in roles and (groups := outbox.groups_to_confirm()):
+            self._plan_confirm(outbox, groups)
+
+    def _plan_confirm(self, outbox: Outbox, groups: Sequence[KnownGroup]) -> None:
+        settings = self.settings
+        self.needs[self._own, "producer"].add("confirm")
+        if any(group.consumer is None and group.status_url is None for group in groups):
+            self.parts[self._own].add("consumer")
+            self.needs[self._own, "consumer"].add("confirm")
+        # A lane of its own: consumers may be slow to answer, and callbacks slow to return.
+        lane = self._lane(name="confirm")
+        runners = Runners(self._own, self._stopping, self._context, self._named("confirm"))
+        self.ends.append(runners.end)
+        one_pass = _alone(
+            confirm_once,
+            settings,
+            groups=groups,
+            callbacks=outbox.delivery_callbacks,
+            new_runner=runners,
+            stopping=lane.ending,
+        )
+        wake = partial(self._wake_consumers, self._own, None)
+        self._add("confirm", lane, one_pass, settings.confirm_interval, after=wake, eager=False)
 
     def _plan_check(self, outbox: Outbox) -> None:
         settings = self.settings

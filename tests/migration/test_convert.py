@@ -21,7 +21,9 @@ from outbox.errors import SchemaBusy
 from tests.kit import Tables, dispatch_all, send_each, wait_until
 from tests.kit.processes import python
 
-NEW = ["producer_0002", "producer_0003", "consumer_0002", "consumer_0003"]
+NEW = ["producer_0002", "producer_0003", "producer_0004", "consumer_0002", "consumer_0003"]
+# Those of the first revision.
+TABLES = [table for part in SEGMENTED.values() for table in part if table != "delivery"]
 # Without a column of a later revision.
 ROWS = "SELECT md5(string_agg((to_jsonb(t) - 'at_commit')::text, ',' ORDER BY t::text)), count(*) FROM outbox.{} t"
 
@@ -58,7 +60,7 @@ def consume(engine: Engine, app: Outbox) -> int:
 
 def content(tables: Tables) -> dict[str, Any]:
     """Return what tells the rows of each table."""
-    return {table: tables.rows(ROWS.format(table)) for part in SEGMENTED.values() for table in part}
+    return {table: tables.rows(ROWS.format(table)) for table in TABLES}
 
 
 def test_rows_stay_and_the_log_goes_on(url: str, old: Engine) -> None:

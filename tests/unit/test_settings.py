@@ -253,7 +253,9 @@ def test_every_setting_says_what_it_is_for() -> None:
     """The reference is made from the fields: each has a sentence and the page of the guide that explains it."""
     for shape in shape_of(Settings):
         assert shape.option.help.endswith("."), shape.name
-        assert shape.option.page in {"sending", "checking", "consuming", "deploying", "reconciling"}, shape.name
+        assert shape.option.page in {"sending", "checking", "consuming", "delivering", "deploying", "reconciling"}, (
+            shape.name
+        )
 
 
 def test_no_retries_at_all() -> None:

@@ -1,0 +1,1 @@
+"""Delivery: the producer learns what became of its messages, and acts on it."""

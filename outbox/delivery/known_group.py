@@ -1,0 +1,217 @@
+"""What a producer declares: the groups that it waits for, and what it does when it has learnt of a message's fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from outbox.consumer.subscription import Subscription, as_filter
+from outbox.database.session import check_function, is_async
+from outbox.errors import InvalidHandler
+from outbox.message.content import check_group, check_topic
+from outbox.message.model import DeliveryStatus
+from outbox.text import function_name
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from outbox.message.declared import DeliveryDecorator
+    from outbox.message.topic import Topic
+
+#: Which callback is told of a message's fate.
+Told = Literal["delivered", "undeliverable"]
+#: By which status a callback is due.
+TELLS: Mapping[str, Told] = {
+    DeliveryStatus.CONSUMED: "delivered",
+    DeliveryStatus.PARKED: "undeliverable",
+    DeliveryStatus.RESEND_EXHAUSTED: "undeliverable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGroup:
+    """A group of a topic that the producer waits for.
+
+    Its inbox is in the database ``consumer``, behind the status service at ``status_url``, or without either in the
+    producer's own database. ``tags`` and ``keys`` are the filter that its consumer declares.
+
+    Raises:
+        InvalidHandler: both or something else than a database or URL are given, or a service without a token.
+        InvalidMessage: topic or group aren't names.
+    """
+
+    topic: str
+    group: str
+    # URLs may hold passwords.
+    consumer: Engine | AsyncEngine | str | None = field(default=None, repr=False)
+    status_url: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    tags: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_group(self.group)
+        what = f"known group {self.group!r} of {self.topic!r}"
+        if self.consumer is not None and self.status_url is not None:
+            raise InvalidHandler(f"{what}: give the consumer's database, or the URL of its status service, not both")
+        if (self.status_url is None) != (self.token is None):
+            raise InvalidHandler(f"{what}: status_url and token go together; the service answers nobody without it")
+        if self.status_url is not None:
+            _check_service(what, self.status_url)
+        if self.consumer is not None:
+            _check_database(what, self.consumer)
+
+    @classmethod
+    def of(cls, subscription: Subscription) -> KnownGroup:
+        """Return the group of a subscription that consumes in the producer's own database."""
+        return cls(subscription.topic, subscription.group, tags=subscription.tags, keys=subscription.keys)
+
+
+def _check_service(what: str, url: str) -> None:
+    if find_spec("httpx") is None:
+        raise InvalidHandler(
+            f"{what}: httpx asks the service, and isn't installed: pip install 'outbox-postgres[http]'"
+        )
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"http", "https"} or not rest:
+        raise InvalidHandler(f"{what}: status_url must begin with https:// (or http://)")
+    if "@" in rest.partition("/")[0]:
+        raise InvalidHandler(f"{what}: status_url must name no user or password: the service asks for the token")
+
+
+def _check_database(what: str, value: object) -> None:
+    if isinstance(value, str):
+        try:
+            make_url(value)
+        except ArgumentError:
+            raise InvalidHandler(f"{what}: consumer is no URL of a database; write postgresql://user@host/db") from None
+        return
+    # An AsyncEngine has one inside; asking its class would import what may not be installed.
+    if not isinstance(getattr(value, "sync_engine", value), Engine):
+        raise InvalidHandler(f"{what}: consumer must be an engine or a URL of a database, not {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryCallback:
+    """What the producer does when it has learnt of a message's fate: ``function(delivery, session)``, sync or async.
+
+    Raises:
+        InvalidHandler: the function can't be called so.
+        InvalidMessage: the topic isn't a name.
+    """
+
+    topic: str
+    told: Told
+    function: Callable[..., Any]
+    model: Any = None
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_function(f"on_{self.told} of {self.topic!r}: the function", self.function, "delivery", "session")
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return function_name(self.function)
+
+    @property
+    def is_async(self) -> bool:
+        """Is the function a coroutine function?"""
+        return is_async(self.function)
+
+
+class DeliveryDeclarations:
+    """The part of an `Outbox` that declares what its producer learns of its messages."""
+
+    subscriptions: dict[tuple[str, str], Subscription]
+    known_groups: dict[tuple[str, str], KnownGroup]
+    delivery_callbacks: dict[tuple[str, Told], DeliveryCallback]
+
+    def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
+        raise NotImplementedError
+
+    def known_group(
+        self,
+        topic: str | Topic[Any],
+        *,
+        group: str,
+        consumer: Engine | AsyncEngine | str | None = None,
+        status_url: str | None = None,
+        token: str | None = None,
+        tags: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+    ) -> None:
+        """Have workers ask what became of each message of ``topic`` in ``group``, and write it down (`delivery`).
+
+        Where its inbox is: in the database ``consumer`` (an engine or URL), behind the service at ``status_url`` that
+        the consumer mounts (`outbox.delivery.service.InboxStatusService`) and that knows ``token``, or else in this
+        Outbox's own database. ``tags`` and ``keys`` are the filter that the group's consumer declares: a message that
+        it leaves out isn't missed.
+
+        Raises:
+            InvalidHandler: the group is known already, or it isn't said where its inbox is.
+            InvalidMessage: the topic or the group isn't a name.
+        """
+        topic, _ = self._as_read(topic, None)
+        if (topic, group) in self.known_groups:
+            raise InvalidHandler(f"group {group!r} of topic {topic!r} is known already")
+        self.known_groups[topic, group] = KnownGroup(
+            topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys)
+        )
+
+    def on_delivered(self, topic: str | Topic[Any], *, model: Any = None) -> DeliveryDecorator:
+        """Register what the producer does when a known group has consumed a message of ``topic``.
+
+        ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
+        also writes the delivery: once per message and group. What it raises undoes that, and it is called again in the
+        next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
+        `known_group`.
+
+        Raises:
+            InvalidHandler: the topic has such a callback already, or the function can't be called so.
+            InvalidMessage: the topic isn't a name.
+        """
+        return self._callback(topic, "delivered", model)
+
+    def on_undeliverable(self, topic: str | Topic[Any], *, model: Any = None) -> DeliveryDecorator:
+        """Register what the producer does when a known group has parked a message, or has lost it for good.
+
+        As `on_delivered`. An operator may yet retry what is parked, and it is delivered then: what must not happen to a
+        message that takes effect is for a `compensation`, which quarantines it first.
+        """
+        return self._callback(topic, "undeliverable", model)
+
+    def _callback(self, topic: str | Topic[Any], told: Told, model: Any) -> DeliveryDecorator:
+        name, model = self._as_read(topic, model)
+
+        def register(function: Any) -> Any:
+            if (earlier := self.delivery_callbacks.get((name, told))) is not None:
+                raise InvalidHandler(f"topic {name!r} has an on_{told} already: {earlier.name}")
+            self.delivery_callbacks[name, told] = DeliveryCallback(name, told, function, model)
+            return function
+
+        return register
+
+    def groups_to_confirm(self) -> list[KnownGroup]:
+        """Return the groups that are known now: those that were named, and of topics with a callback its own ones.
+
+        Raises:
+            InvalidHandler: a topic has a callback, and no group whose fate it could be told.
+        """
+        found = dict(self.known_groups)
+        for topic, told in self.delivery_callbacks:
+            for key, subscription in self.subscriptions.items():
+                if key[0] == topic and subscription.source is None:
+                    found.setdefault(key, KnownGroup.of(subscription))
+            if not any(key[0] == topic for key in found):
+                raise InvalidHandler(
+                    f"on_{told} of topic {topic!r} would never be called: no group of it is known; name one by "
+                    f"outbox.known_group({topic!r}, group=..., consumer=...)"
+                )
+        return list(found.values())

@@ -1,0 +1,429 @@
+"""Confirm: the producer learns what became of each message in each group that it knows, and sends again what got lost.
+
+**The tables**, both in the producer's database and written by this duty alone:
+
+- ``delivery`` is appended: a row for a message and a group when its fate is first known, and one each time that it is
+  another one. The newest ``number`` counts. ``settled`` says that nobody asks about it any more.
+- ``delivery_cursor`` is appended by each batch that came further. Up to its ``positions``, each message of a queue has
+  a delivery (those that were pruned since aside); up to its ``starts``, none was meant for the group. A group that has
+  a cursor is known to the database, and so to lists, which don't see what an application declares.
+
+**A pass**, for each known group: ask how far the group has read; ask about what isn't settled; then go on from the
+cursor to where the group has read, as far as messages are older than the grace, and ask about these. What lies beyond
+the group's offset waits for the group, and nobody sends it again: the second one would only wait behind it. What the
+group has read past and its inbox doesn't have is lost, unless the group's filter leaves it out. That is sent again by
+the operators' act, and counted: a row ``unconsumed`` each time. The newest send has a grace of its own, so that several
+groups that have lost the same message cost one send. After ``confirm_resends`` it is ``resend_exhausted``.
+
+**The cost** is that of the messages since the last pass: one read of the queue's index, one look into the inbox and one
+insert for each, and what isn't settled besides. Nothing is updated or deleted, so that it stays the same while a
+transaction is held open elsewhere.
+
+**The races.** No transaction spans two databases, and none is open while a consumer is asked. So each answer is one of
+the past when it is written:
+
+- *consume, retry*: an answer that is out of date is ``failed`` or ``parked``, which aren't settled: the next pass asks
+  again. ``consumed`` never changes. A group commits its offset together with its inbox row, and the offset is asked
+  first: what is committed in between has a row and is found, never taken for lost.
+- *park*: parked isn't settled, for an operator may retry it. `Outbox.on_undeliverable` is called once for it all the
+  same, and `Outbox.on_delivered` may come after it.
+- *compensate*: a quarantine is lifted again where a compensation is refused, so that it is settled only when the
+  compensation is written. A resend waits for a compensation's lock, and the act refuses it after that.
+- *another worker* at the same group: the number of each row is one more than that which was read. Of two workers, the
+  second finds it taken, and leaves out the row, its callback and its resend. The same goes for the cursor, and there
+  for the whole batch.
+- *prune*: it deletes deliveries with their messages, in segments as a whole (they have the same ones) or row by row. A
+  delivery is only appended while its message is there. One that slips in behind goes with the rest of its segment.
+- *reset, fail-over, restore*: a group whose offset went back is asked about as far as it has read; the cursor stays,
+  and what was consumed stays so. A producer that was restored has the cursor of the same moment as its messages; new
+  positions are of a later epoch, and so behind it.
+- *a crash* between a batch's callbacks and its cursor: the rows are there, so that the next pass finds nothing due.
+
+A callback runs in one transaction with the row that says so (``told``). The row comes first: its number, and a unique
+index, make the second caller wait for the first, and do nothing then. What a callback raises undoes its row; the fate
+is written without it then and not settled, so that the next pass calls it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.consumer.subscription import filter_of
+from outbox.database.engines import NewRunner, Runner
+from outbox.database.execute import execute
+from outbox.database.sql import plan_by_index, wait_at_most
+from outbox.delivery import sql
+from outbox.delivery.callback import CallbackRun
+from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of
+from outbox.delivery.known_group import TELLS, DeliveryCallback, KnownGroup, Told
+from outbox.delivery.sql import NewDelivery
+from outbox.message.model import Counts, DeliveryStatus, Status
+from outbox.operator.acts import ACTS
+from outbox.operator.changes import ActRequest, apply
+from outbox.operator.model import Target
+from outbox.settings import Settings
+from outbox.telemetry.events import (
+    DeliveryCallbackFailed,
+    InboxNotAsked,
+    MessageResent,
+    ResendExhausted,
+)
+from outbox.telemetry.hooks import emit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.database.execute import Row, Statement
+
+#: Who sends again, in the audit.
+ACTOR = "confirm"
+#: How long (seconds) a batch waits for a lock.
+_PATIENCE = 10.0
+_FIRST = UUID(int=0)
+
+Callbacks = Mapping[tuple[str, Told], DeliveryCallback]
+
+
+def confirm_once(
+    connection: Connection,
+    settings: Settings,
+    *,
+    groups: Sequence[KnownGroup],
+    callbacks: Callbacks,
+    new_runner: NewRunner,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Ask what became of messages in these groups, write it down, call back, and send again what is lost.
+
+    ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
+    callbacks run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between batches.
+    A group that can't be asked is told of, and left to the next pass.
+
+    Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
+    or given up.
+    """
+    counts, runners = Counts(), _CallbackRunners(new_runner)
+    try:
+        for group in groups:
+            if stopping():
+                break
+            inbox = inbox_of(group, connection, settings.schema)
+            try:
+                confirmation = _Confirmation(connection, settings, group, inbox, callbacks, runners, stopping)
+                confirmation.run()
+            except InboxUnavailable as unavailable:
+                emit(InboxNotAsked(group=group.group, topic=group.topic, reason=str(unavailable)))
+            finally:
+                inbox.close()
+            counts += confirmation.counts
+    finally:
+        runners.end()
+    return counts
+
+
+@dataclass(slots=True)
+class _CallbackRunners:
+    """The connections of callbacks, one for plain functions and one for async ones, made when first needed."""
+
+    _new_runner: NewRunner
+    _open: dict[bool, Runner] = field(default_factory=dict)
+
+    def of(self, callback: DeliveryCallback) -> Runner:
+        """Return the one that a callback runs on."""
+        if callback.is_async not in self._open:
+            self._open[callback.is_async] = self._new_runner(callback.is_async)
+        return self._open[callback.is_async]
+
+    def end(self) -> None:
+        """Close them."""
+        for runner in self._open.values():
+            runner.end()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFate:
+    """What is known of a message so far: the newest row, which callbacks were called, how often it was sent again."""
+
+    number: int = 0
+    status: str = ""
+    settled: bool = False
+    reason: str | None = None
+    told: frozenset[str] = frozenset()
+    resends: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewestSend:
+    """The newest send of a message, as the group sees it."""
+
+    passed: bool
+    grace_over: bool
+    taken: bool
+    compensated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What is found out about a message."""
+
+    status: DeliveryStatus
+    settled: bool
+    reason: str | None = None
+
+
+def fate_of(known: KnownFate, inbox: InboxStatus | None, send: NewestSend | None, resends: int) -> Fate | None:
+    """Return what has become of a message; None where nothing can be said yet.
+
+    ``send`` is there unless the inbox has the message as consumed, failed or parked; it is None also where the message
+    was pruned. ``resends`` is how often a lost message is sent again.
+    """
+    if known.status == DeliveryStatus.CONSUMED:
+        return Fate(DeliveryStatus.CONSUMED, settled=True)
+    if inbox is not None:
+        settled = inbox.status is Status.CONSUMED or (send is not None and send.compensated)
+        # What was consumed at last may have an error of before.
+        reason = inbox.reason if inbox.status in {Status.FAILED, Status.PARKED} else None
+        return Fate(DeliveryStatus(inbox.status), settled, reason)
+    if send is None or not send.passed or (send.taken and not send.grace_over):
+        return None
+    if not send.taken:
+        return Fate(DeliveryStatus.LEFT_OUT, settled=True)
+    if known.resends >= resends:
+        return Fate(DeliveryStatus.RESEND_EXHAUSTED, settled=True, reason=f"sent again {known.resends} times")
+    return Fate(DeliveryStatus.UNCONSUMED, settled=False)
+
+
+class _Overtaken(Exception):
+    """Another worker has come further at this group."""
+
+
+class _Confirmation:
+    """One pass at one group."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: Settings,
+        group: KnownGroup,
+        inbox: Inbox,
+        callbacks: Callbacks,
+        runners: _CallbackRunners,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.counts = Counts()
+        self._connection = connection
+        self._settings = settings
+        self._schema = settings.schema
+        self._group = group
+        self._pair = {"topic": group.topic, "group": group.group}
+        self._inbox = inbox
+        self._callbacks: dict[str, DeliveryCallback] = {
+            told: each for (topic, told), each in callbacks.items() if topic == group.topic
+        }
+        self._runners = runners
+        self._stopping = stopping
+        self._positions: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Ask about what isn't settled, then about what the group has read since the last pass.
+
+        Raises:
+            InboxUnavailable: the inbox can't be asked now; what was found out before is written.
+        """
+        progress = self._inbox.progress()
+        self._positions = {each.queue: each.position for each in progress}
+        if not progress:
+            return
+        self._ask_again()
+        try:
+            while not self._stopping() and self._go_on(progress):
+                pass
+        except _Overtaken:
+            return  # all that is left is the other worker's
+
+    def _ask_again(self) -> None:
+        after, limit = _FIRST, self._settings.confirm_batch
+        while not self._stopping():
+            unsettled = sql.unsettled(self._schema, **self._pair, after=after, limit=limit)
+            ids = [half_id for (half_id,) in self._read(unsettled)]
+            if ids:
+                self._write(self._due_and_others(ids), None)
+            if len(ids) < limit:
+                return
+            after = ids[-1]
+
+    def _go_on(self, progress: Sequence[QueueProgress]) -> bool:
+        """Confirm the next messages after the cursor; return whether there may be more."""
+        number, before = self._cursor()
+        positions = [max(each.start, at) for each, at in zip(progress, _padded(before, len(progress)), strict=True)]
+        limit = max(self._settings.confirm_batch // len(progress), 1)
+        found = self._read(
+            sql.messages_between(
+                self._schema,
+                topic=self._group.topic,
+                queues=[each.queue for each in progress],
+                after=positions,
+                until=[each.position for each in progress],
+                limit=limit,
+                grace=self._settings.confirm_grace,
+            )
+        )
+        ids, more = _until_young(found, positions, limit)
+        starts = [each.start for each in progress]
+        if ids or not number:
+            cursor = sql.move_cursor(self._schema, **self._pair, number=number + 1, starts=starts, positions=positions)
+            self._write(self._due_and_others(ids), cursor)
+        return more
+
+    def _cursor(self) -> tuple[int, list[int]]:
+        rows = self._read(sql.cursor(self._schema, **self._pair))
+        return rows[0] if rows else (0, [])  # type: ignore[return-value]  # what the statement says
+
+    def _due_and_others(self, ids: Sequence[UUID]) -> list[tuple[KnownFate, NewDelivery]]:
+        """Ask about messages; return the rows that are to be appended, each with what was known before."""
+        known = {row[0]: KnownFate(*row[1:5], frozenset(row[5]), row[6]) for row in self._read(self._known(ids))}
+        asked = [id_ for id_ in ids if known.get(id_, KnownFate()).status != DeliveryStatus.CONSUMED]
+        statuses = self._inbox.statuses(asked) if asked else {}
+        unclear = [id_ for id_ in asked if id_ not in statuses or statuses[id_].status is Status.QUARANTINED]
+        sends = self._newest_sends(unclear) if unclear else {}
+        found = []
+        for id_ in ids:
+            before = known.get(id_, KnownFate())
+            fate = fate_of(before, statuses.get(id_), sends.get(id_), self._settings.confirm_resends)
+            if fate is not None and (row := self._row(id_, before, fate)) is not None:
+                found.append((before, row))
+        return found
+
+    def _known(self, ids: Sequence[UUID]) -> Statement:
+        return sql.known(self._schema, ids=list(ids), group=self._group.group)
+
+    def _newest_sends(self, ids: Sequence[UUID]) -> dict[UUID, NewestSend]:
+        rows = self._read(
+            sql.newest_sends(self._schema, ids=list(ids), grace=self._settings.confirm_grace, **filter_of(self._group))
+        )
+        return {
+            id_: NewestSend(position <= self._positions.get(queue, 0), grace_over, taken, compensated)
+            for id_, queue, position, grace_over, taken, compensated in rows
+        }
+
+    def _row(self, half_id: UUID, known: KnownFate, fate: Fate) -> NewDelivery | None:
+        """Return the row that says a message's fate; None where nothing is new, and no callback is due."""
+        told = TELLS.get(fate.status)
+        due = told if told in self._callbacks and told not in known.told else None
+        same = (known.status, known.settled, known.reason) == (fate.status, fate.settled, fate.reason)
+        if same and due is None and fate.status is not DeliveryStatus.UNCONSUMED:
+            return None
+        return NewDelivery(half_id, known.number + 1, fate.status.value, fate.settled, due, fate.reason)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, found: Sequence[tuple[KnownFate, NewDelivery]], cursor: Statement | None) -> None:
+        """Call back, each in a transaction with its row; then append the others, and the cursor behind all of them.
+
+        Raises:
+            _Overtaken: another worker has moved the cursor; nothing but callbacks and their rows is written.
+        """
+        rows = []
+        for known, row in found:
+            if row.told is None:
+                rows.append(row)
+            elif not self._called_back(row):
+                untold = row._replace(told=None, settled=False)
+                if (known.status, known.settled) != (untold.status, untold.settled):
+                    rows.append(untold)
+        if not rows and cursor is None:
+            return
+        with self._connection.begin():
+            execute(self._connection, plan_by_index(), wait_at_most(_PATIENCE))
+            if cursor is not None and not execute(self._connection, cursor)[0]:
+                raise _Overtaken
+            appended = self._append(rows)
+            lost = [row.half_id for row in appended if row.status == DeliveryStatus.UNCONSUMED]
+            resent = self._resend(lost) if lost else []
+        self._tell(appended, resent)
+
+    def _append(self, rows: Sequence[NewDelivery]) -> list[NewDelivery]:
+        """Append rows; return those that no other worker has appended before."""
+        if not rows:
+            return []
+        statement = sql.append(self._schema, self._group.topic, self._group.group, rows)
+        new = {half_id for (half_id,) in execute(self._connection, statement)[0]}
+        return [row for row in rows if row.half_id in new]
+
+    def _resend(self, ids: Sequence[UUID]) -> list[UUID]:
+        """Send messages again, as an operator would; return which were. One that is being compensated is not."""
+        why = f"group {self._group.group} has read past it, and its inbox doesn't have it"
+        request = ActRequest(ACTS["resend"], ACTOR, why, {"via": "worker"})
+        outcomes = apply(self._connection, self._settings, request, [Target(id_) for id_ in ids])
+        return [id_ for id_, outcome in zip(ids, outcomes, strict=True) if outcome.state == "done"]
+
+    def _called_back(self, row: NewDelivery) -> bool:
+        """Run the callback of a row, and append that with it; False if it failed."""
+        callback = self._callbacks[row.told or ""]
+        run = CallbackRun(callback, self._settings, self._group, row)
+        error: Exception | None
+        try:
+            self._runners.of(callback).run(run.hold)
+            error = run.error
+        except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
+            error = raised
+        if error is not None:
+            emit(
+                DeliveryCallbackFailed(
+                    message_id=row.half_id,
+                    topic=self._group.topic,
+                    group=self._group.group,
+                    callback=callback.name,
+                    error=error,
+                )
+            )
+            return False
+        if run.done:
+            self._tell([row], [])
+        # Not done, and no error: another worker was faster, the message is pruned, or this worker ends.
+        return run.done or run.overtaken
+
+    def _tell(self, rows: Sequence[NewDelivery], resent: Sequence[UUID]) -> None:
+        topic, group = self._group.topic, self._group.group
+        if resent:
+            emit(MessageResent(message_ids=tuple(resent), topic=topic, group=group))
+        number = {status: sum(row.status == status for row in rows) for status in DeliveryStatus}
+        for row in rows:
+            if row.status == DeliveryStatus.RESEND_EXHAUSTED:
+                emit(ResendExhausted(message_id=row.half_id, topic=topic, group=group, reason=row.reason or ""))
+        self.counts += Counts(
+            len(rows),
+            number[DeliveryStatus.CONSUMED],
+            number[DeliveryStatus.UNCONSUMED] + number[DeliveryStatus.FAILED],
+            number[DeliveryStatus.PARKED] + number[DeliveryStatus.RESEND_EXHAUSTED],
+        )
+
+    def _read(self, statement: Statement) -> list[Row]:
+        with self._connection.begin():
+            return execute(self._connection, plan_by_index(), statement)[1]
+
+
+def _padded(positions: Sequence[int], queues: int) -> list[int]:
+    """Return a cursor's positions for so many queues: a topic may have been given more since."""
+    return [*positions[:queues], *[0] * (queues - len(positions))]
+
+
+def _until_young(found: Sequence[Row], positions: list[int], limit: int) -> tuple[list[UUID], bool]:
+    """Return which of the messages of each queue come before the first whose grace isn't over, and whether to go on.
+
+    Moves ``positions``, one for each queue, to the last of them. A message that was sent twice is in it once.
+    """
+    ids: dict[UUID, None] = {}
+    taken = [0] * len(positions)
+    ended: set[int] = set()
+    for queue, position, half_id, grace_over in found:
+        if not grace_over:
+            ended.add(queue)
+        if queue not in ended:
+            ids[half_id] = None
+            positions[queue] = position
+            taken[queue] += 1
+    return list(ids), limit in taken

@@ -1,0 +1,136 @@
+"""Statements of deliveries: what the producer knows, and what the consumers' inboxes say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from outbox.consumer.sql import MATCHES
+from outbox.database.execute import Statement, Template
+
+# --- in the producer's database --------------------------------------------------------------------------------------
+
+#: Read the newest cursor of a group. Rows: ``(number, positions)`` or none.
+cursor: Template = Template("""
+SELECT number, positions FROM {s}.delivery_cursor
+ WHERE topic = %(topic)s AND consumer_group = %(group)s
+ ORDER BY number DESC LIMIT 1
+""")
+
+# The number is the one after that which was read: of two workers at the same group, one finds it taken.
+#: Append a cursor. Rows: one, or none if another worker has come further meanwhile.
+move_cursor: Template = Template("""
+INSERT INTO {s}.delivery_cursor (topic, consumer_group, number, starts, positions)
+VALUES (%(topic)s, %(group)s, %(number)s, %(starts)s::bigint[], %(positions)s::bigint[])
+ON CONFLICT DO NOTHING
+RETURNING number
+""")
+
+#: Read the next messages of each queue between two positions. Rows: ``(queue, position, id, its grace is over)``.
+messages_between: Template = Template("""
+SELECT r.queue, m.position, m.half_id,
+       m.visible_at < clock_timestamp() - make_interval(secs => %(grace)s)
+  FROM unnest(%(queues)s::int[], %(after)s::bigint[], %(until)s::bigint[]) r (queue, after, until)
+ CROSS JOIN LATERAL (SELECT position, half_id, visible_at FROM {s}.message m
+                      WHERE m.topic = %(topic)s AND m.queue = r.queue
+                        AND m.position > r.after AND m.position <= r.until
+                      ORDER BY m.position LIMIT %(limit)s) m
+ ORDER BY 1, 2
+""")
+
+#: Read the next messages after an id whose newest delivery isn't settled. Rows: ``(id,)``.
+unsettled: Template = Template("""
+SELECT half_id FROM {s}.delivery d
+ WHERE topic = %(topic)s AND consumer_group = %(group)s AND NOT settled AND half_id > %(after)s
+   AND NOT EXISTS (SELECT FROM {s}.delivery n
+                    WHERE n.half_id = d.half_id AND n.consumer_group = d.consumer_group AND n.number > d.number)
+ ORDER BY half_id LIMIT %(limit)s
+""")
+
+# One look by the primary key for each id, whatever the statistics say.
+#: Read what is known of these messages, if anything is.
+#: Rows: ``(id, number, status, settled, reason, told, resends)``.
+known: Template = Template("""
+SELECT w.id, d.*
+  FROM unnest(%(ids)s::uuid[]) w (id)
+ CROSS JOIN LATERAL (
+       SELECT max(number), (array_agg(status ORDER BY number DESC))[1], (array_agg(settled ORDER BY number DESC))[1],
+              (array_agg(reason ORDER BY number DESC))[1],
+              coalesce(array_agg(told) FILTER (WHERE told IS NOT NULL), '{}'),
+              count(*) FILTER (WHERE status = 'unconsumed')
+         FROM {s}.delivery WHERE half_id = w.id AND consumer_group = %(group)s
+       HAVING count(*) > 0 OFFSET 0) d
+""")
+
+#: Read the newest send of each of these. ``keys`` are LIKE patterns.
+#: Rows: ``(id, queue, position, its grace is over, the group takes it, it was compensated)``.
+newest_sends: Template = Template(f"""
+SELECT w.id, m.queue, m.position, m.visible_at < clock_timestamp() - make_interval(secs => %(grace)s), h.matches,
+       EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = w.id)
+  FROM unnest(%(ids)s::uuid[]) w (id)
+ CROSS JOIN LATERAL (SELECT queue, position, visible_at FROM {{s}}.message
+                      WHERE half_id = w.id ORDER BY send_number DESC LIMIT 1) m
+ CROSS JOIN LATERAL (SELECT {MATCHES} AS matches FROM {{s}}.half_message h WHERE h.id = w.id OFFSET 0) h
+""")
+
+#: Read a message as it was sent first. Rows: ``(queue, position, key, tag, headers, content type, body, born_at,
+#: visible_at)`` or none.
+message: Template = Template("""
+SELECT m.queue, m.position, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at, m.visible_at
+  FROM {s}.message m JOIN {s}.half_message h ON h.id = m.half_id
+ WHERE m.half_id = %s
+ ORDER BY m.send_number LIMIT 1
+""")
+
+
+class NewDelivery(NamedTuple):
+    """A row to be appended; ``told`` is the callback that runs with it."""
+
+    half_id: UUID
+    number: int
+    status: str
+    settled: bool
+    told: str | None
+    reason: str | None
+
+
+# Where another worker was faster, the number is taken: what this one found out is of no use any more. In the order of
+# ids, as all locks of several rows.
+_APPEND = Template("""
+INSERT INTO {s}.delivery (half_id, consumer_group, number, topic, status, settled, told, reason)
+SELECT half_id, %(group)s, number, %(topic)s, status, settled, told, reason
+  FROM unnest(%(half_id)s::uuid[], %(number)s::int[], %(status)s::text[], %(settled)s::bool[], %(told)s::text[],
+              %(reason)s::text[]) r (half_id, number, status, settled, told, reason)
+ WHERE EXISTS (SELECT FROM {s}.message m WHERE m.half_id = r.half_id)
+ ORDER BY half_id
+ON CONFLICT DO NOTHING
+RETURNING half_id
+""")
+
+
+def append(schema: str, topic: str, group: str, rows: Sequence[NewDelivery]) -> Statement:
+    """Append deliveries of messages that weren't pruned. Rows: ``(id,)`` of each that no other worker has appended."""
+    columns = {name: [getattr(row, name) for row in rows] for name in NewDelivery._fields}
+    return _APPEND(schema, topic=topic, group=group, **columns)
+
+
+# --- in a consumer's database ----------------------------------------------------------------------------------------
+
+#: Read where a group began in each queue of a topic, and how far it has read. Rows: ``(queue, start, position)``; none
+#: while the group has read nothing.
+progress: Template = Template("""
+SELECT q, coalesce((SELECT position FROM {s}.consumer_start b
+                     WHERE b.consumer_group = %(group)s AND b.topic = %(topic)s AND b.queue = q), 0),
+       coalesce((SELECT max(position) FROM {s}.consumer_offset o
+                  WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = q), 0)
+  FROM generate_series(0, (SELECT max(queue) FROM {s}.consumer_offset
+                            WHERE consumer_group = %(group)s AND topic = %(topic)s)) q
+""")
+
+#: Read what the inbox of a group says of these messages. Rows: ``(id, status, kind of error)`` of those that it has.
+statuses: Template = Template("""
+SELECT c.* FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
+    SELECT message_id, status, error_kind FROM {s}.consumer_message
+     WHERE consumer_group = %(group)s AND message_id = m.id OFFSET 0) c
+""")

@@ -1,0 +1,1 @@
+"""What the producer learns of its messages, and does about it."""
