@@ -1,21 +1,39 @@
-"""A transaction for each HTTP request, committed before its response begins: FastAPI, Starlette, Litestar, any ASGI.
+"""What an ASGI application (FastAPI, Starlette, Litestar, any) mounts: a transaction for each request, inbox statuses.
 
-An application that commits after its response was sent (code after the ``yield`` of a FastAPI dependency runs so late)
-answers with success, and a COMMIT that fails then leaves the client with an order that isn't there.
-`TransactionMiddleware` commits when the application begins its response, and before anything of that goes out.
+A transaction for each HTTP request is committed before its response begins. An application that commits after its
+response was sent (code after the ``yield`` of a FastAPI dependency runs so late) answers with success, and a COMMIT
+that fails then leaves the client with an order that isn't there. `TransactionMiddleware` commits when the application
+begins its response, and before anything of that goes out.
+
+A producer that doesn't reach the consumer's database learns from `InboxStatusService` what became of its messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from outbox.errors import TransactionRequired
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.engines import connect, discard, engine_of
+from outbox.database.execute import execute
+from outbox.database.sql import read_only
+from outbox.delivery import sql
+from outbox.errors import InvalidSettings, SchemaError, TransactionRequired
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from outbox.app import Outbox
+
+logger: logging.Logger = logging.getLogger("outbox.delivery")
 
 # Each framework has ASGI types of its own, which are no subtypes of each other.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -117,3 +135,142 @@ class _RequestTransaction:
 
 
 _current: ContextVar[_RequestTransaction | None] = ContextVar("outbox_request", default=None)
+
+
+# --- the status of an inbox ------------------------------------------------------------------------------------------
+
+#: As many messages can be asked about at once; a question has so many bytes at most.
+_MOST_IDS = 10_000
+_MOST_BYTES = 1 << 20
+#: How long (seconds) a statement may take.
+_PATIENCE = 20.0
+_SHORTEST_TOKEN = 16
+
+
+class _Refused(Exception):
+    """A question that isn't answered: the status of the response, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.headers: dict[str, str] = {}
+
+
+class InboxStatusService:
+    """Answers a producer what became of its messages in the inbox of an Outbox's database, by HTTP.
+
+    An ASGI application, to be mounted where the producer's ``status_url`` (`Outbox.known_group`) says::
+
+        app.mount("/inbox/status", InboxStatusService(outbox, token=os.environ["STATUS_TOKEN"]))
+
+    ``POST`` ``{"topic": …, "group": …, "ids": […]}`` with ``Authorization: Bearer <token>`` is answered by ``queues``,
+    how far the group has read each, and ``statuses`` of those of the messages that its inbox has: no body, no key.
+    Whoever has no token learns nothing. ``token`` may be several, so that one can be replaced while both count. It
+    answers about the groups that consume by this Outbox, and those of ``groups``.
+
+    Raises:
+        InvalidSettings: no token, or one of fewer than 16 characters.
+    """
+
+    def __init__(self, outbox: Outbox, *, token: str | Collection[str], groups: Collection[str] = ()) -> None:
+        tokens = [token] if isinstance(token, str) else list(token)
+        if not tokens or any(not isinstance(each, str) or len(each) < _SHORTEST_TOKEN for each in tokens):
+            raise InvalidSettings(
+                f"InboxStatusService needs a token of at least {_SHORTEST_TOKEN} characters; make one by: "
+                "python -c 'import secrets; print(secrets.token_urlsafe())'"
+            )
+        self.outbox = outbox
+        self._digests = [_digest(each.encode()) for each in tokens]
+        self._groups = frozenset([groups] if isinstance(groups, str) else groups)
+        self._engine: Engine | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; whatever is no HTTP request is left alone."""
+        if scope["type"] != "http":
+            return
+        headers: dict[str, str] = {}
+        try:
+            self._check(scope)
+            topic, group, ids = _read_question(await _read_body(receive))
+            if group not in self._groups and all(group != name for _, name in self.outbox.subscriptions):
+                raise _Refused(404, f"no group {group!r} consumes here")
+            status, answer = 200, await asyncio.to_thread(self._answer, topic, group, ids)
+        except _Refused as refused:
+            status, answer, headers = refused.status, {"error": str(refused)}, refused.headers
+        except (DBAPIError, SchemaError) as error:
+            logger.warning(
+                "a question about an inbox can't be answered: %s",
+                getattr(error, "orig", None) or error,
+                extra={"outbox_event": "delivery.not_answered"},
+            )
+            status, answer = 503, {"error": "the inbox can't be read now"}
+        raw = json.dumps(answer).encode()
+        headers |= {"content-type": "application/json", "content-length": str(len(raw)), "cache-control": "no-store"}
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": raw})
+
+    def _check(self, scope: Mapping[str, Any]) -> None:
+        """Raise _Refused unless the request has a token; nothing else is told to one without."""
+        given = b"".join(value for name, value in scope["headers"] if name.lower() == b"authorization")
+        scheme, _, token = given.partition(b" ")
+        digest = _digest(token.strip())
+        # All are compared, each in constant time: how long it takes tells nothing of a token.
+        known = [hmac.compare_digest(digest, each) for each in self._digests]
+        if scheme.lower() != b"bearer" or not any(known):
+            refused = _Refused(401, "give the token: Authorization: Bearer <token>")
+            refused.headers["www-authenticate"] = "Bearer"
+            raise refused
+        if scope["method"] != "POST":
+            refused = _Refused(405, "only POST is answered")
+            refused.headers["allow"] = "POST"
+            raise refused
+
+    def _answer(self, topic: str, group: str, ids: Collection[UUID]) -> dict[str, Any]:
+        schema = self.outbox.settings.schema
+        if self._engine is None:
+            self._engine = engine_of(self.outbox.engine)
+        connection = connect(self._engine)
+        try:
+            with connection.begin():
+                # In this order, each with a snapshot of its own: what the group had read past has its inbox row.
+                _, queues, statuses = execute(
+                    connection,
+                    read_only(_PATIENCE),
+                    sql.progress(schema, topic=topic, group=group),
+                    sql.statuses(schema, group=group, ids=list(ids)),
+                )
+        finally:
+            discard(connection)
+        return {
+            "queues": [dict(zip(("queue", "start", "position"), row, strict=True)) for row in queues],
+            "statuses": {str(id_): {"status": status, "reason": reason} for id_, status, reason in statuses},
+        }
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+async def _read_body(receive: Any) -> bytes:
+    body, more = b"", True
+    while more:
+        event = await receive()
+        body += event.get("body", b"")
+        more = event["type"] == "http.request" and event.get("more_body", False)
+        if len(body) > _MOST_BYTES:
+            raise _Refused(413, f"a question has at most {_MOST_BYTES} bytes")
+    return body
+
+
+def _read_question(body: bytes) -> tuple[str, str, list[UUID]]:
+    try:
+        question = json.loads(body)
+        topic, group, ids = question["topic"], question["group"], [UUID(each) for each in question["ids"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _Refused(400, 'a question is {"topic": "…", "group": "…", "ids": ["…"]}, with UUIDs') from None
+    if not isinstance(topic, str) or not isinstance(group, str) or "\0" in topic + group:
+        raise _Refused(400, "topic and group are names")
+    if len(ids) > _MOST_IDS:
+        raise _Refused(400, f"at most {_MOST_IDS} messages can be asked about at once")
+    return topic, group, ids

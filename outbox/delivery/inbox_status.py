@@ -109,7 +109,7 @@ def _connect(bind: Any) -> Connection:
 
 
 class ServiceInbox:
-    """An inbox behind a status service (`outbox.delivery.service`)."""
+    """An inbox behind a status service (`outbox.asgi.InboxStatusService`)."""
 
     def __init__(self, group: KnownGroup) -> None:
         import httpx  # noqa: PLC0415 - an extra; the declaration has looked whether it is there

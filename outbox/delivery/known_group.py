@@ -62,6 +62,8 @@ class KnownGroup:
             raise InvalidHandler(f"{what}: give the consumer's database, or the URL of its status service, not both")
         if (self.status_url is None) != (self.token is None):
             raise InvalidHandler(f"{what}: status_url and token go together; the service answers nobody without it")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise InvalidHandler(f"{what}: the token must be of printable ASCII characters, as HTTP has it")
         if self.status_url is not None:
             _check_service(what, self.status_url)
         if self.consumer is not None:
@@ -150,7 +152,7 @@ class DeliveryDeclarations:
         """Have workers ask what became of each message of ``topic`` in ``group``, and write it down (`delivery`).
 
         Where its inbox is: in the database ``consumer`` (an engine or URL), behind the service at ``status_url`` that
-        the consumer mounts (`outbox.delivery.service.InboxStatusService`) and that knows ``token``, or else in this
+        the consumer mounts (`outbox.asgi.InboxStatusService`) and that knows ``token``, or else in this
         Outbox's own database. ``tags`` and ``keys`` are the filter that the group's consumer declares: a message that
         it leaves out isn't missed.
 

@@ -280,11 +280,14 @@ class _Confirmation:
 
     def _cursor(self) -> tuple[int, list[int]]:
         rows = self._read(sql.cursor(self._schema, **self._pair))
-        return rows[0] if rows else (0, [])  # type: ignore[return-value]  # what the statement says
+        return rows[0] if rows else (0, [])
 
     def _due_and_others(self, ids: Sequence[UUID]) -> list[tuple[KnownFate, NewDelivery]]:
         """Ask about messages; return the rows that are to be appended, each with what was known before."""
-        known = {row[0]: KnownFate(*row[1:5], frozenset(row[5]), row[6]) for row in self._read(self._known(ids))}
+        known = {
+            row[0]: KnownFate(row[1], row[2], row[3], row[4], frozenset(row[5]), row[6])
+            for row in self._read(self._known(ids))
+        }
         asked = [id_ for id_ in ids if known.get(id_, KnownFate()).status != DeliveryStatus.CONSUMED]
         statuses = self._inbox.statuses(asked) if asked else {}
         unclear = [id_ for id_ in asked if id_ not in statuses or statuses[id_].status is Status.QUARANTINED]
