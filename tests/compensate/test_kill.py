@@ -18,6 +18,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.errors import ActRefused
 from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
+from tests.consumer.support import Bench
 from tests.kit import wait_until
 
 pytestmark = pytest.mark.slow
@@ -30,9 +31,9 @@ STRIDE = 4
 class Killer:
     """Has passes made by processes, and kills them."""
 
-    def __init__(self, pipe: Pipe, town: Town, third: Engine) -> None:
+    def __init__(self, pipe: Pipe, town: Bench, *others: Engine) -> None:
         self._pipe = pipe
-        self._urls = [self._named(engine) for engine in (town.producer, town.consumer, third)]
+        self._urls = [self._named(engine) for engine in (town.producer, town.consumer, *others)]
         self._databases = [make_url(url).database for url in self._urls]
         self._town = town
 
