@@ -32,6 +32,7 @@ from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
 from outbox.settings import Settings
 from outbox.telemetry import events
+from outbox.telemetry.event import TelemetryEvent
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "build"
@@ -341,14 +342,14 @@ def all_events() -> Iterator[str]:
     yield "What the framework tells of, as records of the log and to hooks ([Observing](../observing.md)). The classes"
     yield "are in `outbox.telemetry.events`.\n"
     all_kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
-    kinds = [kind for kind in all_kinds if issubclass(kind, events.TelemetryEvent) and hasattr(kind, "code")]
+    kinds = [kind for kind in all_kinds if issubclass(kind, TelemetryEvent) and hasattr(kind, "code")]
     for area in dict.fromkeys(kind.area for kind in kinds):
         yield f"## Logger `outbox.{area}`\n"
         rows = (_event(kind) for kind in kinds if kind.area == area)
         yield from _table(("Event", "Class", "Usual level", "What it is", "Facts"), rows)
 
 
-def _event(kind: type[events.TelemetryEvent]) -> tuple[object, ...]:
+def _event(kind: type[TelemetryEvent]) -> tuple[object, ...]:
     facts = ", ".join(f"`{each.name}`" for each in dataclasses.fields(kind) if each.name != "error")
     what = " ".join(inspect.cleandoc(kind.__doc__ or "").split()).replace("``", "`")
     return f"`{kind.code}`", f"`{kind.__name__}`", logging.getLevelName(kind.usual_level), _escaped(what), facts

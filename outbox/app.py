@@ -16,7 +16,7 @@ from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.engines import run_from_async
 from outbox.database.execute import execute
-from outbox.delivery.known_group import DeliveryCallback, DeliveryDeclarations, KnownGroup, Told
+from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
 from outbox.message.content import check_group, check_topic
@@ -82,7 +82,7 @@ class Outbox(DeliveryDeclarations):
         self.reconciliations: dict[str, Reconciliation] = {}
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
-        self.delivery_callbacks: dict[tuple[str, Told], DeliveryCallback] = {}
+        self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
         self._binding: _Binding | None = None
         if bind is not None:
             self.bind(bind)

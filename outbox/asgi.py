@@ -212,8 +212,8 @@ class InboxStatusService:
 
     def _check(self, scope: Mapping[str, Any]) -> None:
         """Raise _Refused unless the request has a token; nothing else is told to one without."""
-        given = b"".join(value for name, value in scope["headers"] if name.lower() == b"authorization")
-        scheme, _, token = given.partition(b" ")
+        header = b"".join(value for name, value in scope["headers"] if name.lower() == b"authorization")
+        scheme, _, token = header.partition(b" ")
         digest = _digest(token.strip())
         # All are compared, each in constant time: how long it takes tells nothing of a token.
         known = [hmac.compare_digest(digest, each) for each in self._digests]

@@ -29,6 +29,7 @@ from dataclasses import MISSING, dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
@@ -202,7 +203,7 @@ class Reader:
     def _scalar(self, hint: Any, value: Any) -> Any:
         """Return a value of a type that isn't made of others; raise ValueError if it is none."""
         if choices := _choices(hint):
-            if isinstance(hint, type) and isinstance(value, hint):
+            if isinstance(hint, type | UnionType) and isinstance(value, hint):
                 return value
             return choices[_sure(value, isinstance(value, str) and value in choices)]
         if get_origin(hint) is tuple:
@@ -430,6 +431,8 @@ def _collection(hint: Any) -> Callable[[Iterable[Any]], Any] | None:
 
 
 def _choices(hint: Any) -> dict[str, Any]:
+    if isinstance(hint, UnionType):
+        return {name: each for part in get_args(hint) for name, each in _choices(part).items()}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {_name(each): each for each in hint}
     return {each: each for each in get_args(hint)} if get_origin(hint) is Literal else {}

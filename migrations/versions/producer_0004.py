@@ -33,18 +33,19 @@ UPGRADE = (
         topic TEXT COLLATE "C" NOT NULL,
         status TEXT NOT NULL,
         settled BOOLEAN NOT NULL,
-        told TEXT,
+        callback TEXT,
         reason TEXT,
         recorded_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
         CONSTRAINT pk_delivery PRIMARY KEY (half_id, consumer_group, number),
         CONSTRAINT ck_delivery_number CHECK (number > 0),
         CONSTRAINT ck_delivery_status CHECK (status IN ('consumed', 'unconsumed', 'failed', 'parked', 'quarantined',
                                                         'resend_exhausted', 'left_out')),
-        CONSTRAINT ck_delivery_told CHECK (told IN ('delivered', 'undeliverable'))
+        CONSTRAINT ck_delivery_callback CHECK (callback IN ('delivered', 'undeliverable'))
     ) PARTITION BY RANGE (half_id)""",
     "CREATE INDEX ix_delivery_open ON {s}.delivery (topic, consumer_group, half_id) WHERE NOT settled",
     """
-    CREATE UNIQUE INDEX ix_delivery_told ON {s}.delivery (half_id, consumer_group, told) WHERE told IS NOT NULL""",
+    CREATE UNIQUE INDEX ix_delivery_callback
+        ON {s}.delivery (half_id, consumer_group, callback) WHERE callback IS NOT NULL""",
     _SEGMENTS,
     """
     CREATE TABLE {s}.delivery_cursor (

@@ -91,6 +91,8 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
             seconds=lambda entry: "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
             error=lambda entry: output.first_line(entry["error"]),
         )
+    if view.deliveries:
+        yield output.rows_table("when=recorded_at group status reason callback", view.deliveries, "Deliveries")
     events = "when=at what=title detail by=actor database"
     yield output.rows_table(
         events, view.timeline, "What happened", detail=lambda event: output.first_line(event.detail)

@@ -25,7 +25,8 @@ from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import check_group, check_topic
 from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
-from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped, TelemetryEvent
+from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped
 from outbox.telemetry.hooks import Handling, observed, observers
 from outbox.text import error_text, function_name, kind_of_error, kind_of_text, storable
 

@@ -166,7 +166,7 @@ DUTIES = (
         _APPEND,
         half_message="SELECT",
         op_message="UPDATE",
-        scheduled_message="SELECT",
+        scheduled_message="SELECT INSERT",
         half_check="SELECT",
         bulk_item="SELECT",
         compensation="SELECT",

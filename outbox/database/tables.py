@@ -311,8 +311,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("compensated_at", _TIME, nullable=False, server_default=_NOW),
             Column("bulk_job_id", Uuid),
         ],
-        # Appended; the newest of a message and a group counts. ``settled``: nobody asks about it any more. ``told`` is
-        # which callback ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
+        # Appended; the newest of a message and a group counts. ``settled``: nobody asks about it any more. ``callback``
+        # is which one ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
         "delivery": [
             Column("half_id", Uuid, primary_key=True),
             Column("consumer_group", _NAME, primary_key=True),
@@ -320,7 +320,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("topic", _NAME, nullable=False),
             Column("status", Text, nullable=False),
             Column("settled", Boolean, nullable=False),
-            Column("told", Text),
+            Column("callback", Text),
             Column("reason", Text),
             Column("recorded_at", _TIME, nullable=False, server_default=_NOW),
             CheckConstraint("number > 0", name="number"),
@@ -329,17 +329,17 @@ def producer_tables(schema: str = "outbox") -> MetaData:
                 " 'left_out')",
                 name="status",
             ),
-            CheckConstraint("told IN ('delivered', 'undeliverable')", name="told"),
+            CheckConstraint("callback IN ('delivered', 'undeliverable')", name="callback"),
             # Serves the confirm pass: what isn't settled yet.
             Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
             # Makes a callback happen once for each message and group.
             Index(
-                "ix_delivery_told",
+                "ix_delivery_callback",
                 "half_id",
                 "consumer_group",
-                "told",
+                "callback",
                 unique=True,
-                postgresql_where=text("told IS NOT NULL"),
+                postgresql_where=text("callback IS NOT NULL"),
             ),
         ],
         # Appended by each confirm pass that came further; the newest of a topic and a group counts. By queue: where the

@@ -1,4 +1,4 @@
-"""Run a callback of the producer's: in one transaction with the delivery that it is told of, once for each."""
+"""Run a callback of the producer's: in one transaction with the delivery that it is about, once for each."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from outbox.message.declared import DeliveryDecorator
     from outbox.message.topic import Topic
 
-#: Which callback is told of a message's fate.
-Told = Literal["delivered", "undeliverable"]
+#: Which callback learns of a message's fate.
+CallbackKind = Literal["delivered", "undeliverable"]
 #: By which status a callback is due.
-TELLS: Mapping[str, Told] = {
+CALLBACK_OF: Mapping[str, CallbackKind] = {
     DeliveryStatus.CONSUMED: "delivered",
     DeliveryStatus.PARKED: "undeliverable",
     DeliveryStatus.RESEND_EXHAUSTED: "undeliverable",
@@ -109,13 +109,13 @@ class DeliveryCallback:
     """
 
     topic: str
-    told: Told
+    kind: CallbackKind
     function: Callable[..., Any]
     model: Any = None
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
-        check_function(f"on_{self.told} of {self.topic!r}: the function", self.function, "delivery", "session")
+        check_function(f"on_{self.kind} of {self.topic!r}: the function", self.function, "delivery", "session")
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class DeliveryDeclarations:
 
     subscriptions: dict[tuple[str, str], Subscription]
     known_groups: dict[tuple[str, str], KnownGroup]
-    delivery_callbacks: dict[tuple[str, Told], DeliveryCallback]
+    delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback]
 
     def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
         raise NotImplementedError
@@ -189,13 +189,13 @@ class DeliveryDeclarations:
         """
         return self._callback(topic, "undeliverable", model)
 
-    def _callback(self, topic: str | Topic[Any], told: Told, model: Any) -> DeliveryDecorator:
+    def _callback(self, topic: str | Topic[Any], kind: CallbackKind, model: Any) -> DeliveryDecorator:
         name, model = self._as_read(topic, model)
 
         def register(function: Any) -> Any:
-            if (earlier := self.delivery_callbacks.get((name, told))) is not None:
-                raise InvalidHandler(f"topic {name!r} has an on_{told} already: {earlier.name}")
-            self.delivery_callbacks[name, told] = DeliveryCallback(name, told, function, model)
+            if (earlier := self.delivery_callbacks.get((name, kind))) is not None:
+                raise InvalidHandler(f"topic {name!r} has an on_{kind} already: {earlier.name}")
+            self.delivery_callbacks[name, kind] = DeliveryCallback(name, kind, function, model)
             return function
 
         return register
@@ -204,16 +204,16 @@ class DeliveryDeclarations:
         """Return the groups that are known now: those that were named, and of topics with a callback its own ones.
 
         Raises:
-            InvalidHandler: a topic has a callback, and no group whose fate it could be told.
+            InvalidHandler: a topic has a callback, and no group whose fate it could learn.
         """
         found = dict(self.known_groups)
-        for topic, told in self.delivery_callbacks:
+        for topic, kind in self.delivery_callbacks:
             for key, subscription in self.subscriptions.items():
                 if key[0] == topic and subscription.source is None:
                     found.setdefault(key, KnownGroup.of(subscription))
             if not any(key[0] == topic for key in found):
                 raise InvalidHandler(
-                    f"on_{told} of topic {topic!r} would never be called: no group of it is known; name one by "
+                    f"on_{kind} of topic {topic!r} would never be called: no group of it is known; name one by "
                     f"outbox.known_group({topic!r}, group=..., consumer=...)"
                 )
         return list(found.values())

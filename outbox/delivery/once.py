@@ -39,9 +39,9 @@ the past when it is written:
   positions are of a later epoch, and so behind it.
 - *a crash* between a batch's callbacks and its cursor: the rows are there, so that the next pass finds nothing due.
 
-A callback runs in one transaction with the row that says so (``told``). The row comes first: its number, and a unique
-index, make the second caller wait for the first, and do nothing then. What a callback raises undoes its row; the fate
-is written without it then and not settled, so that the next pass calls it again.
+A callback runs in one transaction with the row that says so (``callback``). The row comes first: its number, and a
+unique index, make the second caller wait for the first, and do nothing then. What a callback raises undoes its row; the
+fate is written without it then and not settled, so that the next pass calls it again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.delivery import sql
 from outbox.delivery.callback import CallbackRun
 from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of
-from outbox.delivery.known_group import TELLS, DeliveryCallback, KnownGroup, Told
+from outbox.delivery.known_group import CALLBACK_OF, CallbackKind, DeliveryCallback, KnownGroup
 from outbox.delivery.sql import NewDelivery
 from outbox.message.model import Counts, DeliveryStatus, Status
 from outbox.operator.acts import ACTS
@@ -67,7 +67,7 @@ from outbox.operator.model import Target
 from outbox.settings import Settings
 from outbox.telemetry.events import (
     DeliveryCallbackFailed,
-    InboxNotAsked,
+    InboxUnreachable,
     MessageResent,
     ResendExhausted,
 )
@@ -84,7 +84,7 @@ ACTOR = "confirm"
 _PATIENCE = 10.0
 _FIRST = UUID(int=0)
 
-Callbacks = Mapping[tuple[str, Told], DeliveryCallback]
+Callbacks = Mapping[tuple[str, CallbackKind], DeliveryCallback]
 
 
 def confirm_once(
@@ -100,7 +100,7 @@ def confirm_once(
 
     ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
     callbacks run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between batches.
-    A group that can't be asked is told of, and left to the next pass.
+    A group that can't be asked is logged, and left to the next pass.
 
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
@@ -115,7 +115,7 @@ def confirm_once(
                 confirmation = _Confirmation(connection, settings, group, inbox, callbacks, runners, stopping)
                 confirmation.run()
             except InboxUnavailable as unavailable:
-                emit(InboxNotAsked(group=group.group, topic=group.topic, reason=str(unavailable)))
+                emit(InboxUnreachable(group=group.group, topic=group.topic, reason=str(unavailable)))
             finally:
                 inbox.close()
             counts += confirmation.counts
@@ -151,7 +151,7 @@ class KnownFate:
     status: str = ""
     settled: bool = False
     reason: str | None = None
-    told: frozenset[str] = frozenset()
+    callbacks: frozenset[str] = frozenset()
     resends: int = 0
 
 
@@ -221,7 +221,7 @@ class _Confirmation:
         self._pair = {"topic": group.topic, "group": group.group}
         self._inbox = inbox
         self._callbacks: dict[str, DeliveryCallback] = {
-            told: each for (topic, told), each in callbacks.items() if topic == group.topic
+            kind: each for (topic, kind), each in callbacks.items() if topic == group.topic
         }
         self._runners = runners
         self._stopping = stopping
@@ -288,9 +288,9 @@ class _Confirmation:
             row[0]: KnownFate(row[1], row[2], row[3], row[4], frozenset(row[5]), row[6])
             for row in self._read(self._known(ids))
         }
-        asked = [id_ for id_ in ids if known.get(id_, KnownFate()).status != DeliveryStatus.CONSUMED]
-        statuses = self._inbox.statuses(asked) if asked else {}
-        unclear = [id_ for id_ in asked if id_ not in statuses or statuses[id_].status is Status.QUARANTINED]
+        unfinished = [id_ for id_ in ids if known.get(id_, KnownFate()).status != DeliveryStatus.CONSUMED]
+        statuses = self._inbox.statuses(unfinished) if unfinished else {}
+        unclear = [id_ for id_ in unfinished if id_ not in statuses or statuses[id_].status is Status.QUARANTINED]
         sends = self._newest_sends(unclear) if unclear else {}
         found = []
         for id_ in ids:
@@ -314,8 +314,8 @@ class _Confirmation:
 
     def _row(self, half_id: UUID, known: KnownFate, fate: Fate) -> NewDelivery | None:
         """Return the row that says a message's fate; None where nothing is new, and no callback is due."""
-        told = TELLS.get(fate.status)
-        due = told if told in self._callbacks and told not in known.told else None
+        kind = CALLBACK_OF.get(fate.status)
+        due = kind if kind in self._callbacks and kind not in known.callbacks else None
         same = (known.status, known.settled, known.reason) == (fate.status, fate.settled, fate.reason)
         if same and due is None and fate.status is not DeliveryStatus.UNCONSUMED:
             return None
@@ -331,12 +331,12 @@ class _Confirmation:
         """
         rows = []
         for known, row in found:
-            if row.told is None:
+            if row.callback is None:
                 rows.append(row)
             elif not self._called_back(row):
-                untold = row._replace(told=None, settled=False)
-                if (known.status, known.settled) != (untold.status, untold.settled):
-                    rows.append(untold)
+                without = row._replace(callback=None, settled=False)
+                if (known.status, known.settled) != (without.status, without.settled):
+                    rows.append(without)
         if not rows and cursor is None:
             return
         with self._connection.begin():
@@ -365,7 +365,7 @@ class _Confirmation:
 
     def _called_back(self, row: NewDelivery) -> bool:
         """Run the callback of a row, and append that with it; False if it failed."""
-        callback = self._callbacks[row.told or ""]
+        callback = self._callbacks[row.callback or ""]
         run = CallbackRun(callback, self._settings, self._group, row)
         error: Exception | None
         try:

@@ -50,14 +50,14 @@ SELECT half_id FROM {s}.delivery d
 
 # One look by the primary key for each id, whatever the statistics say.
 #: Read what is known of these messages, if anything is.
-#: Rows: ``(id, number, status, settled, reason, told, resends)``.
+#: Rows: ``(id, number, status, settled, reason, callback, resends)``.
 known: Template = Template("""
 SELECT w.id, d.*
   FROM unnest(%(ids)s::uuid[]) w (id)
  CROSS JOIN LATERAL (
        SELECT max(number), (array_agg(status ORDER BY number DESC))[1], (array_agg(settled ORDER BY number DESC))[1],
               (array_agg(reason ORDER BY number DESC))[1],
-              coalesce(array_agg(told) FILTER (WHERE told IS NOT NULL), '{}'),
+              coalesce(array_agg(callback) FILTER (WHERE callback IS NOT NULL), '{}'),
               count(*) FILTER (WHERE status = 'unconsumed')
          FROM {s}.delivery WHERE half_id = w.id AND consumer_group = %(group)s
        HAVING count(*) > 0 OFFSET 0) d
@@ -85,23 +85,23 @@ SELECT m.queue, m.position, h.key, h.tag, h.headers::text, h.content_type, h.bod
 
 
 class NewDelivery(NamedTuple):
-    """A row to be appended; ``told`` is the callback that runs with it."""
+    """A row to be appended; ``callback`` runs with it."""
 
     half_id: UUID
     number: int
     status: str
     settled: bool
-    told: str | None
+    callback: str | None
     reason: str | None
 
 
 # Where another worker was faster, the number is taken: what this one found out is of no use any more. In the order of
 # ids, as all locks of several rows.
 _APPEND = Template("""
-INSERT INTO {s}.delivery (half_id, consumer_group, number, topic, status, settled, told, reason)
-SELECT half_id, %(group)s, number, %(topic)s, status, settled, told, reason
-  FROM unnest(%(half_id)s::uuid[], %(number)s::int[], %(status)s::text[], %(settled)s::bool[], %(told)s::text[],
-              %(reason)s::text[]) r (half_id, number, status, settled, told, reason)
+INSERT INTO {s}.delivery (half_id, consumer_group, number, topic, status, settled, callback, reason)
+SELECT half_id, %(group)s, number, %(topic)s, status, settled, callback, reason
+  FROM unnest(%(half_id)s::uuid[], %(number)s::int[], %(status)s::text[], %(settled)s::bool[], %(callback)s::text[],
+              %(reason)s::text[]) r (half_id, number, status, settled, callback, reason)
  WHERE EXISTS (SELECT FROM {s}.message m WHERE m.half_id = r.half_id)
  ORDER BY half_id
 ON CONFLICT DO NOTHING

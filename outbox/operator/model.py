@@ -104,6 +104,21 @@ class MessageStatus(enum.StrEnum):
     RECALLED = "recalled"
 
 
+class MessageFate(enum.StrEnum):
+    """What became of a dispatched message in the groups that its producer knows (`Outbox.known_group`).
+
+    ``consumed``: by all of them. ``unconsumed``: at least one has yet to read it, or has lost it. ``failed``,
+    ``parked``, ``resend_exhausted``: so it is in at least one. ``compensated``: its local transaction was undone.
+    """
+
+    CONSUMED = "consumed"
+    UNCONSUMED = "unconsumed"
+    FAILED = "failed"
+    PARKED = "parked"
+    RESEND_EXHAUSTED = "resend_exhausted"
+    COMPENSATED = "compensated"
+
+
 def _text(help: str, **more: Any) -> Any:  # noqa: A002 - named as the option of a field is
     return option(None, help, most=LONGEST, **more)
 
@@ -113,7 +128,9 @@ class MessageFilter:
     """Which messages of the producers; what isn't given fits all. ``since`` and ``until`` go by ``born_at``."""
 
     database: str | None = _text("Only of this database.", metavar="NAME")
-    status: tuple[MessageStatus, ...] = option((), "Only messages that have come so far; may be given again.")
+    status: tuple[MessageStatus | MessageFate, ...] = option(
+        (), "Only messages that have come so far; may be given again."
+    )
     topic: str | None = _text("Only this topic.")
     key: str | None = _text("Only this key.")
     tag: str | None = _text("Only this tag.")
@@ -441,6 +458,7 @@ class MessageRecord:
 
     ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
     ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
+    ``deliveries`` are what its producer has learnt of its fate in the groups that it knows, in order of time.
     """
 
     id: UUID
@@ -449,6 +467,7 @@ class MessageRecord:
     history: list[dict[str, Any]] = field(default_factory=list)
     op: dict[str, Any] | None = None
     sends: list[dict[str, Any]] = field(default_factory=list)
+    deliveries: list[dict[str, Any]] = field(default_factory=list)
     scheduled: dict[str, Any] | None = None
     compensation: dict[str, Any] | None = None
     inbox: list[InboxRow] = field(default_factory=list)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from outbox.telemetry.events import TelemetryEvent
+from outbox.telemetry.event import TelemetryEvent
 
 if TYPE_CHECKING:
     from outbox.message.model import Delivery, HalfMessage, Message, Orphan

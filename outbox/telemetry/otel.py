@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any
 from outbox import __version__
 from outbox.errors import pip_install
 from outbox.message.model import HalfMessage, Message, Park, Resolution, Retry
-from outbox.telemetry.events import MessagesSent, PassEnded, TelemetryEvent
+from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.events import MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
     Activity,
     Checking,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outbox.errors import pip_install
+from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     HalfChecked,
     MessageFailed,
@@ -22,7 +23,6 @@ from outbox.telemetry.events import (
     PassEnded,
     PassFailed,
     StatisticsRead,
-    TelemetryEvent,
 )
 from outbox.telemetry.hooks import Activity, Handling
 

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outbox.telemetry import events
+from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.hooks import add_hook
 from outbox.telemetry.otel import instrument
 from tests.compensate.support import Town
@@ -18,15 +19,15 @@ from tests.compensate.test_failing import give_back_and_fail
 
 
 @pytest.fixture
-def heard() -> Iterator[list[events.TelemetryEvent]]:
+def heard() -> Iterator[list[TelemetryEvent]]:
     """The events that a hook gets."""
-    got: list[events.TelemetryEvent] = []
+    got: list[TelemetryEvent] = []
     remove = add_hook(got.append)
     yield got
     remove()
 
 
-def test_done_and_refused(town: Town, heard: list[events.TelemetryEvent]) -> None:
+def test_done_and_refused(town: Town, heard: list[TelemetryEvent]) -> None:
     """A compensation that succeeds, and one whose message was pruned before its turn."""
     town.compensate_by()
     half_id, pruned_id = town.parked(), town.transfer()
@@ -41,7 +42,7 @@ def test_done_and_refused(town: Town, heard: list[events.TelemetryEvent]) -> Non
     assert "no half message has this id" in refused.reason
 
 
-def test_failed(town: Town, heard: list[events.TelemetryEvent]) -> None:
+def test_failed(town: Town, heard: list[TelemetryEvent]) -> None:
     """A compensation that fails is told with its error and its attempt, and has a span with the error."""
     exporter, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))

@@ -198,7 +198,7 @@ def test_an_inbox_that_can_not_be_asked(post: Post, caplog: pytest.LogCaptureFix
     post.send(1)
     post.consume(consumer)
     assert post.confirm(app).done == 1
-    (told,) = [each for each in caplog.records if getattr(each, "outbox_event", "") == "delivery.not_asked"]
+    (told,) = [each for each in caplog.records if getattr(each, "outbox_event", "") == "delivery.unreachable"]
     assert "away" in told.getMessage()
     assert "secret" not in caplog.text
     assert "secret" not in repr(app.known_groups)

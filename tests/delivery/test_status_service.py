@@ -153,7 +153,7 @@ def test_a_database_that_is_away(post: Post, caplog: pytest.LogCaptureFixture) -
         assert not post.confirm(app)
     assert (answer.status_code, answer.json()) == (503, {"error": "the inbox can't be read now"})
     events = [getattr(each, "outbox_event", "") for each in caplog.records]
-    assert {"delivery.not_answered", "delivery.not_asked"} <= set(events)
+    assert {"delivery.not_answered", "delivery.unreachable"} <= set(events)
     assert "secret" not in caplog.text
     assert TOKEN not in caplog.text + repr(app.known_groups)
 

@@ -23,6 +23,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database import execute as execute_module
 from outbox.database.engines import EngineRunner
 from outbox.database.grants import PARTS, Part, statements
+from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
 from outbox.message.model import uuid7
@@ -253,6 +254,25 @@ def compensate(town: Town) -> None:
     assert [town.producer.value(states, id=order) for order in orders] == ["done", "done"]
 
 
+def confirm(town: Town) -> None:
+    """Learn what became of messages: one is parked, one is lost and sent again, one is consumed."""
+    app = Outbox(town.at["producer"], settings=replace(town.settings, confirm_grace=0.0))
+    app.known_group("t", group="g", consumer=town.at["consumer"])
+    app.on_undeliverable("t")(lambda delivery, session: None)
+    town.parked()
+    (lost,) = town.parked()
+    town.consumer.run("DELETE FROM outbox.consumer_message WHERE message_id = :id", id=lost)
+    with town.at["producer"].connect() as connection:
+        counts = confirm_once(
+            connection,
+            app.settings,
+            groups=app.groups_to_confirm(),
+            callbacks=app.delivery_callbacks,
+            new_runner=lambda is_async: EngineRunner(town.at["producer"]),
+        )
+    assert min(counts.failed, counts.parked) >= 1
+
+
 def dying(town: Town) -> UUID:
     """Have a fenced function die, as the owner; return its half, which nobody has checked."""
 
@@ -378,6 +398,7 @@ def look(town: Town) -> None:
     operator = town.operator(*PARTS)
     page = model.PageRequest()
     operator.messages(model.MessageFilter(), page)
+    operator.messages(model.MessageFilter(status=tuple(model.MessageFate)), page)
     operator.halves(model.HalfFilter(), page)
     operator.scheduled(model.ScheduledFilter(), page)
     operator.audit(model.AuditFilter(), page)
@@ -415,6 +436,8 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("release", "producer"): release,
     ("check", "producer"): check,
     ("prune", "producer"): prune,
+    ("confirm", "producer"): confirm,
+    ("confirm", "consumer"): confirm,
     ("compensate", "producer"): compensate,
     ("compensate", "consumer"): compensate,
     ("consume", "producer"): consume,

@@ -71,7 +71,7 @@ def modules() -> list[Path]:
 
 
 def test_a_module_is_one_whole_thought() -> None:
-    """No module has over 700 lines, no package over 12 modules beside its face, and all together are not over 200."""
+    """No module has over 700 lines, no package over 12 modules beside its face, and all together are not over 210."""
     folders = ("outbox", "examples", "migrations")
     lengths = {path: len(path.read_text().splitlines()) for each in folders for path in (ROOT / each).rglob("*.py")}
     assert {str(path): n for path, n in lengths.items() if n > 700} == {}
@@ -79,7 +79,7 @@ def test_a_module_is_one_whole_thought() -> None:
     written = [path for path in modules() if path.parent.name != "migrations"]
     packages = Counter(path.parent for path in written if path.name != "__init__.py")
     assert {str(path): n for path, n in packages.items() if n > 12} == {}
-    assert len(written) <= 200
+    assert len(written) <= 210
 
 
 @pytest.mark.parametrize("name", outbox.__all__)

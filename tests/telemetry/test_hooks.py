@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Park, testing
 from outbox.message.model import HalfMessage
 from outbox.telemetry import events
-from outbox.telemetry.events import TelemetryEvent
+from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.hooks import Activity, Handling, Sending, add_hook, add_observer, add_send_hook, emit
 from tests.kit import wait_until
 from tests.worker.conftest import Bench

@@ -171,7 +171,7 @@ def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:
     router.add_api_route(f"/{call.replace('_', '-')}", show)
 
 
-_add_list("messages", statuses=list(model.MessageStatus), periods=PERIODS)
+_add_list("messages", statuses=[*model.MessageStatus, *model.MessageFate], periods=PERIODS)
 _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)

@@ -85,8 +85,10 @@ _CHIPS = {
     "parked": Chip("stop", "bad", "parked", "set aside for an operator"),
     "rolled_back": Chip("undo", "", "rolled back", "decided: no group ever sees it"),
     "quarantined": Chip("shield", "", "quarantined", "can't take effect any more in this group"),
-    "unconsumed": Chip("hourglass", "info", "unconsumed", "the group hasn't come so far"),
+    "unconsumed": Chip("hourglass", "info", "unconsumed", "the group doesn't have it"),
     "left_out": Chip("dash", "", "left out", "the group's filter left it out, or the row was pruned"),
+    "resend_exhausted": Chip("stop", "bad", "given up", "a group has lost it as often as it was sent"),
+    "compensated": Chip("undo", "", "compensated", "its local transaction was undone"),
     "discarded": Chip("archive", "", "discarded", "parked, and an operator decided that this is the end of it"),
     # An undecided half.
     "immune": Chip("shield", "", "immune", "left alone before its first check"),

@@ -19,7 +19,14 @@ from outbox.database.sql import message_status
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.message_sql import HALF_STATUS, LAST_CHECK
 from outbox.operator.look.paging import count_of, fitting
-from outbox.operator.model import AuditFilter, HalfFilter, MessageFilter, ScheduledFilter
+from outbox.operator.model import (
+    AuditFilter,
+    HalfFilter,
+    MessageFate,
+    MessageFilter,
+    MessageStatus,
+    ScheduledFilter,
+)
 
 # --- messages --------------------------------------------------------------------------------------------
 
@@ -114,8 +121,28 @@ _FITS = {name: f"h.{name} = %({name})s" for name in ("topic", "key", "tag", "pro
     "since": "h.id >= %(since_id)s::uuid AND h.born_at >= %(since)s",
     "until": "h.id < %(until_id)s::uuid AND h.born_at < %(until)s",
     "body": _JSON_BODY,
-    "status": f"({_STATUS}) = ANY (%(status)s)",
 }
+
+_IS_STATUS = f"({_STATUS}) = ANY (%(status)s)"
+_IS_COMPENSATED = "EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id)"
+
+# A group is known by its cursor, which says where it began; all are read once, and not for each message. What lies
+# between that and a group's newest delivery is yet to be confirmed.
+_IS_FATE = """EXISTS (SELECT FROM (
+         SELECT array_agg(coalesce(e.status, 'unconsumed')) AS fates
+           FROM jsonb_to_recordset((
+                SELECT jsonb_agg(k) FROM (
+                    SELECT DISTINCT ON (topic, consumer_group) topic, consumer_group, starts FROM {s}.delivery_cursor
+                     ORDER BY topic, consumer_group, number DESC) k)) g (topic text, consumer_group text, starts int8[])
+           LEFT JOIN LATERAL (SELECT status FROM {s}.delivery d
+                               WHERE d.half_id = h.id AND d.consumer_group = g.consumer_group
+                               ORDER BY number DESC LIMIT 1) e ON true
+          WHERE g.topic = h.topic
+            AND (e.status IS NOT NULL
+                 OR EXISTS (SELECT FROM {s}.message m
+                             WHERE m.half_id = h.id AND m.position > coalesce(g.starts[m.queue + 1], 0)))) f
+         WHERE fates && %(fates)s
+            OR (%(by_all)s AND 'consumed' = ANY (fates) AND fates <@ '{consumed,left_out}'))"""
 
 
 def where(criteria: MessageFilter) -> tuple[str, dict[str, Any]]:
@@ -125,13 +152,24 @@ def where(criteria: MessageFilter) -> tuple[str, dict[str, Any]]:
     body is JSON, and not too large to be searched.
     """
     condition, values = fitting(criteria, _FITS)
+    chosen = set(criteria.status)
+    statuses, fates = chosen & set(MessageStatus), chosen - set(MessageStatus)
+    of_status = [
+        *([_IS_STATUS] if statuses else []),
+        *([_IS_COMPENSATED] if MessageFate.COMPENSATED in fates else []),
+        *([_IS_FATE] if fates - {MessageFate.COMPENSATED} else []),
+    ]
+    if of_status:
+        condition += f" AND ({' OR '.join(of_status)})"
+    in_any = fates - {MessageFate.COMPENSATED, MessageFate.CONSUMED}
+    values |= {"fates": sorted(map(str, in_any)), "by_all": MessageFate.CONSUMED in fates}
     if criteria.header is not None:
         values["header"] = json.dumps(dict([criteria.header]))
     if criteria.since is not None:
         values["since_id"] = first_id(criteria.since)
     if criteria.until is not None:
         values["until_id"] = end_id(criteria.until)
-    return condition, values | {"status": sorted(set(map(str, criteria.status))), "largest_body": LARGEST_BODY}
+    return condition, values | {"status": sorted(map(str, statuses)), "largest_body": LARGEST_BODY}
 
 
 def list_messages(

@@ -115,7 +115,7 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
         return
     found.home, found.state = database, states[0][1]
     for part, rows in known.items():
-        setattr(found, part, rows if part in {"history", "sends"} else next(iter(rows), None))
+        setattr(found, part, rows if part in {"history", "sends", "deliveries"} else next(iter(rows), None))
     if found.half is not None:
         found.raw = found.half.pop("raw")
 
@@ -294,6 +294,11 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
         again = "" if send["send_number"] == 1 else f" again (send {send['send_number']})"
         where = f"queue {send['queue']}, position {send['position']}"
         yield Event(send["visible_at"], "dispatched", f"Dispatched{again}", name, where)
+    for delivery in found.deliveries:
+        title = f"Known to be {delivery['status'].replace('_', ' ')} in group {delivery['group']}"
+        called = None if delivery["callback"] is None else f"on_{delivery['callback']} was called"
+        detail = "; ".join(each for each in (delivery["reason"], called) if each)
+        yield Event(delivery["recorded_at"], "confirmed", title, name, detail or None)
     scheduled = found.scheduled or {}
     if scheduled.get("recalled_at"):
         yield Event(scheduled["recalled_at"], "recalled", "Recalled", name, actor=scheduled["recalled_by"])

@@ -54,6 +54,11 @@ SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
 -- resolution decided_by decided_at sequence xid
 SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s
 """),
+    "deliveries": Query("""
+-- group status settled callback reason recorded_at
+SELECT consumer_group, status, settled, callback, reason, recorded_at FROM {s}.delivery
+ WHERE half_id = %(id)s ORDER BY recorded_at, consumer_group, number LIMIT 1000
+"""),
     "sends": Query("""
 -- send_number queue position visible_at
 SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number
