@@ -19,7 +19,7 @@ from outbox.database.execute import execute
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
-from outbox.message.content import check_group, check_topic
+from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
 from outbox.producer import decorators
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         CheckerDecorator,
         CheckerOptions,
         CompensationDecorator,
+        CompensationOptions,
         ConsumerOptions,
         HandlerDecorator,
         PrepareOptions,
@@ -498,25 +499,34 @@ class Outbox(DeliveryDeclarations):
 
     @overload
     def compensation(
-        self, topic: Topic[T], *, model: None = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+        self, topic: Topic[T], *, model: None = None, **options: Unpack[CompensationOptions]
     ) -> CompensationDecorator[T]: ...
     @overload
     def compensation(
-        self, topic: str, *, model: type[T], consumers: Collection[Engine | AsyncEngine | str] = ()
+        self, topic: str, *, model: type[T], **options: Unpack[CompensationOptions]
     ) -> CompensationDecorator[T]: ...
     @overload
     def compensation(
-        self, topic: str, *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+        self, topic: str, *, model: Any = None, **options: Unpack[CompensationOptions]
     ) -> CompensationDecorator[Any]: ...
     def compensation(
-        self, topic: str | Topic[Any], *, model: Any = None, consumers: Collection[Engine | AsyncEngine | str] = ()
+        self,
+        topic: str | Topic[Any],
+        *,
+        model: Any = None,
+        consumers: Collection[Engine | AsyncEngine | str] = (),
+        when: Literal["ordered", "parked"] = "ordered",
+        after: dt.timedelta | float = 0.0,
     ) -> Any:
-        """Register how the local transaction behind a message of ``topic`` is undone when an operator orders it.
+        """Register how the local transaction behind a message of ``topic`` is undone when that is ordered.
 
         ``compensation(message, session)``, sync or async, is called by a worker in a transaction on this database,
         which also records it: once per message ever. What it raises undoes all of that, and it is tried again. Before,
         the message is quarantined in this database and in those of ``consumers``, which must be all that have groups of
         the topic: it takes no effect any more. Where it did already, that is refused, unless it was ordered knowingly.
+
+        An operator orders it; with ``when="parked"`` also a worker, for what a group that is known (`known_group`, or
+        one that consumes the topic by this Outbox in its own database) has parked ``after`` (timedelta or seconds) ago.
 
         Raises:
             InvalidHandler: the topic has a compensation already, or the function can't be called so.
@@ -527,7 +537,8 @@ class Outbox(DeliveryDeclarations):
         def register(function: F) -> F:
             if (earlier := self.compensations.get(topic)) is not None:
                 raise InvalidHandler(f"topic {topic!r} has a compensation already: {earlier.name}; one undoes them all")
-            self.compensations[topic] = Compensation(topic, function, model, as_databases(topic, consumers))
+            databases, seconds = as_databases(topic, consumers), check_seconds("after", after)
+            self.compensations[topic] = Compensation(topic, function, model, databases, when, seconds)
             return function
 
         return register

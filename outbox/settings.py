@@ -120,6 +120,12 @@ class Settings:
     confirm_batch: int = option(
         2_000, "Messages that a consumer is asked about at once.", least=1, most=10_000, page="delivering"
     )
+    compensate_parked: int = option(
+        1_000,
+        "Compensations of parked messages that are ordered without an operator in an hour; 0 switches that off.",
+        least=0,
+        page="delivering",
+    )
 
     # Deploying
     schema: str = option("outbox", "The schema of the tables.", page="deploying")

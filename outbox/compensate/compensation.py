@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -32,7 +32,8 @@ class Compensation:
 
     ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
     was sent. ``consumers`` are the databases, beside the producer's own, in which groups consume the topic. ``model``
-    is the type that bodies are read as.
+    is the type that bodies are read as. ``when`` says who orders it: operators alone, or the policy too, for what a
+    known group has parked ``after`` seconds ago.
 
     Raises:
         InvalidHandler: a function that can't be called so, or consumers that are none.
@@ -44,11 +45,17 @@ class Compensation:
     model: Any = None
     # A URL may hold a password.
     consumers: tuple[Engine | AsyncEngine | str, ...] = field(default=(), repr=False)
+    when: Literal["ordered", "parked"] = "ordered"
+    after: float = 0.0
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
         what = f"compensation of {self.topic!r}"
         check_function(f"{what}: the function", self.function, "message", "session")
+        if self.when not in {"ordered", "parked"}:
+            raise InvalidHandler(f"{what}: when = {self.when!r} must be 'ordered' or 'parked'")
+        if self.after and self.when != "parked":
+            raise InvalidHandler(f"{what}: after says how long a message stays parked before; it needs when='parked'")
         for number, consumer in enumerate(self.consumers, 1):
             _check_database(f"{what}: number {number} of consumers", consumer)
 

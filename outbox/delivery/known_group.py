@@ -20,6 +20,7 @@ from outbox.text import function_name
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from outbox.compensate.compensation import Compensation
     from outbox.message.declared import DeliveryDecorator
     from outbox.message.topic import Topic
 
@@ -133,6 +134,7 @@ class DeliveryDeclarations:
 
     subscriptions: dict[tuple[str, str], Subscription]
     known_groups: dict[tuple[str, str], KnownGroup]
+    compensations: dict[str, Compensation]
     delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback]
 
     def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
@@ -201,19 +203,25 @@ class DeliveryDeclarations:
         return register
 
     def groups_to_confirm(self) -> list[KnownGroup]:
-        """Return the groups that are known now: those that were named, and of topics with a callback its own ones.
+        """Return the groups that are known now: those that were named, and for topics that need one, its own ones.
 
         Raises:
-            InvalidHandler: a topic has a callback, and no group whose fate it could learn.
+            InvalidHandler: a topic has a callback, or compensates what is parked, and no group of it is known.
         """
         found = dict(self.known_groups)
-        for topic, kind in self.delivery_callbacks:
+        needed = [(topic, f"its on_{kind} would never be called") for topic, kind in self.delivery_callbacks]
+        needed += [
+            (topic, "nothing would be compensated when it is parked")
+            for topic, each in self.compensations.items()
+            if each.when == "parked"
+        ]
+        for topic, otherwise in needed:
             for key, subscription in self.subscriptions.items():
                 if key[0] == topic and subscription.source is None:
                     found.setdefault(key, KnownGroup.of(subscription))
             if not any(key[0] == topic for key in found):
                 raise InvalidHandler(
-                    f"on_{kind} of topic {topic!r} would never be called: no group of it is known; name one by "
+                    f"no group of topic {topic!r} is known, so that {otherwise}; name one by "
                     f"outbox.known_group({topic!r}, group=..., consumer=...)"
                 )
         return list(found.values())

@@ -48,9 +48,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import execute
@@ -59,6 +61,7 @@ from outbox.delivery import sql
 from outbox.delivery.callback import CallbackRun
 from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of
 from outbox.delivery.known_group import CALLBACK_OF, CallbackKind, DeliveryCallback, KnownGroup
+from outbox.delivery.parked import compensate_parked
 from outbox.delivery.sql import NewDelivery
 from outbox.message.model import Counts, DeliveryStatus, Status
 from outbox.operator.acts import ACTS
@@ -94,13 +97,15 @@ def confirm_once(
     groups: Sequence[KnownGroup],
     callbacks: Callbacks,
     new_runner: NewRunner,
+    compensations: Mapping[str, Compensation] = MappingProxyType({}),
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
     """Ask what became of messages in these groups, write it down, call back, and send again what is lost.
 
     ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
     callbacks run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between batches.
-    A group that can't be asked is logged, and left to the next pass.
+    A group that can't be asked is logged, and left to the next pass. Of ``compensations``, those are ordered that are
+    for what is parked.
 
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
@@ -121,6 +126,9 @@ def confirm_once(
             counts += confirmation.counts
     finally:
         runners.end()
+    for compensation in compensations.values():
+        if compensation.when == "parked" and not stopping():
+            compensate_parked(connection, settings, compensation)
     return counts
 
 

@@ -84,6 +84,27 @@ SELECT m.queue, m.position, h.key, h.tag, h.headers::text, h.content_type, h.bod
 """)
 
 
+# Whatever became of an earlier order, an operator knows of the message.
+#: Read the messages of a topic that are parked since ``seconds``, and that nobody has ordered to be compensated.
+#: Rows: ``(id,)``.
+parked: Template = Template("""
+SELECT DISTINCT half_id FROM {s}.delivery d
+ WHERE topic = %(topic)s AND NOT settled AND status = 'parked'
+   AND recorded_at <= clock_timestamp() - make_interval(secs => %(seconds)s)
+   AND NOT EXISTS (SELECT FROM {s}.delivery n
+                    WHERE n.half_id = d.half_id AND n.consumer_group = d.consumer_group AND n.number > d.number)
+   AND NOT EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = d.half_id)
+   AND NOT EXISTS (SELECT FROM {s}.bulk_item i WHERE i.message_id = d.half_id AND i.action = 'compensate')
+ ORDER BY half_id LIMIT %(limit)s
+""")
+
+#: Count the compensations that somebody has ordered within the last hour. Rows: ``(messages,)``.
+ordered_lately: Template = Template("""
+SELECT coalesce(sum(total), 0)::int FROM {s}.bulk_job
+ WHERE action = 'compensate' AND requested_by = %(actor)s AND created_at > clock_timestamp() - interval '1 hour'
+""")
+
+
 class NewDelivery(NamedTuple):
     """A row to be appended; ``callback`` runs with it."""
 

@@ -56,6 +56,14 @@ class CheckerOptions(TypedDict, total=False):
     timeout: dt.timedelta | float | None
 
 
+class CompensationOptions(TypedDict, total=False):
+    """The options of `Outbox.compensation` that say nothing of the function's types."""
+
+    consumers: Collection[Engine | AsyncEngine | str]
+    when: Literal["ordered", "parked"]
+    after: dt.timedelta | float
+
+
 class HandlerDecorator(Protocol[T]):
     """Takes a handler of messages with a body of type T, with an AsyncSession if it is async."""
 

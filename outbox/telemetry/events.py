@@ -464,18 +464,24 @@ class DeliveryCallbackFailed(TelemetryEvent):
     callback: str
 
 
-@event(
-    "delivery.unreachable",
-    "delivery",
-    logging.WARNING,
-    "what became of topic %(topic)r in group %(group)r can't be asked: %(reason)s",
-)
+@event("delivery.unreachable", "delivery", logging.WARNING, "group %(group)r of %(topic)r can't be asked: %(reason)s")
 class InboxUnreachable(TelemetryEvent):
     """A known group's inbox can't be asked; the next pass asks again."""
 
     group: str
     topic: str
     reason: str
+
+
+@event(
+    "delivery.held", "delivery", logging.ERROR, "%(waiting)d parked messages of topic %(topic)r wait for an operator"
+)
+class CompensationsHeld(TelemetryEvent):
+    """More is parked than is compensated without an operator (`Settings.compensate_parked`)."""
+
+    topic: str
+    waiting: int
+    limit: int
 
 
 # --- worker ----------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ class Plan:
             groups=groups,
             callbacks=outbox.delivery_callbacks,
             new_runner=runners,
+            compensations=outbox.compensations,
             stopping=lane.ending,
         )
         wake = partial(self._wake_consumers, self._own, None)

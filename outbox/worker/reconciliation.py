@@ -27,12 +27,12 @@ from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Interrupted, Job, Reconciliation
 from outbox.reconcile.record import last_scheduled
+from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     ReconciliationFailed,
     ReconciliationFinished,
     ReconciliationInterrupted,
     ReconciliationReportFailed,
-    TelemetryEvent,
 )
 from outbox.telemetry.hooks import emit
 

@@ -69,6 +69,7 @@ class Post(Bench):
             settings or self.settings,
             groups=app.groups_to_confirm(),
             callbacks=app.delivery_callbacks,
+            compensations=app.compensations,
             new_runner=make,
             **options,
         )

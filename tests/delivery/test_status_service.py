@@ -91,7 +91,7 @@ def test_what_it_answers(post: Post, client: httpx.Client) -> None:
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x", "é" * 20])
 def test_nobody_without_the_token_learns_anything(client: httpx.Client, token: str | None) -> None:
     """A wrong token gets the same answer as none, whatever else it asks."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
+    headers: dict[bytes, bytes] = {} if token is None else {b"Authorization": f"Bearer {token}".encode()}
     answers = [
         client.request(method, "/inbox/status/", headers=headers, content=content)
         for method, content in (("POST", b"{}"), ("GET", None), ("POST", b"not JSON"))
