@@ -66,7 +66,7 @@ def run(
         str | None,
         typer.Option(
             metavar="ROLE,…",
-            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, bulk. "
+            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, bulk, confirm. "
             "Default: all there is work for.",
         ),
     ] = None,

@@ -157,7 +157,7 @@ def test_declarations(bank: Bank) -> None:
     """What can't work is refused."""
     app = Outbox(bank.producer, settings=bank.settings)
     with pytest.raises(InvalidHandler, match="must be 'ordered' or 'parked'"):
-        app.compensation("t", when="never")(refund)  # type: ignore[arg-type]
+        app.compensation("t", when="never")(refund)  # type: ignore[call-overload]
     with pytest.raises(InvalidHandler, match="needs when='parked'"):
         app.compensation("t", after=5)(refund)
     with pytest.raises(InvalidMessage, match="after"):

@@ -255,10 +255,11 @@ def compensate(town: Town) -> None:
 
 
 def confirm(town: Town) -> None:
-    """Learn what became of messages: one is parked, one is lost and sent again, one is consumed."""
+    """Learn what became of messages: one is parked and to be compensated, one is lost and sent again."""
     app = Outbox(town.at["producer"], settings=replace(town.settings, confirm_grace=0.0))
     app.known_group("t", group="g", consumer=town.at["consumer"])
     app.on_undeliverable("t")(lambda delivery, session: None)
+    app.compensation("t", consumers=[town.at["consumer"]], when="parked")(lambda message, session: None)
     town.parked()
     (lost,) = town.parked()
     town.consumer.run("DELETE FROM outbox.consumer_message WHERE message_id = :id", id=lost)
@@ -268,8 +269,10 @@ def confirm(town: Town) -> None:
             app.settings,
             groups=app.groups_to_confirm(),
             callbacks=app.delivery_callbacks,
+            compensations=app.compensations,
             new_runner=lambda is_async: EngineRunner(town.at["producer"]),
         )
+    assert town.producer.value("SELECT count(*) FROM outbox.bulk_job WHERE requested_by = 'policy'") == 1
     assert min(counts.failed, counts.parked) >= 1
 
 
