@@ -117,13 +117,14 @@ class NewDelivery(NamedTuple):
 
 
 # Where another worker was faster, the number is taken: what this one found out is of no use any more. In the order of
-# ids, as all locks of several rows.
+# ids, as all locks of several rows. Each message is looked up by itself: of an EXISTS, the planner would make a join
+# that reads the whole index.
 _APPEND = Template("""
 INSERT INTO {s}.delivery (half_id, consumer_group, number, topic, status, settled, callback, reason)
 SELECT half_id, %(group)s, number, %(topic)s, status, settled, callback, reason
   FROM unnest(%(half_id)s::uuid[], %(number)s::int[], %(status)s::text[], %(settled)s::bool[], %(callback)s::text[],
               %(reason)s::text[]) r (half_id, number, status, settled, callback, reason)
- WHERE EXISTS (SELECT FROM {s}.message m WHERE m.half_id = r.half_id)
+ CROSS JOIN LATERAL (SELECT FROM {s}.message m WHERE m.half_id = r.half_id LIMIT 1) m
  ORDER BY half_id
 ON CONFLICT DO NOTHING
 RETURNING half_id

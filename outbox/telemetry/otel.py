@@ -41,6 +41,7 @@ from outbox.telemetry.hooks import (
     Activity,
     Checking,
     Compensating,
+    Confirming,
     Handling,
     Sending,
     add_hook,
@@ -145,7 +146,7 @@ class _Instrumentation:
 
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
-        """Make a span around a call of a handler, a checker or a compensation."""
+        """Make a span around a call of a handler, a checker, a compensation or a callback of deliveries."""
         match activity:
             case Handling():
                 with self._handling(activity):
@@ -163,6 +164,16 @@ class _Instrumentation:
             case Compensating(message=message):
                 attributes = {**_messaging("compensate", None, message.topic), _ID: str(message.id)}
                 with self._linked(f"compensate {message.topic}", attributes, [message.headers]):
+                    yield
+            case Confirming(delivery=delivery):
+                message = delivery.message
+                attributes = {
+                    **_messaging("confirm", None, message.topic),
+                    _GROUP: delivery.group,
+                    _ID: str(message.id),
+                    "outbox.delivery": delivery.status.value,
+                }
+                with self._linked(f"confirm {message.topic}", attributes, [message.headers]):
                     yield
 
     @contextmanager

@@ -22,6 +22,7 @@ from tests.compensate.test_kill import Killer
 from tests.delivery.killed import serve
 from tests.delivery.support import Post, refuse, tell
 from tests.kit import wait_until
+from tests.telemetry.test_otel import Telescope
 
 
 def telling(post: Post) -> Outbox:
@@ -223,6 +224,25 @@ def test_declarations(post: Post) -> None:
         app.groups_to_confirm()
     app.consumer("t", group="g")(refuse)
     assert [each.group for each in app.groups_to_confirm()] == ["g"]
+
+
+def test_in_a_trace(post: Post) -> None:
+    """A callback is a span, with its group and the fate, linked to the one that sent the message."""
+    telescope = Telescope()
+    try:
+        app, consumer = telling(post), post.declare()
+        with telescope.tracer.start_as_current_span("transfer"):
+            post.send(1)
+        post.consume(consumer)
+        post.confirm(app)
+        (sent,), (span,) = telescope.spans("transfer"), telescope.spans("confirm t")
+        assert span.attributes is not None
+        assert span.attributes["outbox.delivery"] == "consumed"
+        assert [link.context.trace_id for link in span.links] == [sent.context.trace_id]
+    finally:
+        telescope.end()
+        for shut_down in telescope.shut_down:
+            shut_down()
 
 
 def test_by_a_worker(village: Post) -> None:

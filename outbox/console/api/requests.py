@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
+from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 from uuid import UUID
 
@@ -139,6 +140,8 @@ def _item_schema(hint: Any) -> dict[str, Any]:
         return dict(_SCALARS[hint])
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"type": "string", "enum": [each.value for each in hint]}
+    if isinstance(hint, UnionType):
+        return {"type": "string", "enum": [each.value for part in get_args(hint) for each in part]}
     if isinstance(hint, type) and is_dataclass(hint):
         return object_schema(hint.__doc__ or "", shape_of(hint))
     if get_args(hint) and get_origin(hint) is not Mapping:
