@@ -135,6 +135,7 @@ class MessageFilter:
     key: str | None = _text("Only this key.")
     tag: str | None = _text("Only this tag.")
     producer_group: str | None = _text("Only of this producer group.", metavar="NAME")
+    sends: int | None = option(None, "Only messages that were sent at least so often.", least=1, most=2**15 - 1)
     since: dt.datetime | None = None
     until: dt.datetime | None = None
     header: tuple[str, str] | None = option(None, "Only with this header.", metavar="NAME=TEXT")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.delivery.inbox_status import DatabaseInbox, InboxStatus
 from outbox.errors import InvalidHandler
+from outbox.prune.once import prune_producer_once
 from tests.consumer.support import record
 from tests.delivery.support import Post, refuse
 
@@ -282,6 +287,81 @@ def test_two_workers_at_one_group(post: Post, monkeypatch: pytest.MonkeyPatch) -
         # The second time it isn't settled, and there is no cursor that could be overtaken.
         post.consume(consumer)
         post.lose(half_id)
+
+
+def test_while_a_handler_runs(post: Post) -> None:
+    """A message in the hands of its group isn't lost: its inbox row comes with the offset."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(message: Message, session: Session) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    consumer = post.declare(handler)
+    (half_id,) = post.send(1)
+    with ThreadPoolExecutor(1) as threads:
+        consuming = threads.submit(post.consume, consumer)
+        assert begun.wait(60)
+        assert not post.confirm()
+        go_on.set()
+        consuming.result()
+    post.confirm()
+    assert (post.fates(), post.sends(half_id)) == ({half_id: ["consumed"]}, 1)
+
+
+@pytest.mark.parametrize("question", ["progress", "statuses"])
+def test_consumed_between_the_questions(post: Post, monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+    """What the group reads while it is asked is found by this pass or by the next one, and never taken for lost."""
+    consumer = post.declare()
+    (first,) = post.send(1)
+    post.consume(consumer)
+    (second,) = post.send(2)
+    asked = getattr(DatabaseInbox, question)
+
+    def ask_and_consume(inbox: DatabaseInbox, *values: Any) -> Any:
+        answer = asked(inbox, *values)
+        monkeypatch.setattr(DatabaseInbox, question, asked)
+        post.consume(consumer)
+        return answer
+
+    monkeypatch.setattr(DatabaseInbox, question, ask_and_consume)
+    for _ in range(2):
+        post.confirm()
+    assert post.fates() == {first: ["consumed"], second: ["consumed"]}
+    assert (post.sends(first), post.sends(second)) == (1, 1)
+
+
+@pytest.mark.parametrize("act", ["retry", "park", "compensate", "prune"])
+def test_changed_before_it_is_written(post: Post, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    """An answer that is out of date when it is written is put right by the next pass, and nothing is sent for it."""
+    consumer = post.declare(refuse, retry_delays=(60,))
+    (half_id,) = post.send(1)
+    post.send(2)
+    post.consume(consumer)
+    asked = DatabaseInbox.statuses
+    last = {"retry": ["failed", "consumed"], "park": ["failed", "parked"], "compensate": ["failed", "quarantined"]}
+
+    def ask_and_change(inbox: DatabaseInbox, ids: Sequence[UUID]) -> Mapping[UUID, InboxStatus]:
+        answer = asked(inbox, ids)
+        monkeypatch.setattr(DatabaseInbox, "statuses", asked)
+        match act:
+            case "retry":
+                post.sink.operator.retry(half_id, group="g", by="me", why="test")
+                post.retry(post.declare())
+            case "park":
+                post.sink.operator.park(half_id, group="g", by="me", why="test")
+            case "compensate":
+                post.run("UPDATE outbox.consumer_message SET status = 'quarantined', next_attempt_at = NULL")
+            case "prune":
+                with post.producer.connect() as connection:
+                    assert prune_producer_once(connection, replace(post.settings, retention=1e-6)).done == 1
+        return answer
+
+    monkeypatch.setattr(DatabaseInbox, "statuses", ask_and_change)
+    for _ in range(2):
+        post.confirm()
+    assert post.fates().get(half_id) == last.get(act)
+    assert post.sends(half_id) == (0 if act == "prune" else 1)
 
 
 def test_declarations(post: Post) -> None:

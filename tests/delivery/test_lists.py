@@ -104,6 +104,15 @@ def _found(post: Post, status: str) -> set[UUID]:
     return {row.id for row in page.items}
 
 
+def test_by_the_number_of_sends(post: Post, fates: dict[str, UUID]) -> None:
+    """What was sent again, so often at least, is a condition of its own."""
+    again = {fates[each] for each in ("lost", "resend_exhausted", "compensated")}
+    post.resend(fates["lost"])
+    for sends, found in ((1, set(fates.values())), (2, again), (3, {fates["lost"]}), (4, set())):
+        page = post.app.operator.messages(MessageFilter(sends=sends), PageRequest())
+        assert {row.id for row in page.items} == found
+
+
 def test_by_http_and_on_the_page(post: Post, fates: dict[str, UUID]) -> None:
     """The query parameter of the API and the ticks of the page find the same; a message shows its deliveries."""
     app = FastAPI()
@@ -111,6 +120,8 @@ def test_by_http_and_on_the_page(post: Post, fates: dict[str, UUID]) -> None:
     with TestClient(app, base_url="http://localhost") as client:
         found = client.get("/outbox/api/v1/messages", params={"status": ["parked", "consumed"]}).json()
         assert {UUID(row["id"]) for row in found["items"]} == {fates["parked"], fates["consumed"]}
+        again = client.get("/outbox/api/v1/messages", params={"sends": 2, "status": "unconsumed"}).json()
+        assert {UUID(row["id"]) for row in again["items"]} == {fates["lost"], fates["compensated"]}
         page = client.get("/outbox/messages", params={"status": "resend_exhausted"}).text
         assert str(fates["resend_exhausted"]) in page
         assert str(fates["parked"]) not in page

@@ -117,6 +117,7 @@ SELECT (SELECT array_agg(a.attname::text ORDER BY k.place)
 _NOT_OF_HALF: dict[str, Any] = {"database": None, "status": (), "since": None, "until": None}
 
 _FITS = {name: f"h.{name} = %({name})s" for name in ("topic", "key", "tag", "producer_group")} | {
+    "sends": "EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id AND m.send_number >= %(sends)s)",
     "header": "h.headers @> %(header)s::jsonb",
     "since": "h.id >= %(since_id)s::uuid AND h.born_at >= %(since)s",
     "until": "h.id < %(until_id)s::uuid AND h.born_at < %(until)s",
@@ -207,7 +208,8 @@ def list_messages(
 def window_of(criteria: MessageFilter) -> int:
     """Return how many messages one search for these looks at."""
     found_by_status = driver(criteria)[0] != "half_message" and replace(criteria, **_NOT_OF_HALF) == MessageFilter()
-    return WINDOW if found_by_status or not criteria.status else STATUS_WINDOW
+    looks_up_each = criteria.status or criteria.sends is not None
+    return STATUS_WINDOW if looks_up_each and not found_by_status else WINDOW
 
 
 def driver(criteria: MessageFilter) -> tuple[str, str]:
