@@ -1,4 +1,4 @@
-"""Run what a worker would run, here and now: dispatch, consume, retry, check, and bulk jobs.
+"""Run what a worker would run, here and now: dispatch, consume, retry, check, confirm, and bulk jobs.
 
 Each act has an async form, to be awaited, for outboxes on an AsyncEngine and for async functions: these run on the
 event loop of the test, the plain ones in another thread.
@@ -93,6 +93,23 @@ def bulk(outbox: Outbox) -> Counts:
 async def abulk(outbox: Outbox) -> Counts:
     """Do the same as `bulk` for any outbox; async compensations run on the loop that awaits this."""
     return await in_thread(_bulk, "bulk", outbox)
+
+
+def confirm(outbox: Outbox) -> Counts:
+    """Ask the known groups what became of messages, however young, and call back; return how many fates are new.
+
+    What a group has lost is sent again, and what is parked for long enough is ordered to be compensated (`bulk` carries
+    that out). For an outbox on a sync engine with plain callbacks.
+
+    Raises:
+        InvalidHandler: an async callback or database: await `aconfirm` for these; or the outbox is rolled back.
+    """
+    return _confirm(PassRunners("confirm"), outbox)
+
+
+async def aconfirm(outbox: Outbox) -> Counts:
+    """Do the same as `confirm` for any outbox; async callbacks run on the loop that awaits this."""
+    return await in_thread(_confirm, "confirm", outbox)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -240,9 +257,33 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
     return runners.of(outbox).run(one_pass)
 
 
+def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
+    from outbox.delivery.once import confirm_once  # noqa: PLC0415 - most tests have no known groups
+
+    _refuse_rolled_back(runners, outbox)
+    for each in outbox.delivery_callbacks.values():
+        if each.is_async:
+            runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
+
+    def new_runner(is_async: bool) -> Runner:
+        return runners.of(outbox, "an async callback" if is_async else None)
+
+    def one_pass(connection: Connection, _: Connection) -> Counts:
+        return confirm_once(
+            connection,
+            replace(outbox.settings, confirm_grace=0.0),
+            groups=outbox.groups_to_confirm(),
+            callbacks=outbox.delivery_callbacks,
+            compensations=outbox.compensations,
+            new_runner=new_runner,
+        )
+
+    return runners.of(outbox).run(one_pass)
+
+
 def _refuse_rolled_back(runners: PassRunners, outbox: Outbox) -> None:
     if outbox in rolled_back:
         raise InvalidHandler(
-            f"{runners.act}: checkers and bulk jobs work on connections of their own, which can't see a transaction "
-            "that is rolled back; commit in this test, in a database of its own"
+            f"{runners.act}: checkers, bulk jobs and callbacks work on connections of their own, which can't see a "
+            "transaction that is rolled back; commit in this test, in a database of its own"
         )

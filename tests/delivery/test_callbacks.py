@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import multiprocessing
 import threading
@@ -12,10 +13,10 @@ from multiprocessing.connection import Connection as Pipe
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import Delivery, Message, Outbox, Worker
+from outbox import Delivery, Message, Outbox, Settings, Worker, testing
 from outbox.errors import InvalidHandler
 from outbox.worker.connections import AsyncRunner, WorkerDatabase
 from tests.compensate.test_kill import Killer
@@ -224,6 +225,39 @@ def test_declarations(post: Post) -> None:
         app.groups_to_confirm()
     app.consumer("t", group="g")(refuse)
     assert [each.group for each in app.groups_to_confirm()] == ["g"]
+
+
+def test_in_a_users_test(village: Post) -> None:
+    """A user's test has it done here and now, however young the messages are."""
+    app = Outbox(village.producer, settings=Settings())
+    app.consumer("t", group="g")(lambda message, session: None)
+    app.on_delivered("t")(tell)
+    (half_id,) = village.send(1)
+    testing.drain(app)
+    assert testing.confirm(app).done == 1
+    assert village.told() == [(half_id, "g", "consumed")]
+
+
+def test_in_an_async_users_test(village: Post) -> None:
+    """So does one on an AsyncEngine, with an async callback."""
+
+    async def confirm() -> int:
+        engine = create_async_engine(village.producer.url)
+        app = Outbox(engine, settings=Settings())
+        app.consumer("t", group="g")(lambda message, session: None)
+
+        @app.on_delivered("t")
+        async def credit(delivery: Delivery, session: AsyncSession) -> None:
+            await session.execute(text("INSERT INTO told (message_id) VALUES (:id)"), {"id": delivery.message.id})
+
+        await testing.adrain(app)
+        counts = await testing.aconfirm(app)
+        await engine.dispose()
+        return counts.done
+
+    ids = village.send(1, 2)
+    assert asyncio.run(confirm()) == 2
+    assert village.at_a.rows("SELECT message_id FROM told ORDER BY n") == ids
 
 
 def test_in_a_trace(post: Post) -> None:
