@@ -169,8 +169,8 @@ SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_s
 
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-# Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock. What
-# became of messages isn't read here: the inbox itself is.
+# Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock.
+# Deliveries aren't read: the inbox itself is.
 _TRUNCATED: dict[Part, tuple[str, ...]] = {
     "producer": (*(table for table in SEGMENTED["producer"] if table != "delivery"), "half_check"),
     "consumer": (*SEGMENTED["consumer"], "consumer_offset"),
