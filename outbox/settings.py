@@ -13,6 +13,9 @@ from outbox.reader import Reader, Seconds, environment, option
 #: RocketMQ's retry table (retries 1-16), in seconds: 10 s, 30 s, 1 m ... 2 h.
 RETRY_DELAYS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
+#: RocketMQ's table of delay levels (``MessageStoreConfig.messageDelayLevel``), in seconds: level 1 is 1 s, 18 is 2 h.
+DELAY_LEVELS = (1, 5, *RETRY_DELAYS)
+
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,49}", re.ASCII)
 _HOUR = 3600.0
 _CENTURY = 100 * 366 * 86400 - 1
@@ -61,6 +64,12 @@ class Settings:
         "The largest sum of the bodies that one transaction sends.",
         above=0,
         most=768 * 1024 * 1024,  # the server takes less than 1 GiB in one message
+        page="sending",
+    )
+    delay_levels: tuple[Seconds, ...] = option(
+        DELAY_LEVELS,
+        "The delays of delay_level 1, 2 and so on; a level above the last is the last.",
+        most=_CENTURY,
         page="sending",
     )
     max_undecided: int = option(
@@ -165,6 +174,8 @@ class Settings:
             raise InvalidSettings(
                 f"schema {self.schema!r} must match {_SCHEMA.pattern}: lower case, at most 50 characters"
             )
+        if not self.delay_levels:
+            raise InvalidSettings("delay_levels is empty; give the delay of level 1 at least, or leave it out")
         if self.max_body_bytes > self.max_transaction_bytes:
             raise InvalidSettings(
                 f"max_body_bytes = {self.max_body_bytes} is more than a transaction may send (max_transaction_bytes = "
@@ -188,7 +199,7 @@ class Settings:
         """Return settings from variables such as ``OUTBOX_SCHEMA``, or ``OUTBOX_RETENTION`` (``259200`` or ``72h``).
 
         ``environ`` is that of the process unless given; ``overrides`` that aren't None go before it.
-        ``OUTBOX_RETRY_DELAYS`` is a comma-separated list.
+        ``OUTBOX_RETRY_DELAYS`` and ``OUTBOX_DELAY_LEVELS`` are comma-separated lists.
 
         Raises:
             InvalidSettings: a variable that can't be read, or a misspelt one; names it, its value and the mend.

@@ -1,7 +1,7 @@
 """What a message may look like: names, lengths, delays, and its body as bytes. Checked before anything is written.
 
-The rules are RocketMQ's (``TopicValidator``, ``MessageStoreConfig.messageDelayLevel``), but that a topic may also have
-dots and slashes, which are the custom elsewhere (``orders.created``).
+The rules are RocketMQ's (``TopicValidator``, ``ScheduleMessageService``), but that a topic may also have dots and
+slashes, which are the custom elsewhere (``orders.created``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import datetime as dt
 import enum
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -25,9 +25,6 @@ MAX_KEY_BYTES = 255
 MAX_TAG_BYTES = 127
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 16 * 1024
-
-#: RocketMQ's delay levels 1-18, in seconds.
-DELAY_LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
@@ -130,12 +127,17 @@ def check_encoding(what: str, text: str, encoding: str) -> None:
 
 
 def check_delivery(
-    deliver_at: dt.datetime | None, delay: dt.timedelta | float | int | None, delay_level: int | None
+    deliver_at: dt.datetime | None,
+    delay: dt.timedelta | float | int | None,
+    delay_level: int | None,
+    levels: Sequence[float],
 ) -> tuple[dt.datetime | None, float | None]:
     """Return ``(deliver_at, seconds of delay)``, at most one of which is set.
 
+    ``levels`` are the delays of level 1, 2 and so on, in seconds; a level above the last is the last, as RocketMQ's.
+
     Raises:
-        InvalidMessage: more than one way given, a naive datetime, a negative delay, an unknown level.
+        InvalidMessage: more than one way given, a naive datetime, a negative delay, a level below 1.
     """
     options = {"deliver_at": deliver_at, "delay": delay, "delay_level": delay_level}
     named = [name for name, value in options.items() if value is not None]
@@ -147,9 +149,9 @@ def check_delivery(
         return _moment(deliver_at), None
     if delay_level is not None:
         of_int = isinstance(delay_level, int) and not isinstance(delay_level, bool)
-        if not of_int or not 1 <= delay_level <= len(DELAY_LEVELS):
-            raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(DELAY_LEVELS)}")
-        return None, float(DELAY_LEVELS[delay_level - 1])
+        if not of_int or delay_level < 1:
+            raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(levels)}")
+        return None, float(levels[min(delay_level, len(levels)) - 1])
     return None, None if delay is None else check_seconds("delay", delay)
 
 

@@ -205,8 +205,9 @@ class SendOptions(TypedDict, total=False):
     """What can be said of a message beside its topic and body; None is the same as leaving an option out.
 
     Messages of one ``key`` (at most 255 bytes) stay in order. Consumers can filter by ``tag``. The message is delivered
-    later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (RocketMQ's 1-18). A
-    given ``id`` makes a repeated send fail instead of doubling.
+    later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (1 and more, of the
+    setting ``delay_levels``; a level above the last is the last). A given ``id`` makes a repeated send fail instead of
+    doubling.
     """
 
     key: str | None

@@ -601,7 +601,8 @@ class Producer:
 
     def _half(self, topic: str, message: Outgoing) -> HalfMessage:
         options = message.options
-        delivery = content.check_delivery(options.get("deliver_at"), options.get("delay"), options.get("delay_level"))
+        times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
+        delivery = content.check_delivery(*times, self._settings.delay_levels)
         half_id = options.get("id")
         if half_id is not None and not isinstance(half_id, UUID):
             raise InvalidMessage(f"id must be a UUID, not {type(half_id).__name__}: {half_id!r}")

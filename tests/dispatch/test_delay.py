@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import ActRefused, MessageNotFound
-from outbox.message.content import DELAY_LEVELS
+from outbox.settings import DELAY_LEVELS
 from outbox.testing import make_due
 from tests.dispatch.support import act, assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
 
@@ -37,6 +37,16 @@ def test_a_delay_counts_from_the_writing(
 ) -> None:
     """A delay or level becomes a time of delivery by the database's clock, when the half is written."""
     (half_id,) = send(app, 1, **option)
+    assert scalar(connection, AHEAD, id=half_id) == pytest.approx(seconds, abs=1.0)
+
+
+@pytest.mark.parametrize(("level", "seconds"), [(1, 60), (2, 7200), (3, 7200), (2**70, 7200)])
+@pytest.mark.parametrize("call", ["send", "prepare"])
+def test_levels_of_ones_own(engine: Engine, connection: Connection, call: str, level: int, seconds: float) -> None:
+    """The setting says how long each level is; a level above the last is the last."""
+    own = Outbox(engine, settings=Settings(delay_levels=(60, 7200)))
+    with connection.begin():
+        half_id = getattr(own, call)(connection, "t", 1, delay_level=level)
     assert scalar(connection, AHEAD, id=half_id) == pytest.approx(seconds, abs=1.0)
 
 

@@ -199,7 +199,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "headers that aren't a mapping": ({"headers": ["a"]}, "headers must be a mapping .*not list"),
     "naive datetime": ({"deliver_at": __import__("datetime").datetime(2030, 1, 1)}, "has no time zone"),
     "negative delay": ({"delay": -1}, "delay -1 must be"),
-    "unknown level": ({"delay_level": 19}, "delay_level 19 is unknown; levels are 1 to 18"),
+    "unknown level": ({"delay_level": 0}, "delay_level 0 is unknown; levels are 1 to 18"),
     "id that is text": ({"id": str(uuid.uuid4())}, "id must be a UUID, not str"),
 }
 

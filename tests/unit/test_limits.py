@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from outbox.errors import InvalidMessage
 from outbox.message import content
+from outbox.settings import DELAY_LEVELS
 
 NAME = re.compile(r"[%|a-zA-Z0-9_./-]{1,127}\Z")
 
@@ -161,14 +162,16 @@ LATER = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
 
 def test_delivery() -> None:
-    """One way at most; levels are RocketMQ's, in seconds; a moment keeps being that moment."""
-    assert content.check_delivery(None, None, None) == (None, None)
-    assert content.check_delivery(LATER, None, None) == (LATER, None)
-    assert content.check_delivery(None, 0, None) == (None, 0.0)
-    assert content.check_delivery(None, dt.timedelta(minutes=1), None) == (None, 60.0)
-    assert [content.check_delivery(None, None, level)[1] for level in (1, 2, 3, 5, 14, 18)] == [1, 5, 10, 60, 600, 7200]
+    """One way at most; levels are RocketMQ's, in seconds, the last one for all above; a moment stays that moment."""
+    assert content.check_delivery(None, None, None, DELAY_LEVELS) == (None, None)
+    assert content.check_delivery(LATER, None, None, DELAY_LEVELS) == (LATER, None)
+    assert content.check_delivery(None, 0, None, DELAY_LEVELS) == (None, 0.0)
+    assert content.check_delivery(None, dt.timedelta(minutes=1), None, DELAY_LEVELS) == (None, 60.0)
+    of_rocketmq = {1: 1, 2: 5, 3: 10, 5: 60, 14: 600, 18: 7200, 19: 7200, 2**70: 7200}
+    assert {level: content.check_delivery(None, None, level, DELAY_LEVELS)[1] for level in of_rocketmq} == of_rocketmq
+    assert [content.check_delivery(None, None, level, (0, 2.5))[1] for level in (1, 2, 3)] == [0, 2.5, 2.5]
     past = dt.datetime(1999, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5)))
-    assert content.check_delivery(past, None, None) == (past, None)
+    assert content.check_delivery(past, None, None, DELAY_LEVELS) == (past, None)
 
 
 class NoOffset(dt.tzinfo):
@@ -207,7 +210,6 @@ class NoOffset(dt.tzinfo):
         (None, "5", None, "delay '5' must be"),
         (None, Decimal(5), None, "delay Decimal"),
         (None, None, 0, "delay_level 0 is unknown; levels are 1 to 18"),
-        (None, None, 19, "delay_level 19 is unknown"),
         (None, None, -1, "delay_level -1 is unknown"),
         (None, None, 1.0, "delay_level 1.0 is unknown"),
         (None, None, "3", "delay_level '3' is unknown"),
@@ -217,7 +219,7 @@ class NoOffset(dt.tzinfo):
 def test_delivery_refused(deliver_at: Any, delay: Any, level: Any, said: str) -> None:
     """Every other delivery is refused, with the value and the rule."""
     with pytest.raises(InvalidMessage, match=said):
-        content.check_delivery(deliver_at, delay, level)
+        content.check_delivery(deliver_at, delay, level, DELAY_LEVELS)
 
 
 class OwnDatetime(dt.datetime):
@@ -229,7 +231,7 @@ def test_moments_are_handed_on_exactly(moment: dt.datetime) -> None:
     """A moment in any time zone, of any subclass, is the same moment as a plain datetime for the driver."""
     own = OwnDatetime.fromisoformat(moment.isoformat())
     for given_moment in (moment, own):
-        checked, delay = content.check_delivery(given_moment, None, None)
+        checked, delay = content.check_delivery(given_moment, None, None, DELAY_LEVELS)
         # Not `== moment`: a time that the clocks skipped equals no moment in another zone, by PEP 495.
         assert checked == moment.astimezone(dt.UTC)
         assert type(checked) is dt.datetime
