@@ -19,7 +19,7 @@ from outbox.database.execute import execute
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
-from outbox.message.content import check_group, check_seconds, check_topic
+from outbox.message.content import Codec, Codecs, check_group, check_seconds, check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
 from outbox.producer import decorators
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
+    from outbox.message.content import Decoder, Encoder
     from outbox.message.declared import (
         BatchHandlerDecorator,
         CheckerDecorator,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         ConsumerOptions,
         HandlerDecorator,
         PrepareOptions,
+        TopicOptions,
         TransactionalDecorator,
         TwoPhaseDecorator,
     )
@@ -84,6 +86,7 @@ class Outbox(DeliveryDeclarations):
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
+        self.codecs: Codecs = Codecs()
         self._binding: _Binding | None = None
         if bind is not None:
             self.bind(bind)
@@ -129,7 +132,7 @@ class Outbox(DeliveryDeclarations):
         tenant = Outbox(group=self.group, settings=settings)
         tenant.subscriptions, tenant.checkers = self.subscriptions, self.checkers
         tenant.compensations, tenant.reconciliations = self.compensations, self.reconciliations
-        tenant.topics, tenant.known_groups = self.topics, self.known_groups
+        tenant.topics, tenant.known_groups, tenant.codecs = self.topics, self.known_groups, self.codecs
         tenant.delivery_callbacks = self.delivery_callbacks
         tenant.bind(bind)
         return tenant
@@ -184,25 +187,38 @@ class Outbox(DeliveryDeclarations):
     @overload
     def topic(self, topic: Topic[T]) -> Topic[T]: ...
     @overload
-    def topic(
-        self, topic: str, *, model: type[T], version: int = 1, key: Callable[[T], str | None] | None = None
-    ) -> Topic[T]: ...
-    def topic(self, topic: Any, *, model: Any = None, version: int = 1, key: Any = None) -> Topic[Any]:
+    def topic(self, topic: str, *, model: type[T], **options: Unpack[TopicOptions[T]]) -> Topic[T]: ...
+    def topic(self, topic: Any, *, model: Any = None, **options: Any) -> Topic[Any]:
         """Declare what the bodies of a topic are, for all that is sent and read of it here; return the `Topic`.
 
         From here on a body is checked against ``model`` where it is sent, and read as it by consumers, checkers and
         compensations that name no model of their own. Where several services share a declaration, make a `Topic` in a
-        module that they all import, and name it here. No database is asked; ``version`` and ``key`` are those of
-        `Topic`.
+        module that they all import, and name it here. No database is asked. The options, ``version``,
+        ``key`` and ``content_type``, are those of `Topic`.
 
         Raises:
             InvalidHandler: the topic is declared already, or has a consumer, checker or compensation that was declared
                 before it and would read plain JSON; or as `Topic`.
-            InvalidMessage: the name isn't one.
+            InvalidMessage: the name or the content type isn't one.
         """
-        declared = topic if isinstance(topic, Topic) else Topic(topic, model, version=version, key=key)
+        declared = topic if isinstance(topic, Topic) else Topic(topic, model, **options)
         self._declare(declared)
         return declared
+
+    def codec(
+        self, content_type: str, *, encode: Encoder, decode: Decoder, show: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Register how bodies of a content type become bytes and back, such as ``application/msgpack``.
+
+        A body is encoded so where its sender (option ``content_type``) or its `Topic` says so, and decoded wherever it
+        is read here. Console and commands show it as JSON: of what ``decode`` returns, or of what ``show`` makes of
+        that. Bodies of a content type without a codec are bytes.
+
+        Raises:
+            InvalidHandler: there is a codec of this content type already, or it needs none; or a function isn't one.
+            InvalidMessage: it isn't a content type.
+        """
+        self.codecs.register(Codec(content_type, encode, decode, show))
 
     def _declare(self, topic: Topic[Any]) -> None:
         if (earlier := self.topics.get(topic.name)) is topic:
@@ -297,7 +313,7 @@ class Outbox(DeliveryDeclarations):
 
         ``body`` is a dict, dataclass, pydantic model, str or bytes; of a declared `topic`, what fits its model. The
         options are those of `SendOptions`: ``key``, ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``,
-        ``id``.
+        ``id``, ``content_type``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
@@ -492,7 +508,7 @@ class Outbox(DeliveryDeclarations):
                 raise InvalidHandler(
                     f"topic {topic!r} has a checker already: {earlier.name}; one answers for all its halves"
                 )
-            self.checkers[topic] = Checker.declare(self.settings, topic, function, model, rules)
+            self.checkers[topic] = Checker.declare(self.settings, topic, function, model, self.codecs, rules)
             return function
 
         return register
@@ -538,7 +554,7 @@ class Outbox(DeliveryDeclarations):
             if (earlier := self.compensations.get(topic)) is not None:
                 raise InvalidHandler(f"topic {topic!r} has a compensation already: {earlier.name}; one undoes them all")
             databases, seconds = as_databases(topic, consumers), check_seconds("after", after)
-            self.compensations[topic] = Compensation(topic, function, model, databases, when, seconds)
+            self.compensations[topic] = Compensation(topic, function, model, databases, when, seconds, self.codecs)
             return function
 
         return register
@@ -643,6 +659,7 @@ class Outbox(DeliveryDeclarations):
                 threads=threads,
                 source=source,
                 model=model,
+                codecs=self.codecs,
             )
             return handler
 
@@ -682,14 +699,15 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
-        self.producer = Producer(bind, outbox.settings, outbox.group, outbox._immunity_of, outbox.topics)
+        self.producer = Producer(bind, outbox.settings, outbox.group, outbox._immunity_of, outbox.topics, outbox.codecs)
         self.engine = self.producer.bind
         self._settings = outbox.settings
         self._checkers = outbox.checkers
+        self._codecs = outbox.codecs
 
     @cached_property
     def operator(self) -> OutboxOperator:
         # Services, which only send and consume, don't pay for it at their start.
         from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
 
-        return OutboxOperator(self.engine, self._settings, self._checkers)
+        return OutboxOperator(self.engine, self._settings, self._checkers, self._codecs)

@@ -107,9 +107,9 @@ class Interview:
         half_id, claim, history_id, key, tag, headers, content_type, raw, born_at, age, gone = row
         orphan = None
         if not gone:
-            topic, model, age = checker.topic, checker.model, dt.timedelta(seconds=age)
-            headers = json.loads(headers) if headers else {}
-            orphan = Orphan(half_id, topic, key, tag, headers, content_type, raw, born_at, age, claim, model)
+            headers, age = json.loads(headers) if headers else {}, dt.timedelta(seconds=age)
+            known = half_id, checker.topic, key, tag, headers, content_type, raw, born_at, age, claim
+            orphan = Orphan(*known, checker.model, checker.codecs)
         return cls(checker, settings, half_id, claim, history_id, orphan)
 
     def hold(self, connection: Connection, _: Connection) -> Counts:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.database.session import is_async
 from outbox.errors import InvalidHandler
-from outbox.message.content import check_seconds, check_topic
+from outbox.message.content import Codecs, check_seconds, check_topic
 from outbox.settings import Settings
 from outbox.text import function_name
 
@@ -23,7 +23,7 @@ class Checker:
 
     ``function`` takes the `Orphan`, and a session if it has a second parameter. ``immunity`` is for halves of this
     topic that name none of their own; ``interval``, ``max_checks`` and ``timeout`` are as in `Settings`. ``model`` is
-    the type that bodies are read as.
+    the type that bodies are read as, ``codecs`` read those of other content types.
 
     Raises:
         InvalidHandler: a function that can't be called so, or a rule that can't work.
@@ -36,6 +36,7 @@ class Checker:
     max_checks: int
     timeout: float
     model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
     takes_session: bool = False
 
     @classmethod
@@ -45,6 +46,7 @@ class Checker:
         topic: str,
         function: Callable[..., Any],
         model: Any,
+        codecs: Codecs,
         rules: Mapping[str, dt.timedelta | float | None],
     ) -> Checker:
         """Return a checker; where a rule is None, it is as the settings have it.
@@ -63,7 +65,7 @@ class Checker:
             if rule is not None:
                 values[name] = rule if name == "max_checks" else check_seconds(name, rule)
         takes_session = _takes_session(topic, function)
-        checker = cls(check_topic(topic), function, **values, model=model, takes_session=takes_session)
+        checker = cls(check_topic(topic), function, **values, model=model, codecs=codecs, takes_session=takes_session)
         if checker.timeout > settings.check_time_limit:
             raise InvalidHandler(
                 f"checker of {topic!r}: timeout = {checker.timeout!r} s is longer than a pass may take "

@@ -22,6 +22,7 @@ from outbox.cli.output import Output, OutputOption, print_as, say, table
 from outbox.database import engines, grants, migration
 from outbox.database.migration import chain
 from outbox.errors import pip_install
+from outbox.message.content import NO_CODECS, Codecs
 from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
 from outbox.text import counted, described
@@ -124,7 +125,7 @@ class AllDatabasesOptions(DatabaseOptions):
         return {name: own, **databases}
 
     @contextmanager
-    def opened(self, **more: URL | None) -> Iterator[Operator]:
+    def opened(self, *, codecs: Codecs = NO_CODECS, **more: URL | None) -> Iterator[Operator]:
         """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end."""
         from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
 
@@ -133,7 +134,7 @@ class AllDatabasesOptions(DatabaseOptions):
             engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
             for engine in engines.values():
                 stack.callback(engine.dispose)
-            yield Operator.open(engines, self.settings)
+            yield Operator.open(engines, self.settings, codecs=codecs)
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""

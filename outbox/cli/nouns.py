@@ -22,7 +22,17 @@ from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, WordsArgument, all_rows, commands_of, item_word
-from outbox.cli.options import ActOptions, ActorOption, ActorOptions, PageOptions, as_id, cli_actor, command, gathered
+from outbox.cli.options import (
+    ActOptions,
+    ActorOption,
+    ActorOptions,
+    CodecsOption,
+    PageOptions,
+    as_id,
+    cli_actor,
+    command,
+    gathered,
+)
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
 from outbox.database import migration
 from outbox.errors import MessageNotFound
@@ -46,6 +56,7 @@ def show_message(
         typer.Option(metavar="URL", help="The consumer's database, where it is another one, and not a --database."),
     ] = None,
     body: Annotated[bool, typer.Option("--body", help="Show the body as well.")] = False,
+    app: CodecsOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Show all that is known of one message: half, checks, decision, queue, inboxes, and what operators did.
@@ -64,12 +75,12 @@ def show_message(
     """
     message_id, shown = as_id(id_), None
     consumer = find_url(consumer_url) if consumer_url else None
-    with databases.opened(consumer=consumer) as operator:
+    with databases.opened(codecs=processes.codecs_of(app), consumer=consumer) as operator:
         if consumer is not None and "consumer" not in operator.databases["consumer"].parts:
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
         view = operator.message(message_id)
         if body and view.half is not None:
-            shown = output.readable(*operator.body(message_id))
+            shown = output.readable(*operator.body(message_id), operator.codecs)
     document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
     output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
 
@@ -174,6 +185,7 @@ def export_messages(
     reveal: Annotated[
         bool, typer.Option("--reveal", help="With --body: nothing is masked. Each message is recorded in the audit.")
     ] = False,
+    app: CodecsOption = None,
     actor: ActorOption = None,
     form: ExportFormOption = ExportForm.NDJSON,
 ) -> None:
@@ -187,7 +199,7 @@ def export_messages(
     if reveal and not body:
         raise Failure("--reveal goes with --body")
     by = cli_actor(actor) if reveal else None
-    with databases.opened() as operator:
+    with databases.opened(codecs=processes.codecs_of(app)) as operator:
         found = all_rows(operator, databases, _MESSAGES, choice, limit)
         rows = (dataclasses.asdict(row) | (_contents(operator, row.id, by) if body else {}) for row in found)
         names = [*_MESSAGES.shape.names, *(_BODY if body else ())]
@@ -305,7 +317,7 @@ def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
         ended.callback(database.engine.dispose)
         with database.engine.connect() as connection:
             migration.require(connection, ("producer",), outbox.settings.schema)
-        operator = OutboxOperator(database.engine, outbox.settings, outbox.checkers)
+        operator = OutboxOperator(database.engine, outbox.settings, outbox.checkers, outbox.codecs)
         return operator.check_now(half_id, by=by, why=why, new_runner=Runners(database, threading.Event()))
 
 

@@ -38,6 +38,11 @@ AppOption = Annotated[
     str | None,
     typer.Option(envvar="OUTBOX_APP", metavar="MODULE:OBJECT", help="Your Outbox, such as shop.messages:outbox."),
 ]
+CodecsOption = Annotated[
+    # Not from the environment: what only looks must work where the application can't be imported.
+    str | None,
+    typer.Option("--app", metavar="MODULE:OBJECT", help="Your Outbox, whose codecs read the bodies."),
+]
 
 _METAVARS = {UUID: "ID", dt.datetime: "TIME", Seconds: "DURATION", int: "N", tuple[str, str]: "NAME=TEXT"}
 _TIMES = {"since": "Not older.", "until": "Older."}

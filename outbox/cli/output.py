@@ -29,6 +29,7 @@ from outbox.reader import plain as as_json
 from outbox.text import csv_cell, duration, plain
 
 if TYPE_CHECKING:
+    from outbox.message.content import Codecs
     from outbox.operator.model import Total
 
 T = TypeVar("T")
@@ -148,11 +149,12 @@ def at_least(total: Total) -> str:
     return f"{total.value}{'+' if total.relation == 'gte' else ''}"
 
 
-def readable(content_type: str, raw: bytes) -> Any:
+def readable(content_type: str, raw: bytes, codecs: Codecs) -> Any:
     """Return a body decoded by its content type; where it has no text form, its length and digest."""
     digest = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     try:
-        decoded = content.decode(raw, content_type)
+        text = codecs.as_json(raw, content_type)
+        decoded = content.decode(raw, content_type) if text is None else json.loads(text)
     except InvalidMessage as error:
         return {**digest, "error": str(error)}
     return digest if isinstance(decoded, bytes) else decoded

@@ -23,9 +23,10 @@ import typer
 import outbox
 from outbox.cli.database import AllDatabasesOptions
 from outbox.cli.exits import Code, Failure, needing, one_line
-from outbox.cli.options import gathered, options_of, read_options
+from outbox.cli.options import CodecsOption, gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, print_line, say
 from outbox.errors import NotBound
+from outbox.message.content import NO_CODECS, Codecs
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer
@@ -187,6 +188,11 @@ def load_quietly(path: str) -> Outbox:
         return load(path)
 
 
+def codecs_of(path: str | None) -> Codecs:
+    """Import an Outbox as `load_quietly` does, if one is named; return its codecs."""
+    return NO_CODECS if path is None else load_quietly(path).codecs
+
+
 def _cannot_import(path: str, module_name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "\0"):
         return f"--app {path!r}: there is no module {error.name!r} in {Path.cwd()} or in PYTHONPATH"
@@ -284,10 +290,11 @@ RoleOption = Annotated[
 ]
 
 
-def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any) -> None:
+def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any, app: CodecsOption = None) -> None:
     """Serve the admin console: pages and HTTP endpoints to see every message, and to heal what is stuck.
 
-    It runs until Ctrl-C or SIGTERM. It needs no code of yours, but compensations and checks are done by workers.
+    It runs until Ctrl-C or SIGTERM. It needs no code of yours, but for the codecs of bodies that you wrote (--app);
+    compensations and checks are done by workers.
 
     Without any configuration it prints a token for this run, to log in with. Users and tokens come from the
     environment or files, never from options (see `hash-password` and `token`); without them it serves this machine
@@ -321,7 +328,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any) -
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):  # as was said
-        standalone.serve(config, settings=databases.settings, announce=say)
+        standalone.serve(config, settings=databases.settings, codecs=codecs_of(app), announce=say)
     say("the console has stopped")
 
 

@@ -18,7 +18,7 @@ from outbox.database.engines import address_of, connect, discard, engine_of, url
 from outbox.database.execute import CONTENDED, execute, sqlstate
 from outbox.database.session import check_function, is_async
 from outbox.errors import InvalidHandler, SchemaError
-from outbox.message.content import check_topic
+from outbox.message.content import Codecs, check_topic
 from outbox.text import database_address, function_name, summary_of
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Compensation:
 
     ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
     was sent. ``consumers`` are the databases, beside the producer's own, in which groups consume the topic. ``model``
-    is the type that bodies are read as. ``when`` says who orders it: operators alone, or the policy too, for what a
-    known group has parked ``after`` seconds ago.
+    is the type that bodies are read as, ``codecs`` read those of other content types. ``when`` says who orders it:
+    operators alone, or the policy too, for what a known group has parked ``after`` seconds ago.
 
     Raises:
         InvalidHandler: a function that can't be called so, or consumers that are none.
@@ -47,6 +47,7 @@ class Compensation:
     consumers: tuple[Engine | AsyncEngine | str, ...] = field(default=(), repr=False)
     when: Literal["ordered", "parked"] = "ordered"
     after: float = 0.0
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)

@@ -219,9 +219,9 @@ class CompensationRun:
             raise StaleItem("it was sent again")
         key, tag, headers, kind, body, born_at, visible_at = messages[0]
         queue, position = sends[0] if sends else (0, 0)
-        headers, model = json.loads(headers) if headers else {}, self.compensation.model
+        headers, as_read = json.loads(headers) if headers else {}, (self.compensation.model, self.compensation.codecs)
         at = item.topic, queue, position
-        return Message(half_id, *at, key, tag, kind, body, born_at, visible_at, 1, item.attempts, headers, model)
+        return Message(half_id, *at, key, tag, kind, body, born_at, visible_at, 1, item.attempts, headers, *as_read)
 
     def _end(self, connection: Connection, result: Any) -> None:
         schema, item, result = self.settings.schema, self.item, _as_json(result)

@@ -40,6 +40,7 @@ from outbox.console.context import Authorizer, Console, Guard, Principal, Role, 
 from outbox.console.problems import Problem, as_problem, log, log_failure
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
+from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.health.overview import why_unreachable
 from outbox.operator.look.redact import Redactor
 from outbox.reader import Reader, environment, option, variable
@@ -74,8 +75,9 @@ class ConsoleOptions(TypedDict, total=False):
     the environment. ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are
     the names under which the console is reached beside localhost (``*.example.com``, ``*`` for any).
     ``trusted_origins`` are other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*``
-    is believed. ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``metrics`` turns
-    ``/metrics`` on, which is off by default.
+    is believed. ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``codecs``
+    read those of other content types; they default to those of the source. ``metrics`` turns ``/metrics`` on, which is
+    off by default.
     """
 
     databases: Mapping[str, Bind] | None
@@ -86,6 +88,7 @@ class ConsoleOptions(TypedDict, total=False):
     trusted_proxies: Iterable[str]
     environment: str | None
     redactor: Redactor | None
+    codecs: Codecs | None
     metrics: Metrics
 
 
@@ -113,9 +116,8 @@ def create_console_app(
         raise InvalidSettings(
             "TrustedHeader believes trusted_proxies only, and there are none: name the proxy's address"
         )
-    operators = OperatorSource(
-        source, options.get("databases"), options.get("settings"), options.get("redactor"), read_only=read_only
-    )
+    own = options.get("databases"), options.get("settings"), options.get("redactor"), options.get("codecs")
+    operators = OperatorSource(source, *own, read_only=read_only)
     console = Console(operators, authorizer, trust, read_only=read_only, environment=options.get("environment"))
 
     @contextlib.asynccontextmanager
@@ -338,7 +340,11 @@ class ConsoleConfig(ConsoleServer):
 
 
 def serve(
-    config: ConsoleConfig, *, settings: Settings | None = None, announce: Callable[[str], None] | None = None
+    config: ConsoleConfig,
+    *,
+    settings: Settings | None = None,
+    codecs: Codecs = NO_CODECS,
+    announce: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the console until the process is stopped.
 
@@ -355,7 +361,7 @@ def serve(
 
     announce = announce or partial(print, file=sys.stderr, flush=True)
     authorizer, token = authorizer_of(config)
-    app = app_of(config, authorizer, settings)
+    app = app_of(config, authorizer, settings, codecs)
     console = app.state.console
     # What is wrong with all of the databases is an error now, and not at the first request.
     for name, database in console.source().databases.items():
@@ -410,7 +416,9 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
     return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}), token
 
 
-def app_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None) -> FastAPI:
+def app_of(
+    config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None, codecs: Codecs = NO_CODECS
+) -> FastAPI:
     """Return the application of a configuration; it hasn't connected yet. Errors are those of `create_console_app`."""
     return create_console_app(
         config.databases,
@@ -423,5 +431,6 @@ def app_of(config: ConsoleConfig, authorizer: Authorizer, settings: Settings | N
         trusted_proxies=config.trusted_proxies,
         environment=config.env,
         redactor=Redactor(config.payload),
+        codecs=codecs,
         metrics=config.metrics,
     )

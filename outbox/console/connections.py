@@ -16,6 +16,7 @@ from outbox.app import Outbox
 from outbox.console.problems import log
 from outbox.database.engines import engine_of, psycopg_engine, url_of
 from outbox.errors import InvalidSettings, SchemaError
+from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.databases import Database, Databases, open_database
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
@@ -80,6 +81,7 @@ class OperatorSource:
         databases: Mapping[str, Bind] | None = None,
         settings: Settings | None = None,
         redactor: Redactor | None = None,
+        codecs: Codecs | None = None,
         *,
         read_only: bool = False,
     ) -> None:
@@ -90,12 +92,16 @@ class OperatorSource:
         self._operator: Operator | None = None
         self._last_try, self._lock = -_AGAIN, threading.Lock()
         self._redactor, further = redactor, dict(databases or {})
+        self._codecs = NO_CODECS if codecs is None else codecs
         if isinstance(source, Operator):
-            if further or redactor or settings:
-                raise InvalidSettings("an Operator has its databases, settings and redactor already; pass them to it")
+            if further or redactor or settings or codecs:
+                raise InvalidSettings(
+                    "an Operator has its databases, settings, redactor and codecs already; pass them to it"
+                )
             self._operator = _only_reading(source) if read_only else source
             return
         if isinstance(source, Outbox):
+            self._codecs = source.codecs if codecs is None else codecs
             settings, source = settings or source.settings, source.engine
         binds = dict(source) if isinstance(source, Mapping) else {url_of(source).database or "outbox": source}
         if duplicates := sorted(binds.keys() & further.keys()):
@@ -136,7 +142,7 @@ class OperatorSource:
             self.close()
             raise next(filter(None, missing.values()))
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
-        return Operator(Databases(in_order), self._redactor)
+        return Operator(Databases(in_order), self._redactor, self._codecs)
 
 
 def _only_reading(operator: Operator) -> Operator:
@@ -144,7 +150,7 @@ def _only_reading(operator: Operator) -> Operator:
         replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
         for each in operator.databases.values()
     ]
-    return Operator(Databases(databases), operator.redactor)
+    return Operator(Databases(databases), operator.redactor, operator.codecs)
 
 
 def _driver_connection(source: Engine) -> Any:

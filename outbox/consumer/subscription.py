@@ -14,7 +14,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
@@ -23,7 +23,7 @@ from outbox.consumer.sql import InboxUpdate
 from outbox.database.execute import Row, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.message.content import check_group, check_topic
+from outbox.message.content import Codecs, check_group, check_topic
 from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped
@@ -48,7 +48,8 @@ class Subscription:
     ``on_pruned`` what happens when messages were pruned before the group read them: raise `MessagesPruned` until a
     human has looked, or go on with the oldest that is kept.
     ``threads`` is the number of consuming threads per worker, each with a connection of its own. ``source`` is
-    the producer's database; None: the same as the consumer's. ``model`` is the type that bodies are read as.
+    the producer's database; None: the same as the consumer's. ``model`` is the type that bodies are read as,
+    ``codecs`` read those of other content types.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
     Raises:
@@ -70,6 +71,7 @@ class Subscription:
     threads: int = 1
     source: Engine | AsyncEngine | str | None = None
     model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -151,11 +153,9 @@ def to_entry(row: Row, subscription: Subscription, queue: int) -> Entry:
     position, id_, number, visible_at, key, tag, headers, content_type, body, born_at, matches = row
     if not matches:
         return Entry(position, id_, None)
-    topic, model, headers = subscription.topic, subscription.model, json.loads(headers) if headers else {}
-    message = Message(
-        id_, topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1, headers, model
-    )
-    return Entry(position, id_, message)
+    known = id_, subscription.topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1
+    headers = json.loads(headers) if headers else {}
+    return Entry(position, id_, Message(*known, headers, subscription.model, subscription.codecs))
 
 
 def like(pattern: str) -> str:

@@ -71,13 +71,14 @@ def sent(topic: str | None = None, using: str | None = None) -> list[Message]:
             topics = [name for (name,) in cursor.fetchall()]
         else:
             topics = [topic]
-    found = [message for name in topics for message in _read(alias, name, "", None)]
+    found = [message for name in topics for message in _read(alias, name, "", None, outbox(alias).codecs)]
     return sorted(found, key=lambda message: (message.born_at, message.id))
 
 
 def _sent(alias: str, subscription: Subscription) -> Iterator[Message]:
     """Return the messages that a group has yet to handle."""
-    for message in _read(alias, subscription.topic, subscription.group, subscription.model):
+    as_read = subscription.model, subscription.codecs
+    for message in _read(alias, subscription.topic, subscription.group, *as_read):
         tagged = subscription.tags is None or message.tag in subscription.tags
         if tagged and (subscription.keys is None or _matches(message.key, subscription.keys)):
             yield message
@@ -88,7 +89,7 @@ def _matches(key: str | None, patterns: tuple[str, ...]) -> bool:
     return key is not None and any(re.fullmatch(regex, key, re.DOTALL) for regex in regexes)
 
 
-def _read(alias: str, topic: str, group: str, model: Any) -> Iterator[Message]:
+def _read(alias: str, topic: str, group: str, *as_read: Any) -> Iterator[Message]:
     schema = _schema()
     with connections[alias].cursor() as cursor:
         # The op of what was sent is written by a deferred trigger, and a test has no COMMIT.
@@ -98,7 +99,8 @@ def _read(alias: str, topic: str, group: str, model: Any) -> Iterator[Message]:
         rows = cursor.fetchall()
     for position, (id_, name, key, tag, content_type, body, born_at, headers) in enumerate(rows, 1):
         read = json.loads(headers) if headers else {}
-        yield Message(id_, name, 0, position, key, tag, content_type, bytes(body), born_at, born_at, 1, 1, read, model)
+        known = id_, name, 0, position, key, tag, content_type, bytes(body), born_at, born_at, 1, 1, read
+        yield Message(*known, *as_read)
 
 
 def _handle(alias: str, subscription: Subscription, message: Message) -> None:

@@ -34,7 +34,7 @@ def document(
         messages[ref] = {
             "name": name,
             "title": f"{name}, version {topic.version}",
-            "contentType": "application/json",
+            "contentType": topic.content_type,
             "headers": _headers(topic),
             "payload": {"schemaFormat": "application/schema+json;version=draft-2020-12", "schema": payload},
         }

@@ -1,5 +1,7 @@
 """What a message may look like: names, lengths, delays, and its body as bytes. Checked before anything is written.
 
+A body is written and read by its content type: JSON, texts and bytes here, others by a codec of the application's own.
+
 The rules are RocketMQ's (``TopicValidator``, ``ScheduleMessageService``), but that a topic may also have dots and
 slashes, which are the custom elsewhere (``orders.created``).
 """
@@ -12,6 +14,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -23,11 +26,14 @@ MAX_TOPIC = 127
 MAX_GROUP = 120
 MAX_KEY_BYTES = 255
 MAX_TAG_BYTES = 127
+MAX_CONTENT_TYPE = 255
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 16 * 1024
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+# RFC 9110: a token, a slash, a token; then parameters.
+_CONTENT_TYPE = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+ *(;[ -~]*)?", re.ASCII)
 _SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
 _SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_", "TRANS_CHECK_MAX_TIME_TOPIC")
 
@@ -192,15 +198,44 @@ def encode(body: Any) -> tuple[bytes, str]:
     """
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body), BYTES
-    if isinstance(body, str):
-        try:
-            return body.encode(), TEXT
-        except UnicodeEncodeError as error:
-            raise InvalidMessage(f"the body has a character that UTF-8 can't hold: {error}") from None
+    return (_encode_text(body), TEXT) if isinstance(body, str) else (encode_json(body), JSON)
+
+
+def encode_as(body: Any, content_type: str) -> bytes:
+    """Return the bytes of a body as a content type that the sender chose; bytes as they are.
+
+    Raises:
+        InvalidMessage: this body can't be of that type.
+    """
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    if is_json(content_type):
+        return encode_json(body)
+    if isinstance(body, str) and kind_of(content_type).startswith("text/"):
+        return _encode_text(body)
+    raise InvalidMessage(
+        f"a body of type {type(body).__name__} can't be sent as {content_type!r}: register a codec by "
+        f"outbox.codec({kind_of(content_type)!r}, encode=…, decode=…), or send bytes"
+    )
+
+
+def _encode_text(body: str) -> bytes:
+    try:
+        return body.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"the body has a character that UTF-8 can't hold: {error}") from None
+
+
+def encode_json(body: Any) -> bytes:
+    """Return a body as JSON.
+
+    Raises:
+        InvalidMessage: it has no JSON form; names the type or the value that has none.
+    """
     try:
         if hasattr(body, "model_dump_json") and not isinstance(body, type):
-            return body.model_dump_json().encode(), JSON
-        return _ENCODER.encode(body).encode(), JSON
+            return body.model_dump_json().encode()  # type: ignore[no-any-return]  # pydantic may not be installed
+        return _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(
             f"the body of type {type(body).__name__} can't be encoded as JSON: {error}; "
@@ -234,12 +269,36 @@ _ENCODER = json.JSONEncoder(default=_plain, ensure_ascii=False, allow_nan=False,
 
 def is_json(content_type: str) -> bool:
     """Tell whether bodies of a content type are JSON."""
-    kind = _kind(content_type)
+    kind = kind_of(content_type)
     return kind == JSON or kind.endswith("+json")
 
 
-def _kind(content_type: str) -> str:
+def is_known(content_type: str) -> bool:
+    """Tell whether bodies of a content type are read without a codec."""
+    kind = kind_of(content_type)
+    return is_json(kind) or kind == BYTES or kind.startswith("text/")
+
+
+def kind_of(content_type: str) -> str:
+    """Return a content type without its parameters, in lower case."""
     return content_type.partition(";")[0].strip().lower()
+
+
+def check_content_type(content_type: object) -> str:
+    """Return a content type if it is one: at most 255 characters, such as ``application/msgpack``.
+
+    Raises:
+        InvalidMessage: it isn't.
+    """
+    if not isinstance(content_type, str):
+        raise InvalidMessage(f"content_type must be a str, not {type(content_type).__name__}: {content_type!r}")
+    content_type = _exactly(content_type)
+    if len(content_type) > MAX_CONTENT_TYPE or not _CONTENT_TYPE.fullmatch(content_type):
+        raise InvalidMessage(
+            f"content_type {content_type[:80]!r} must be like 'application/msgpack', with at most {MAX_CONTENT_TYPE} "
+            "characters"
+        )
+    return content_type
 
 
 def decode(raw: bytes, content_type: str, model: Any = None, *, exact: bool = False) -> Any:
@@ -250,20 +309,35 @@ def decode(raw: bytes, content_type: str, model: Any = None, *, exact: bool = Fa
     Raises:
         InvalidMessage: the bytes don't fit the content type or the model.
     """
-    kind = _kind(content_type)
+    value: Any = raw
     try:
         if model is not None and is_json(content_type):
             return adapter(model).validate_json(raw)
-        value: Any = raw
         if is_json(content_type):
             value = json.loads(raw, parse_float=Decimal if exact else None)
-        elif kind.startswith("text/"):
+        elif kind_of(content_type).startswith("text/"):
             value = raw.decode()
-        return value if model is None else adapter(model).validate_python(value)
     except (ValueError, RecursionError) as error:
-        expected = f" as {getattr(model, '__name__', model)}" if model is not None else ""
-        # Instead of pydantic's error, which a traceback would show with the values.
-        raise InvalidMessage(f"the body ({content_type}) can't be read{expected}: {why_invalid(error)}") from None
+        raise _unreadable(content_type, model, error) from None
+    return value if model is None else as_model(value, content_type, model)
+
+
+def as_model(value: Any, content_type: str, model: Any) -> Any:
+    """Return what was read of a body of a content type as ``model``.
+
+    Raises:
+        InvalidMessage: it doesn't fit the model.
+    """
+    try:
+        return adapter(model).validate_python(value)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(content_type, model, error) from None
+
+
+def _unreadable(content_type: str, model: Any, error: Exception) -> InvalidMessage:
+    expected = f" as {getattr(model, '__name__', model)}" if model is not None else ""
+    # Instead of pydantic's error, which a traceback would show with the values.
+    return InvalidMessage(f"the body ({content_type}) can't be read{expected}: {why_invalid(error)}")
 
 
 def why_invalid(error: Exception) -> str:
@@ -296,3 +370,130 @@ def adapter(model: Any) -> Any:
         return TypeAdapter(model)
     except PydanticUserError as error:
         raise InvalidHandler(f"bodies can't be read as {model!r}: {error.message}") from None
+
+
+Encoder = Callable[[Any], bytes]
+Decoder = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How bodies of one content type are written and read.
+
+    ``show`` makes of what ``decode`` returns a value with a JSON form, for console and commands; None: it has one.
+
+    Raises:
+        InvalidHandler: the content type is read by the framework itself or has parameters, or a function isn't one.
+        InvalidMessage: it isn't a content type.
+    """
+
+    content_type: str
+    encode: Encoder
+    decode: Decoder
+    show: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        kind = kind_of(check_content_type(self.content_type))
+        if kind != self.content_type:
+            raise InvalidHandler(
+                f"a codec is for a content type without parameters, in lower case: {kind!r}, not {self.content_type!r}"
+            )
+        # Lists, measures and reports look into JSON inside the database.
+        if is_known(kind):
+            raise InvalidHandler(f"bodies of {kind!r} are read without a codec; choose a content type of your own")
+        for name in ("encode", "decode", "show"):
+            function = getattr(self, name)
+            if not callable(function) and not (name == "show" and function is None):
+                raise InvalidHandler(f"the codec of {kind!r}: {name} = {function!r} must be a function")
+
+    def to_bytes(self, body: Any) -> bytes:
+        """Return the bytes of a body.
+
+        Raises:
+            InvalidMessage: the codec can't make any.
+        """
+        try:
+            raw: Any = self.encode(body)
+        except Exception as error:
+            raise InvalidMessage(
+                f"the body of type {type(body).__name__} can't be encoded by the codec of {self.content_type!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(raw, bytes | bytearray | memoryview):
+            raise InvalidMessage(f"the codec of {self.content_type!r} must make bytes, not {type(raw).__name__}")
+        return bytes(raw)
+
+    def from_bytes(self, raw: bytes) -> Any:
+        """Return the body that the bytes are.
+
+        Raises:
+            InvalidMessage: the codec can't read them.
+        """
+        try:
+            return self.decode(raw)
+        except Exception as error:
+            raise InvalidMessage(
+                f"the body can't be read by the codec of {self.content_type!r}: {type(error).__name__}: {error}"
+            ) from error
+
+
+class Codecs(dict[str, Codec]):
+    """The codecs of an Outbox by content type, and with them all ways in which bodies are written and read."""
+
+    def register(self, codec: Codec) -> None:
+        """Add a codec.
+
+        Raises:
+            InvalidHandler: its content type has one already.
+        """
+        if codec.content_type in self:
+            raise InvalidHandler(f"content type {codec.content_type!r} has a codec already")
+        self[codec.content_type] = codec
+
+    def encode(self, body: Any, content_type: str | None = None) -> tuple[bytes, str]:
+        """Return the bytes and the content type of a body; without a content type its Python type chooses.
+
+        Bytes are taken as they are where no codec has the content type.
+
+        Raises:
+            InvalidMessage: it isn't a content type, none that this body can be encoded as, or the body has no encoding.
+        """
+        if content_type is None:
+            return encode(body)
+        kind = kind_of(check_content_type(content_type))
+        if (codec := self.get(kind)) is not None:
+            return codec.to_bytes(body), content_type
+        return encode_as(body, content_type), content_type
+
+    def decode(self, raw: bytes, content_type: str, model: Any = None) -> Any:
+        """Return the body of ``raw``, as ``model`` if given; of a content type that nobody reads, the bytes.
+
+        Raises:
+            InvalidMessage: the bytes don't fit the content type or the model.
+        """
+        # Nearly no application has a codec, and all messages come this way.
+        if not self or (codec := self.get(kind_of(content_type))) is None:
+            return decode(raw, content_type, model)
+        body = codec.from_bytes(raw)
+        return body if model is None else as_model(body, content_type, model)
+
+    def as_json(self, raw: bytes, content_type: str) -> bytes | None:
+        """Return a body that a codec reads as JSON, for people; None where no codec has its content type.
+
+        Raises:
+            InvalidMessage: the codec can't read it, or what it reads has no JSON form.
+        """
+        if (codec := self.get(kind_of(content_type))) is None:
+            return None
+        body = codec.from_bytes(raw)
+        try:
+            return encode_json(body if codec.show is None else codec.show(body))
+        except Exception as error:
+            raise InvalidMessage(
+                f"what the codec of {content_type!r} reads can't be shown as JSON; give it show=, a function that "
+                f"makes a dict of it: {type(error).__name__}: {error}"
+            ) from error
+
+
+#: For bodies that only the framework itself has encoded.
+NO_CODECS: Codecs = Codecs()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from outbox.message.model import Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions
 
@@ -30,6 +30,14 @@ class PrepareOptions(SendOptions, total=False):
     """The options of `Outbox.prepare`."""
 
     immunity: dt.timedelta | float | None
+
+
+class TopicOptions(TypedDict, Generic[T], total=False):
+    """The options of `Outbox.topic`: those of `Topic`."""
+
+    version: int
+    key: Callable[[T], str | None] | None
+    content_type: str
 
 
 class ConsumerOptions(TypedDict, total=False):

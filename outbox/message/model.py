@@ -17,7 +17,7 @@ from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from outbox.message import content
+from outbox.message.content import Codecs
 from outbox.message.topic import Topic
 
 #: What a body is read as: the ``model`` of a consumer, a checker or a compensation.
@@ -111,19 +111,22 @@ class _Decoded(Generic[T_co]):
     content_type: str
     headers: Mapping[str, str]
     model: Any
+    codecs: Codecs
 
     @property
     def body(self) -> T_co:
         """The body, decoded by its content type; as the ``model`` or `Topic` where one is declared.
+
+        Bytes, where neither the framework nor a codec (`Outbox.codec`) reads the content type.
 
         Raises:
             InvalidMessage: the bytes don't fit the content type or the model.
             VersionUnknown: it is of a version of the topic that this code can't read.
         """
         if isinstance(self.model, Topic):
-            versioned: T_co = self.model.decode(self.raw, self.content_type, self.headers)
+            versioned: T_co = self.model.decode(self.raw, self.content_type, self.headers, self.codecs)
             return versioned
-        body: T_co = content.decode(self.raw, self.content_type, self.model)
+        body: T_co = self.codecs.decode(self.raw, self.content_type, self.model)
         return body
 
 
@@ -146,6 +149,7 @@ class Orphan(_Decoded[T_co]):
     age: dt.timedelta
     checks: int
     model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,7 @@ class Message(_Decoded[T_co]):
     attempt: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
     model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,8 @@ class SendOptions(TypedDict, total=False):
     Messages of one ``key`` (at most 255 bytes) stay in order. Consumers can filter by ``tag``. The message is delivered
     later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (1 and more, of the
     setting ``delay_levels``; a level above the last is the last). A given ``id`` makes a repeated send fail instead of
-    doubling.
+    doubling. ``content_type`` says how the body is encoded: by the codec of `Outbox.codec`; None leaves it to the
+    body's type, or to its `Topic`.
     """
 
     key: str | None
@@ -217,6 +223,7 @@ class SendOptions(TypedDict, total=False):
     delay: dt.timedelta | float | int | None
     delay_level: int | None
     id: UUID | None
+    content_type: str | None
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from outbox.errors import InvalidHandler, InvalidMessage, VersionUnknown
 from outbox.message import content
+from outbox.message.content import NO_CODECS, Codecs
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -24,7 +25,8 @@ VERSION_HEADER = "outbox-version"
 class Topic(Generic[T]):
     """A topic whose bodies are of one type, in producers and consumers alike.
 
-    ``model`` is a pydantic model, a dataclass, a TypedDict or any other type that pydantic reads; its bodies are JSON.
+    ``model`` is a pydantic model, a dataclass, a TypedDict or any other type that pydantic reads. Its bodies are JSON,
+    or of another ``content_type``, whose codec (`Outbox.codec`) then writes and reads what JSON would have.
     ``version`` counts from 1 and grows when a reader of the version before couldn't read what is written now; then
     `upcast` says how an older body is brought to the next version. ``key`` takes a body and gives the message's key
     where a send gives none.
@@ -33,12 +35,18 @@ class Topic(Generic[T]):
     to `Outbox.topic`.
 
     Raises:
-        InvalidMessage: the name isn't one.
+        InvalidMessage: the name or the content type isn't one.
         InvalidHandler: no model, or pydantic isn't installed or can't read it; a version that isn't a number from 1 on.
     """
 
     def __init__(
-        self, name: str, model: type[T], *, version: int = 1, key: Callable[[T], str | None] | None = None
+        self,
+        name: str,
+        model: type[T],
+        *,
+        version: int = 1,
+        key: Callable[[T], str | None] | None = None,
+        content_type: str = content.JSON,
     ) -> None:
         self.name: str = content.check_topic(name)
         if type(version) is not int or version < 1:
@@ -49,6 +57,7 @@ class Topic(Generic[T]):
         self.model: type[T] = model
         self.version: int = version
         self.key: Callable[[T], str | None] | None = key
+        self.content_type: str = content.check_content_type(content_type)
         self.upcasters: dict[int, Upcaster] = {}
         self.type_adapter: Any = content.adapter(untyped)
 
@@ -97,20 +106,30 @@ class Topic(Generic[T]):
         except (ValueError, RecursionError) as error:
             raise self._invalid(error) from None
 
-    def encode(self, body: T) -> tuple[bytes, str]:
-        """Return the bytes and the content type of a body, which its readers can read.
+    def encode(self, body: T, codecs: Codecs = NO_CODECS, content_type: str | None = None) -> tuple[bytes, str]:
+        """Return the bytes and the content type of a body, which its readers can read; a given content type counts.
 
         Raises:
             InvalidMessage: it was changed into what the model doesn't allow, or can't be read again; names the fields.
+                Or the content type has no codec.
         """
+        content_type = self.content_type if content_type is None else content.check_content_type(content_type)
+        # By alias, since that is what the reader and the exported schema expect. The warnings are of what the reading
+        # finds, which raises.
         try:
-            # By alias, since that is what the reader and the exported schema expect. The warnings are of what the
-            # reading finds, which raises.
-            raw: bytes = self.type_adapter.dump_json(body, by_alias=True, warnings="none")
-            self.type_adapter.validate_json(raw)
+            if content.is_json(content_type):
+                raw: bytes = self.type_adapter.dump_json(body, by_alias=True, warnings="none")
+                self.type_adapter.validate_json(raw)
+                return raw, content_type
+            plain = self.type_adapter.dump_python(body, mode="json", by_alias=True, warnings="none")
         except (ValueError, RecursionError) as error:
             raise self._invalid(error) from None
-        return raw, content.JSON
+        raw, content_type = codecs.encode(plain, content_type)
+        try:
+            self.type_adapter.validate_python(codecs.decode(raw, content_type))
+        except (ValueError, RecursionError) as error:
+            raise self._invalid(error) from None
+        return raw, content_type
 
     def _invalid(self, error: Exception) -> InvalidMessage:
         # Instead of pydantic's error, which a traceback would show with the values.
@@ -122,7 +141,7 @@ class Topic(Generic[T]):
         """Return the headers that say the version; none for the first, so that undeclared messages are of it."""
         return {} if self.version == 1 else {VERSION_HEADER: str(self.version)}
 
-    def decode(self, raw: bytes, content_type: str, headers: Mapping[str, str]) -> T:
+    def decode(self, raw: bytes, content_type: str, headers: Mapping[str, str], codecs: Codecs = NO_CODECS) -> T:
         """Return a body as the model, brought from the version of its headers to the topic's.
 
         Raises:
@@ -132,13 +151,13 @@ class Topic(Generic[T]):
         """
         version = self._version_of(headers)
         if version == self.version:
-            return content.decode(raw, content_type, self.model)  # type: ignore[no-any-return]  # it is a T by the model
+            return codecs.decode(raw, content_type, self.model)  # type: ignore[no-any-return]  # it is a T by the model
         if missing := self.missing_upcasters(version):
             raise VersionUnknown(
                 f"a message of topic {self.name!r} is of version {version}, and nothing brings version "
                 f"{missing[0]} to {missing[0] + 1}; write it with @topic.upcast({missing[0]})"
             )
-        body = content.decode(raw, content_type)
+        body = codecs.decode(raw, content_type)
         for step in range(version, self.version):
             try:
                 body = self.upcasters[step](body)

@@ -22,6 +22,7 @@ from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, sqlstate
 from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
+from outbox.message.content import NO_CODECS, Codecs
 from outbox.message.model import Answer, Resolution
 from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
@@ -65,13 +66,20 @@ class Operator(Lists, MessageViews, BulkJobs, HealthViews, LockViews):
     """
 
     @classmethod
-    def open(cls, engines: Mapping[str, Engine], settings: Settings, *, redactor: Redactor | None = None) -> Operator:
+    def open(
+        cls,
+        engines: Mapping[str, Engine],
+        settings: Settings,
+        *,
+        redactor: Redactor | None = None,
+        codecs: Codecs = NO_CODECS,
+    ) -> Operator:
         """Return an operator over these engines, after reading which tables each database has.
 
         Raises:
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
         """
-        return cls(Databases.open(engines, settings), redactor)
+        return cls(Databases.open(engines, settings), redactor, codecs)
 
     def act(
         self,
@@ -210,8 +218,11 @@ class OutboxOperator(Operator):
         SchemaMissing, SchemaOutdated: the database has no outbox tables, or not those of this code.
     """
 
-    def __init__(self, engine: Engine | AsyncEngine, settings: Settings, checkers: Mapping[str, Checker]) -> None:
+    def __init__(
+        self, engine: Engine | AsyncEngine, settings: Settings, checkers: Mapping[str, Checker], codecs: Codecs
+    ) -> None:
         self.redactor: Redactor = Redactor()
+        self.codecs: Codecs = codecs
         self._engine = engine
         self._settings = settings
         self._checkers = checkers

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection
     from outbox.database.execute import Steps
     from outbox.database.session import Bind
+    from outbox.message.content import Codecs
     from outbox.message.topic import Topic
     from outbox.settings import Settings
 
@@ -444,7 +445,9 @@ class Producer:
         group: str,
         immunity_of: Callable[[str], float],
         topics: Mapping[str, Topic[Any]],
+        codecs: Codecs,
     ) -> None:
+        self.codecs: Codecs = codecs
         self.schema: str = settings.schema
         #: The engine that the application uses.
         self.bind: Engine | AsyncEngine
@@ -609,10 +612,10 @@ class Producer:
         topic = content.check_topic(topic)
         key, headers = options.get("key"), options.get("headers")
         if (declared := self._topics.get(topic)) is None:
-            raw, content_type = content.encode(message.body)
+            raw, content_type = self.codecs.encode(message.body, options.get("content_type"))
         else:
             body = declared.validated(message.body)
-            raw, content_type = declared.encode(body)
+            raw, content_type = declared.encode(body, self.codecs, options.get("content_type"))
             key = declared.key(body) if key is None and declared.key else key
             headers = {**(headers or {}), **declared.headers()}
         if len(raw) > self._settings.max_body_bytes:

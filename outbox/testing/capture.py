@@ -69,7 +69,8 @@ class _Captured:
 
     def _add(self, carrier: Any, write: Write) -> Any:
         half = write.half
-        self._messages.put(SentMessage.of(half, "sent" if write.preparation is None else "prepared"))
+        state: SentState = "sent" if write.preparation is None else "prepared"
+        self._messages.put(SentMessage.of(half, state, self._producer.codecs))
         self._sessions.undo_with(carrier, lambda: self._messages.change(half.id, "undone"))
         return _as_of(carrier, half.id)
 

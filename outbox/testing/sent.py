@@ -21,6 +21,7 @@ from outbox.testing.runners import PassRunners, in_thread, read
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
+    from outbox.message.content import Codecs
 
 #: ``undone``: the transaction or savepoint in which it was sent did not commit.
 SentState = Literal["sent", "prepared", "rolled back", "undone"]
@@ -52,9 +53,9 @@ class SentMessage:
         return " ".join([f"{self.topic}{state}", *texts, f"body={self.body!r}"])
 
     @classmethod
-    def of(cls, half: HalfMessage, state: SentState) -> SentMessage:
+    def of(cls, half: HalfMessage, state: SentState, codecs: Codecs) -> SentMessage:
         """Return a half as it would be read."""
-        body = content.decode(half.body, half.content_type)
+        body = codecs.decode(half.body, half.content_type)
         return cls(half.id, half.topic, body, half.key, half.tag, half.headers, half.deliver_at, half.delay, state)
 
 
@@ -102,17 +103,17 @@ async def asent_messages(outbox: Outbox) -> SentMessages:
 
 def _sent_messages(runners: PassRunners, outbox: Outbox) -> SentMessages:
     (rows,) = read(runners.of(outbox), lambda connection: execute(connection, sql.halves(outbox.settings.schema)))
-    return SentMessages([_of_row(row) for row in rows])
+    return SentMessages([_of_row(row, outbox.codecs) for row in rows])
 
 
-def _of_row(row: Row) -> SentMessage:
+def _of_row(row: Row, codecs: Codecs) -> SentMessage:
     topic, key, tag, headers, content_type, body, deliver_at, message_id, resolution = row
     states: dict[str | None, SentState] = {
         None: "prepared",
         Resolution.COMMIT: "sent",
         Resolution.ROLLBACK: "rolled back",
     }
-    value, names = content.decode(body, content_type), json.loads(headers) if headers else {}
+    value, names = codecs.decode(body, content_type), json.loads(headers) if headers else {}
     return SentMessage(message_id, topic, value, key, tag, names, deliver_at, None, states[resolution])
 
 

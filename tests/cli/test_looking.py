@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import json
+import plistlib
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -382,6 +386,28 @@ def test_show_bodies(cli: Cli, world: World) -> None:
     assert cli("messages", "show", str(world.plain_text), "--body", "-o", "json").json["body"] == "grüße"
     body = cli("messages", "show", str(world.binary), "--body", "-o", "json").json["body"]
     assert body == {"bytes": 2, "sha256": hashlib.sha256(b"\x00\xff").hexdigest()}
+
+
+def test_show_bodies_by_codecs(
+    cli: Cli, outbox: Outbox, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The codecs of the application read what is in a format of its own; without them it is bytes."""
+    (tmp_path / "codecs_shop.py").write_text(
+        "import plistlib\nfrom outbox import Outbox\noutbox = Outbox()\nprint('hello')\n"
+        "outbox.codec('application/x-plist', encode=plistlib.dumps, decode=plistlib.loads)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with engine.begin() as connection:
+        half_id = outbox.send(
+            connection, "plists", plistlib.dumps({"iban": "DE89"}), content_type="application/x-plist"
+        )
+    show = ("messages", "show", str(half_id), "--body", "-o", "json")
+    assert "sha256" in cli(*show).json["body"]
+    assert cli(*show, "--app", "codecs_shop:outbox").json["body"] == {"iban": "DE89"}
+    export = ("messages", "export", "--topic", "plists", "--body")
+    assert cli(*export).json["body"] is None
+    assert json.loads(cli(*export, "--app", "codecs_shop:outbox").json["body"]) == {"iban": "***"}
 
 
 def test_show_body_that_lies(cli: Cli, world: World, engine: Engine) -> None:

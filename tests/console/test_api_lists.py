@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import plistlib
 import uuid
 from typing import Any
 
@@ -205,3 +207,15 @@ def test_bodies_are_masked_unless_somebody_may_see_them(shop: Shop, acting: Http
     assert raw.headers["content-disposition"].startswith("attachment")
     rows = items(acting, "/audit", action="reveal")
     assert [(row["actor"], row["origin"]["via"]) for row in rows] == [("ada", "api")] * 2
+
+
+def test_what_a_codec_reads_is_shown_and_masked(shop: Shop, acting: Http) -> None:
+    """A body in a format of the application's own is shown as JSON is; its bytes can be had as they are."""
+    kind = "application/x-plist"
+    if kind not in shop.outbox.codecs:
+        shop.outbox.codec(kind, encode=plistlib.dumps, decode=plistlib.loads)
+    path = f"/messages/{shop.order(2, iban='DE89', send={'content_type': kind})}/payload"
+    masked = acting.get(path).json()
+    assert (json.loads(masked["text"]), masked["content_type"]) == ({"number": 2, "iban": "***"}, kind)
+    assert "DE89" in acting.get(path, params={"reveal": True}).json()["text"]
+    assert plistlib.loads(acting.get(f"{path}/raw").content) == {"number": 2, "iban": "DE89"}

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from outbox import INJECTED, Decision, Message, Orphan, Outbox, Outgoing, Park, Resolution, Retry, Settings, Skip
+from outbox import INJECTED, Decision, Message, Orphan, Outbox, Outgoing, Park, Resolution, Retry, Settings, Skip, Topic
 from outbox.operator.model import BulkJob
 
 
@@ -53,6 +53,7 @@ def send(
     outbox.send(async_connection, "t", {}, delay=dt.timedelta(hours=1), id=UUID(int=1))
     outbox.send(session, "t", {}, delay=5)
     outbox.send(session, "t", {}, delay_level=3)
+    outbox.send(session, "t", {}, content_type="application/msgpack")
     outbox.send(scoped, "t", {})
     outbox.send(async_scoped, "t", {})
     outbox.send(session, "t")  # type: ignore[call-overload]
@@ -194,6 +195,11 @@ def read_as(outbox: Outbox) -> None:
     outbox.consumer("t", group="h", model=Order, colour="red")  # type: ignore[call-overload]
 
     orders = outbox.topic("orders", model=Order)
+    assert_type(outbox.topic("paid", model=Order, version=2, key=lambda body: str(body.number)), Topic[Order])
+    outbox.topic("sent", model=Order, content_type="application/msgpack")
+    outbox.topic("lost", model=Order, versions=2)  # type: ignore[call-overload]
+    outbox.codec("application/msgpack", encode=bytes, decode=lambda raw: raw[0], show=str)
+    outbox.codec("application/msgpack", encode=str, decode=bytes)  # type: ignore[arg-type]
 
     @outbox.consumer(orders, group="a")
     def handle_declared(message: Message[Order], session: Session) -> None:

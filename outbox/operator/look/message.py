@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
 from outbox.database.sql import audit
+from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
@@ -341,11 +342,12 @@ def _by_operators(found: MessageFacts) -> Iterator[Event]:
 
 
 class MessageViews(OverDatabases):
-    """What an operator sees of one message; ``redactor`` decides how bodies are shown."""
+    """What an operator sees of one message; ``redactor`` decides how bodies are shown, ``codecs`` read them."""
 
-    def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
+    def __init__(self, databases: Databases, redactor: Redactor | None = None, codecs: Codecs = NO_CODECS) -> None:
         super().__init__(databases)
         self.redactor: Redactor = redactor or Redactor()
+        self.codecs: Codecs = codecs
 
     def message(self, message_id: UUID, *, reveal: Actor | None = None) -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.
@@ -363,7 +365,7 @@ class MessageViews(OverDatabases):
             with found.home.acting() as connection:
                 schema, origin = found.home.schema, reveal.origin
                 execute(connection, audit(schema, reveal.name, "reveal", str(message_id), "", None, origin))
-        return _view(self.databases, found, self.redactor, revealed=reveal is not None)
+        return _view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None)
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:
         """Return content type and bytes of a message as they are; the caller must have audited it.
@@ -380,13 +382,15 @@ class MessageViews(OverDatabases):
         raise self.not_found(message_id)
 
 
-def _view(databases: Databases, found: MessageFacts, redactor: Redactor, *, revealed: bool) -> MessageView:
+def _view(
+    databases: Databases, found: MessageFacts, redactor: Redactor, codecs: Codecs, *, revealed: bool
+) -> MessageView:
     actions, refused = actions_of(found)
     half, body, compensation = found.half, None, found.compensation
     # What waits for an operator comes first.
     coming = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
     if half is not None:
-        body = redactor.body(half["content_type"], bytes(found.raw), reveal=revealed)
+        body = redactor.body(half["content_type"], bytes(found.raw), reveal=revealed, codecs=codecs)
         half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}

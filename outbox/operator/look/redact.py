@@ -16,8 +16,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from outbox.errors import InvalidSettings
-from outbox.message.content import is_json
+from outbox.errors import InvalidMessage, InvalidSettings
+from outbox.message.content import Codecs, is_json
 from outbox.operator.model import Body
 
 _OPENING = frozenset("{[")
@@ -112,14 +112,19 @@ class Redactor:
         words = _WORDS.sub("_", unicodedata.normalize("NFKC", name))
         return self._keys.search(words.casefold()) is not None
 
-    def body(self, content_type: str, raw: bytes, *, reveal: bool = False) -> Body:
-        """Return a body as it may be shown, JSON in lines of its own; with ``reveal`` nothing of it is masked."""
+    def body(self, content_type: str, raw: bytes, *, reveal: bool = False, codecs: Codecs | None = None) -> Body:
+        """Return a body as it may be shown, JSON in lines of its own; with ``reveal`` nothing of it is masked.
+
+        What one of ``codecs`` reads is shown as JSON.
+        """
         full = reveal or self.display == "full"
         text: str | None = None
         masked: list[str] = []
         if full or self.display == "masked":
-            known = _text(content_type, raw)
-            if known and is_json(content_type) and (full or _is_container(known)) and _read(known) is not _NONE:
+            decoded = _decoded(content_type, raw, codecs)
+            known = _text(content_type, raw) if decoded is None else decoded
+            written = decoded is not None or is_json(content_type)
+            if known and written and (full or _is_container(known)) and _read(known) is not _NONE:
                 text, masked = self._written(known, full=full, limit=self.limit)
             elif full:
                 text = known
@@ -199,6 +204,15 @@ class Redactor:
 
     def _masked(self, name: str | None, token: str) -> bool:
         return (name is not None and self.masks(name)) or (token[0] == '"' and self._holds(json.loads(token)))
+
+
+def _decoded(content_type: str, raw: bytes, codecs: Codecs | None) -> str | None:
+    """Return what a codec reads, as JSON; None where none does, or can."""
+    try:
+        decoded = codecs.as_json(raw, content_type) if codecs else None
+    except InvalidMessage:
+        return None
+    return None if decoded is None else decoded.decode()
 
 
 def _text(content_type: str, raw: bytes) -> str | None:
