@@ -86,7 +86,7 @@ class Outbox(DeliveryDeclarations):
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
-        self.codecs: Codecs = Codecs()
+        self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
         self._binding: _Binding | None = None
         if bind is not None:
             self.bind(bind)

@@ -59,6 +59,9 @@ class Settings:
     # Sending
     queues: int = option(8, "Queues of a topic that is used for the first time.", least=1, most=4096, page="sending")
     max_body_bytes: int = option(4 * 1024 * 1024, "The largest body of a message.", above=0, page="sending")
+    compress_above: int = option(
+        0, "Bytes above which a body is stored compressed; 0 is never.", least=0, page="sending"
+    )
     max_transaction_bytes: int = option(
         256 * 1024 * 1024,
         "The largest sum of the bodies that one transaction sends.",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import inspect
-import json
 import threading
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
-from outbox.message.model import Answer, Counts, Orphan, Resolution
+from outbox.message.model import Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
 from outbox.telemetry.hooks import Checking, emit, observed
@@ -107,9 +106,9 @@ class Interview:
         half_id, claim, history_id, key, tag, headers, content_type, raw, born_at, age, gone = row
         orphan = None
         if not gone:
-            headers, age = json.loads(headers) if headers else {}, dt.timedelta(seconds=age)
+            (headers, encoding), age = read_headers(headers), dt.timedelta(seconds=age)
             known = half_id, checker.topic, key, tag, headers, content_type, raw, born_at, age, claim
-            orphan = Orphan(*known, checker.model, checker.codecs)
+            orphan = Orphan(*known, checker.model, checker.codecs, encoding)
         return cls(checker, settings, half_id, claim, history_id, orphan)
 
     def hold(self, connection: Connection, _: Connection) -> Counts:

@@ -18,7 +18,7 @@ from outbox.database.session import JoinedSession, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
-from outbox.message.model import Counts, Message, Park, Retry, Skip
+from outbox.message.model import Counts, Message, Park, Retry, Skip, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.hooks import Compensating, observed
 from outbox.text import storable
@@ -219,8 +219,8 @@ class CompensationRun:
             raise StaleItem("it was sent again")
         key, tag, headers, kind, body, born_at, visible_at = messages[0]
         queue, position = sends[0] if sends else (0, 0)
-        headers, as_read = json.loads(headers) if headers else {}, (self.compensation.model, self.compensation.codecs)
-        at = item.topic, queue, position
+        headers, encoding = read_headers(headers)
+        at, as_read = (item.topic, queue, position), (self.compensation.model, self.compensation.codecs, encoding)
         return Message(half_id, *at, key, tag, kind, body, born_at, visible_at, 1, item.attempts, headers, *as_read)
 
     def _end(self, connection: Connection, result: Any) -> None:

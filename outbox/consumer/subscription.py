@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
-import json
 import math
 import random
 import threading
@@ -24,7 +23,7 @@ from outbox.database.execute import Row, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import Codecs, check_group, check_topic
-from outbox.message.model import Counts, Message, Park, Retry, Skip, Status
+from outbox.message.model import Counts, Message, Park, Retry, Skip, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped
 from outbox.telemetry.hooks import Handling, observed, observers
@@ -123,8 +122,8 @@ class Entry:
     message: Message | None
 
     def digest(self) -> bytes | None:
-        """Return the first 16 bytes of the SHA-256 of the body as it arrived; None if it wasn't read."""
-        return hashlib.sha256(self.message.raw).digest()[:DIGEST_BYTES] if self.message else None
+        """Return the first 16 bytes of the SHA-256 of the body as it is stored; None if it wasn't read."""
+        return hashlib.sha256(self.message.stored).digest()[:DIGEST_BYTES] if self.message else None
 
 
 class Filter(Protocol):
@@ -154,8 +153,8 @@ def to_entry(row: Row, subscription: Subscription, queue: int) -> Entry:
     if not matches:
         return Entry(position, id_, None)
     known = id_, subscription.topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1
-    headers = json.loads(headers) if headers else {}
-    return Entry(position, id_, Message(*known, headers, subscription.model, subscription.codecs))
+    headers, encoding = read_headers(headers)
+    return Entry(position, id_, Message(*known, headers, subscription.model, subscription.codecs, encoding))
 
 
 def like(pattern: str) -> str:

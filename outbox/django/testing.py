@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,8 @@ from outbox.consumer.subscription import Subscription, failure_of
 from outbox.django.configuration import configuration
 from outbox.django.databases import outbox
 from outbox.django.handlers import OrmFunction
-from outbox.message.model import Message, Skip
+from outbox.message.content import Codecs
+from outbox.message.model import Message, Skip, read_headers
 
 #: In the order in which they would go out.
 _SENT = """
@@ -89,7 +89,7 @@ def _matches(key: str | None, patterns: tuple[str, ...]) -> bool:
     return key is not None and any(re.fullmatch(regex, key, re.DOTALL) for regex in regexes)
 
 
-def _read(alias: str, topic: str, group: str, *as_read: Any) -> Iterator[Message]:
+def _read(alias: str, topic: str, group: str, model: Any, codecs: Codecs) -> Iterator[Message]:
     schema = _schema()
     with connections[alias].cursor() as cursor:
         # The op of what was sent is written by a deferred trigger, and a test has no COMMIT.
@@ -98,9 +98,9 @@ def _read(alias: str, topic: str, group: str, *as_read: Any) -> Iterator[Message
         cursor.execute(_SENT.replace("{s}", schema), {"topic": topic, "group": group})
         rows = cursor.fetchall()
     for position, (id_, name, key, tag, content_type, body, born_at, headers) in enumerate(rows, 1):
-        read = json.loads(headers) if headers else {}
-        known = id_, name, 0, position, key, tag, content_type, bytes(body), born_at, born_at, 1, 1, read
-        yield Message(*known, *as_read)
+        sent_headers, encoding = read_headers(headers)
+        known = id_, name, 0, position, key, tag, content_type, bytes(body), born_at, born_at, 1, 1, sent_headers
+        yield Message(*known, model, codecs, encoding)
 
 
 def _handle(alias: str, subscription: Subscription, message: Message) -> None:

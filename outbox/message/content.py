@@ -30,6 +30,9 @@ MAX_CONTENT_TYPE = 255
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 16 * 1024
 
+#: The header that says how a body is compressed; readers take it off.
+ENCODING_HEADER = "outbox-encoding"
+
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 # RFC 9110: a token, a slash, a token; then parameters.
@@ -437,8 +440,19 @@ class Codec:
             ) from error
 
 
+#: More than the server takes in one message: no body is larger.
+_NO_BODY_IS_LARGER = 1 << 30
+
+
 class Codecs(dict[str, Codec]):
-    """The codecs of an Outbox by content type, and with them all ways in which bodies are written and read."""
+    """The codecs of an Outbox by content type, and with them all ways in which bodies are written and read.
+
+    ``max_body_bytes`` limits what a compressed body may be when it is decompressed.
+    """
+
+    def __init__(self, max_body_bytes: int = _NO_BODY_IS_LARGER) -> None:
+        super().__init__()
+        self.max_body_bytes: int = max_body_bytes
 
     def register(self, codec: Codec) -> None:
         """Add a codec.

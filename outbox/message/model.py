@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import json
 import os
 import threading
 import time
@@ -17,7 +18,8 @@ from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from outbox.message.content import Codecs
+from outbox.message.compression import decompress
+from outbox.message.content import ENCODING_HEADER, Codecs
 from outbox.message.topic import Topic
 
 #: What a body is read as: the ``model`` of a consumer, a checker or a compensation.
@@ -102,16 +104,34 @@ class Decision:
     first: bool
 
 
+def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
+    """Return the headers of a message as its sender gave them, and how its body is compressed."""
+    headers: dict[str, str] = json.loads(text) if text else {}
+    return headers, headers.pop(ENCODING_HEADER, None)
+
+
 class _Decoded(Generic[T_co]):
     """What has bytes, a content type, and perhaps a model for them."""
 
     __slots__ = ()
 
-    raw: bytes
+    stored: bytes
     content_type: str
     headers: Mapping[str, str]
     model: Any
     codecs: Codecs
+    encoding: str | None
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes of the body; decompressed, where they are ``stored`` compressed.
+
+        Raises:
+            InvalidMessage: they can't be decompressed, or to more than ``max_body_bytes`` of the settings.
+        """
+        if self.encoding is None:
+            return self.stored
+        return decompress(self.stored, self.encoding, self.codecs.max_body_bytes)
 
     @property
     def body(self) -> T_co:
@@ -144,12 +164,13 @@ class Orphan(_Decoded[T_co]):
     tag: str | None
     headers: Mapping[str, str]
     content_type: str
-    raw: bytes
+    stored: bytes
     born_at: dt.datetime
     age: dt.timedelta
     checks: int
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False, compare=False)
+    encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +204,7 @@ class Message(_Decoded[T_co]):
     key: str | None
     tag: str | None
     content_type: str
-    raw: bytes
+    stored: bytes
     born_at: dt.datetime
     visible_at: dt.datetime
     send_number: int = 1
@@ -191,6 +212,7 @@ class Message(_Decoded[T_co]):
     headers: Mapping[str, str] = field(default_factory=dict)
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False, compare=False)
+    encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
+from outbox.message.compression import compress
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.sql import write_halves, write_late
@@ -626,4 +627,9 @@ class Producer:
         key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
         headers = content.check_headers(headers)
+        if content.ENCODING_HEADER in headers:
+            raise InvalidMessage(f"header {content.ENCODING_HEADER!r} is for compressed bodies alone; leave it out")
+        if 0 < self._settings.compress_above < len(raw):
+            raw, encoding = compress(raw)
+            headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers
         return HalfMessage(half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery)

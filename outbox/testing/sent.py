@@ -15,7 +15,9 @@ from uuid import UUID
 from outbox.database.execute import Row, execute
 from outbox.errors import InvalidMessage
 from outbox.message import content
-from outbox.message.model import HalfMessage, Resolution
+from outbox.message.compression import decompress
+from outbox.message.content import ENCODING_HEADER
+from outbox.message.model import HalfMessage, Resolution, read_headers
 from outbox.testing import sql
 from outbox.testing.runners import PassRunners, in_thread, read
 
@@ -55,8 +57,10 @@ class SentMessage:
     @classmethod
     def of(cls, half: HalfMessage, state: SentState, codecs: Codecs) -> SentMessage:
         """Return a half as it would be read."""
-        body = codecs.decode(half.body, half.content_type)
-        return cls(half.id, half.topic, body, half.key, half.tag, half.headers, half.deliver_at, half.delay, state)
+        headers = dict(half.headers)
+        raw = decompress(half.body, headers.pop(ENCODING_HEADER, None), codecs.max_body_bytes)
+        body = codecs.decode(raw, half.content_type)
+        return cls(half.id, half.topic, body, half.key, half.tag, headers, half.deliver_at, half.delay, state)
 
 
 class SentMessages(Sequence[SentMessage]):
@@ -113,7 +117,8 @@ def _of_row(row: Row, codecs: Codecs) -> SentMessage:
         Resolution.COMMIT: "sent",
         Resolution.ROLLBACK: "rolled back",
     }
-    value, names = codecs.decode(body, content_type), json.loads(headers) if headers else {}
+    names, encoding = read_headers(headers)
+    value = codecs.decode(decompress(body, encoding, codecs.max_body_bytes), content_type)
     return SentMessage(message_id, topic, value, key, tag, names, deliver_at, None, states[resolution])
 
 

@@ -47,7 +47,7 @@ ANSWERS: dict[str, tuple[Callable[[Message, Session], Any], tuple[str, int], str
 
 
 def _broken(message: Message) -> Message:
-    message.raw, message.content_type = b"{not json", "application/json"
+    message.stored, message.content_type = b"{not json", "application/json"
     return message
 
 

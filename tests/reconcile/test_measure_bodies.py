@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from outbox import Outbox
 from outbox.database.execute import Statement, execute
 from outbox.errors import InvalidMessage
 from outbox.message.content import JSON
@@ -211,7 +213,8 @@ def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: s
     """Whatever a body is, both ways of reading it come to the same key and the same number, or to neither."""
     way = tuple(path.split("."))
     halves = Statement(
-        "SELECT %(id)s AS id, %(type)s AS content_type, %(raw)b::bytea AS body", {"id": 1, "type": JSON, "raw": raw}
+        "SELECT %(id)s AS id, %(type)s AS content_type, %(raw)b::bytea AS body, NULL::text AS encoding",
+        {"id": 1, "type": JSON, "raw": raw},
     )
     for by, values in (([way], []), ([], [way]), ([way], [way, None])):
         try:
@@ -230,3 +233,24 @@ def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: s
         if read:
             assert tuple(columns[1 : 1 + len(by)]) == read[0]
             assert columns[1 + len(by) :] == read[1]
+
+
+def test_compressed_bodies_count_like_others(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored compressed adds up to the same; what says so and isn't is told of."""
+    settings = replace(books.outbox.settings, compress_above=1)
+    monkeypatch.setattr(books, "outbox", Outbox(books.producer, settings=settings))
+    note = "the same words " * 100
+    for amount in ("1.10", "2.20"):
+        body = {"to": {"account": "A"}, "currency": "EUR", "amount": amount, "note": note}
+        books.transfer("A", amount, body=body)
+    bad = books.transfer("A", "4.00", body={"to": {"account": "A"}, "currency": "EUR", "amount": "4.00", "note": note})
+    encoded = "SELECT count(*) FROM outbox.half_message WHERE headers ->> 'outbox-encoding' = 'gzip'"
+    with books.producer.connect() as connection:
+        assert connection.execute(text(encoded)).scalar_one() == 3
+    (result,) = books.measure(money(producer=None))
+    assert row(result, "A", "EUR").producer == Decimal("7.30")
+    assert result.faults == ()
+    books.run(books.producer, "UPDATE outbox.half_message SET body = '{}' WHERE id = :id", id=bad)
+    (result,) = books.measure(money(producer=None))
+    assert row(result, "A", "EUR").producer == Decimal("3.30")
+    assert any(f"{bad}: the body isn't the gzip" in fault for fault in result.faults)

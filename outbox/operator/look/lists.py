@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Row, execute, query
-from outbox.errors import InvalidRequest
+from outbox.errors import InvalidMessage, InvalidRequest
+from outbox.message.compression import decompress
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import OverDatabases
@@ -164,10 +165,17 @@ def _messages(
         if count == many or len(found) < count:
             end = found[-1][0]
             searched = len(found)
-        found = [row for row in found if has_at(row[_COLUMNS], *criteria.body)]
+        found = [row for row in found if _has_at(row[_COLUMNS], row[_COLUMNS + 1], *criteria.body)]
     shown = [model.MessageRow(database.name, *row[:_COLUMNS]) for row in found[:limit]]
     stopped = (end,) if end and len(shown) < limit else None
     return Part(shown, searched, stopped, lists_sql.count_messages(schema, criteria))
+
+
+def _has_at(stored: bytes, encoding: str | None, path: str, value: str) -> bool:
+    try:
+        return has_at(decompress(stored, encoding, lists_sql.LARGEST_BODY), path, value)
+    except InvalidMessage:
+        return False
 
 
 def _finds_by_key(connection: Connection, schema: str, criteria: model.MessageFilter, after: UUID | None) -> bool:

@@ -16,6 +16,7 @@ from uuid import UUID
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, statement
 from outbox.database.sql import message_status
+from outbox.message.content import ENCODING_HEADER
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.message_sql import HALF_STATUS, LAST_CHECK
 from outbox.operator.look.paging import count_of, fitting
@@ -99,6 +100,8 @@ SELECT e.id, n.found, f.*
 _BODIES = """(SELECT b.* FROM (SELECT found.*, sum(octet_length(body)) OVER (ORDER BY id DESC) - octet_length(body)
                                       AS bytes_before FROM found) b WHERE bytes_before < %(bytes)s)"""
 
+_WITH_BODY = f", h.body, h.headers ->> '{ENCODING_HEADER}' AS encoding"
+
 _JSON_BODY = """octet_length(h.body) <= %(largest_body)s AND
        (btrim(split_part(lower(h.content_type), ';', 1)) = 'application/json'
         OR right(btrim(split_part(lower(h.content_type), ';', 1)), 5) = '+json')"""
@@ -178,8 +181,9 @@ def list_messages(
 ) -> Statement:
     """Find messages, the newest id first, below the id ``after``, among the next ones (`window_of`).
 
-    ``by_key`` looks at all that have the key, by an index on keys. With a condition on the body, rows have two columns
-    more: the body, and the sum of sizes before it; there are as many as may be read at once.
+    ``by_key`` looks at all that have the key, by an index on keys. With a condition on the body, rows have three
+    columns more: the body, how it is compressed, and the sum of sizes before it; there are as many as may be read at
+    once.
 
     Rows: the end of the window or None, how many were found, and the fields of `MessageRow`, with an id of None where
     nothing is found. The end is None where all there are were seen, or ``limit`` were found.
@@ -194,7 +198,7 @@ def list_messages(
         source=_BY_KEY if by_key else _BY_ID if of_half else _BY_DRIVER,
         op=_OP,
         ordered="h.id" if of_half else "c.half_id",
-        row=_ROW + ", h.body" * with_body,
+        row=_ROW + _WITH_BODY * with_body,
         where=condition,
         windowed="false" if by_key else "true",
         found=_BODIES if with_body else "found",

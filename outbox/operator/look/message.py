@@ -16,7 +16,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
 from outbox.database.sql import audit
-from outbox.message.content import NO_CODECS, Codecs
+from outbox.errors import InvalidMessage
+from outbox.message.compression import decompress
+from outbox.message.content import ENCODING_HEADER, NO_CODECS, Codecs
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
@@ -118,7 +120,8 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
     for part, rows in known.items():
         setattr(found, part, rows if part in {"history", "sends", "deliveries"} else next(iter(rows), None))
     if found.half is not None:
-        found.raw = found.half.pop("raw")
+        stored, encoding = bytes(found.half.pop("raw")), (found.half["headers"] or {}).get(ENCODING_HEADER)
+        found.raw = _opened(stored, encoding, database)
 
 
 def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
@@ -368,7 +371,9 @@ class MessageViews(OverDatabases):
         return _view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None)
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:
-        """Return content type and bytes of a message as they are; the caller must have audited it.
+        """Return content type and bytes of a message's body as it was sent; the caller must have audited it.
+
+        A body that can't be decompressed is as it is stored.
 
         Raises:
             MessageNotFound: no producer's database has it.
@@ -377,9 +382,17 @@ class MessageViews(OverDatabases):
             with database.reading() as connection:
                 rows = query(connection, database.schema, message_sql.BODY, id=message_id)
             if rows:
-                content_type, body = rows[0]
-                return content_type, bytes(body)
+                content_type, stored, encoding = rows[0]
+                return content_type, _opened(bytes(stored), encoding, database)
         raise self.not_found(message_id)
+
+
+def _opened(stored: bytes, encoding: str | None, database: Database) -> bytes:
+    """Return a body as it was sent; as it is stored, where it can't be decompressed to what a body may have."""
+    try:
+        return stored if encoding is None else decompress(stored, encoding, database.settings.max_body_bytes)
+    except InvalidMessage:
+        return stored
 
 
 def _view(
@@ -390,7 +403,7 @@ def _view(
     # What waits for an operator comes first.
     coming = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
     if half is not None:
-        body = redactor.body(half["content_type"], bytes(found.raw), reveal=revealed, codecs=codecs)
+        body = redactor.body(half["content_type"], found.raw, reveal=revealed, codecs=codecs)
         half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}

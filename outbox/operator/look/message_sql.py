@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox.database.sql import GROUP_QUEUES, message_status
+from outbox.message.content import ENCODING_HEADER
 from outbox.operator.databases import Query
 
 #: The status of an undecided half by its check ``c``: a `outbox.operator.model.HalfStatus`.
@@ -73,8 +74,8 @@ SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.com
 """),
 }
 
-#: A message's body. Rows: ``(content_type, bytes)`` or none.
-BODY = "SELECT content_type, body FROM {s}.half_message WHERE id = %(id)s"
+#: A message's body. Rows: ``(content_type, bytes, encoding)`` or none.
+BODY = f"SELECT content_type, body, headers ->> '{ENCODING_HEADER}' FROM {{s}}.half_message WHERE id = %(id)s"
 
 #: Which groups of a topic have come to a position in a queue. Rows: ``(group, left_out or unconsumed)``.
 REACHED = (

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import STATEMENT_CANCELLED, Row, Statement, execute, sqlstate, statement
 from outbox.errors import InvalidMessage, OutboxError, ReconcileError, SourceError
 from outbox.message import content
+from outbox.message.compression import decompress
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
@@ -38,6 +39,8 @@ Path = Sequence[str]
 BATCH = 50_000
 #: Bodies that are read at once where the database couldn't read one of a batch.
 CHUNK = 100
+#: How large (bytes) a body may be that was stored compressed: about what the database reads of one that wasn't.
+LARGEST_BODY = 256 * 1024 * 1024
 _EXAMPLES = 3
 
 
@@ -145,8 +148,9 @@ class Bodies:
     def _add_one_by_one(self, halves: Statement) -> None:
         after = FIRST_ID
         while rows := self._rows(sql.bodies(halves, after, CHUNK)):
-            for id_, content_type, raw in rows:
+            for id_, content_type, stored, encoding in rows:
                 try:
+                    raw = decompress(stored, encoding, LARGEST_BODY)
                     self._tally.add(*carried(raw, content_type, self._by, self._values))
                 except InvalidMessage as error:
                     self._unreadable += 1

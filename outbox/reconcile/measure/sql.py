@@ -10,6 +10,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.database.execute import Statement
+from outbox.message.content import ENCODING_HEADER
 
 #: What a body may have under a value, as text: what Python and PostgreSQL read as the same decimal.
 NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
@@ -23,9 +24,9 @@ SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', 
        set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true)
 """
 
-#: Half messages by their ids, as far as they are meant for the group. Rows: ``(id, content type, body)``.
+#: Half messages by their ids, as far as they are meant for the group. Rows: ``(id, content type, body, encoding)``.
 HALVES_OF = f"""
-SELECT h.id, h.content_type, h.body
+SELECT h.id, h.content_type, h.body, h.headers ->> '{ENCODING_HEADER}' AS encoding
   FROM {{s}}.half_message h WHERE h.id = ANY (%(ids)b::uuid[]) AND {MATCHES}"""
 
 #: How many of them are still there. Rows: ``(halves,)``.
@@ -35,7 +36,7 @@ COUNT_HALVES = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%(ids)b::u
 #: meant for the group, which began after some positions, by queue. Where the newest send lies: a message that was sent
 #: before the group began, and again since, is one of its own. Rows: as `HALVES_OF`.
 SETTLED_HALVES = f"""
-SELECT h.id, h.content_type, h.body
+SELECT h.id, h.content_type, h.body, h.headers ->> '{ENCODING_HEADER}' AS encoding
   FROM {{s}}.half_message h JOIN {{s}}.op_message o ON o.half_id = h.id
  WHERE h.id BETWEEN %(first)s AND %(last)s AND h.topic = %(topic)s AND o.resolution = 'commit'
    AND {MATCHES}
@@ -53,14 +54,14 @@ SELECT id FROM {s}.half_message WHERE id BETWEEN %(first)s AND %(last)s ORDER BY
 """
 
 # OFFSET 0: a body is parsed once, and judged once, however many columns are taken from it (half the time). CASE: never,
-# where it isn't said to be JSON.
+# where it isn't said to be JSON, or is compressed, which the client reads then.
 _SUMS = """
 WITH half AS ({halves}
 ), part AS (
     SELECT {parts}
       FROM half h CROSS JOIN LATERAL (
-           SELECT CASE WHEN h.content_type = 'application/json'
-                         OR lower(btrim(split_part(h.content_type, ';', 1))) ~ '(^application/json|[+]json)$'
+           SELECT CASE WHEN h.encoding IS NULL AND (h.content_type = 'application/json'
+                         OR lower(btrim(split_part(h.content_type, ';', 1))) ~ '(^application/json|[+]json)$')
                        THEN convert_from(h.body, 'UTF8')::jsonb END AS body OFFSET 0) b
     OFFSET 0
 ), judged AS (
@@ -79,8 +80,9 @@ def limits(seconds: float) -> Statement:
 
 
 def bodies(halves: Statement, after: UUID, limit: int) -> Statement:
-    """Read the next bodies. Rows: ``(id, content type, body)``, by id."""
-    sql = f"SELECT id, content_type, body FROM ({halves.sql}) h WHERE id > %(after)s ORDER BY id LIMIT %(limit)s"
+    """Read the next bodies. Rows: ``(id, content type, body, encoding)``, by id."""
+    columns = "id, content_type, body, encoding"
+    sql = f"SELECT {columns} FROM ({halves.sql}) h WHERE id > %(after)s ORDER BY id LIMIT %(limit)s"
     return Statement(sql, {**dict(halves.values), "after": after, "limit": limit})
 
 
