@@ -313,7 +313,7 @@ class Outbox(DeliveryDeclarations):
 
         ``body`` is a dict, dataclass, pydantic model, str or bytes; of a declared `topic`, what fits its model. The
         options are those of `SendOptions`: ``key``, ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``,
-        ``id``, ``content_type``.
+        ``id``, ``content_type``, ``queue``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.

@@ -104,7 +104,7 @@ _RECORDS = dict.fromkeys(("worker", "stats_sample", "bulk_job", "bulk_item"), "S
 # To make messages of ops.
 _APPEND = {
     "op_message": "SELECT",
-    "half_message": "SELECT(id topic key deliver_at)",
+    "half_message": "SELECT(id topic key deliver_at queue)",
     "message": "SELECT INSERT",
     "topic": "SELECT INSERT UPDATE",
     "dispatch_cursor": "SELECT INSERT",
@@ -126,7 +126,15 @@ def _read(*tables: str) -> dict[str, str]:
 
 #: What is done where, and what it needs there. What several duties of a role need is granted once.
 DUTIES = (
-    _duty("send", "producer", half_message="INSERT", half_check="INSERT", op_message="INSERT", op_sequence="USAGE"),
+    _duty(
+        "send",
+        "producer",
+        half_message="INSERT",
+        half_check="INSERT",
+        op_message="INSERT",
+        op_sequence="USAGE",
+        topic="SELECT(name queues)",  # where a sender chooses the queue
+    ),
     _duty("decide", "producer", _DECIDE),
     _duty(
         "flow control",

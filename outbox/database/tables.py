@@ -204,6 +204,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
             # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
             Column("at_commit", Boolean),
+            # The queue that the sender chose.
+            Column("queue", Integer),
             CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
             CheckConstraint("octet_length(key) <= 255", name="key"),
         ],

@@ -109,10 +109,10 @@ old AS MATERIALIZED (
 # With OFFSET 0, as in the scalar subquery, each row is looked up by itself, in the one partition that can have it.
 # Else the planner, which reckons with a look-up in each partition, would read all of them rather.
 _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
-    SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.deliver_at,
+    SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.queue, h.deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN LATERAL (SELECT id, topic, key, deliver_at FROM {s}.half_message
+      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
       LEFT JOIN {s}.topic t ON t.name = h.topic
      WHERE b.resolution = 'commit'
@@ -144,8 +144,9 @@ _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDE
 # can't be seen: its id is returned, and it is left to the caller. The end of a queue is looked up once, at
 # its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
 # ``sequence`` orders a batch's entries,
-# ``turn`` is the sequence of the op: messages without a key take the queues in turn. A queue whose last position is of
-# an earlier epoch goes on with its numbers in this one.
+# ``turn`` is the sequence of the op: messages without a key take the queues in turn. A queue that the sender chose was
+# one of the topic's when it was written; the remainder sees to it that no consumer misses it, whoever wrote the half.
+# A queue whose last position is of an earlier epoch goes on with its numbers in this one.
 _APPEND = f""", new_topic AS (
     INSERT INTO {{s}}.topic AS t (name, queues)
     SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
@@ -158,7 +159,8 @@ _APPEND = f""", new_topic AS (
     RETURNING half_id
 ), placed AS MATERIALIZED (
     SELECT half_id, sequence, send_number, topic,
-           CASE WHEN key IS NULL THEN turn %% queues
+           CASE WHEN queue IS NOT NULL THEN (queue %% queues + queues) %% queues
+                WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
       FROM entry WHERE topic IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= statement_timestamp())
 ), numbered AS (
@@ -232,9 +234,10 @@ WITH batch AS MATERIALIZED (
     RETURNING half_id, deliver_at
 ), entry AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
-           1 AS send_number, h.topic, h.key, NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues
+           1 AS send_number, h.topic, h.key, h.queue, NULL::timestamptz AS deliver_at,
+           coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN LATERAL (SELECT id, topic, key, deliver_at FROM {{s}}.half_message
+      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
       LEFT JOIN LATERAL (SELECT sequence FROM {{s}}.op_message WHERE half_id = b.half_id OFFSET 0) o ON true
       LEFT JOIN {{s}}.topic t ON t.name = h.topic
@@ -263,11 +266,11 @@ WITH batch AS MATERIALIZED (
       CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
      WHERE o.half_id = ANY (%(half_ids)s::uuid[])
 ), entry AS MATERIALIZED (
-    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key,
+    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, h.queue,
            NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues
       FROM batch b
-      LEFT JOIN LATERAL (SELECT id, topic, key, deliver_at FROM {s}.half_message
+      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""

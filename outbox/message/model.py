@@ -80,6 +80,7 @@ class HalfMessage:
     body: bytes
     deliver_at: dt.datetime | None = None
     delay: float | None = None
+    queue: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,8 @@ class SendOptions(TypedDict, total=False):
     later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (1 and more, of the
     setting ``delay_levels``; a level above the last is the last). A given ``id`` makes a repeated send fail instead of
     doubling. ``content_type`` says how the body is encoded: by the codec of `Outbox.codec`; None leaves it to the
-    body's type, or to its `Topic`.
+    body's type, or to its `Topic`. ``queue`` is the one of the topic's that the message comes to, from 0 on, whatever
+    its key: what order messages have is then the sender's business.
     """
 
     key: str | None
@@ -246,6 +248,7 @@ class SendOptions(TypedDict, total=False):
     delay_level: int | None
     id: UUID | None
     content_type: str | None
+    queue: int | None
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -40,7 +40,7 @@ from outbox.message import content
 from outbox.message.compression import compress
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.sql import write_halves, write_late
+from outbox.producer.sql import queues_of, write_halves, write_late
 from outbox.telemetry.events import HeadersRefused, MessagesSent
 from outbox.telemetry.hooks import Sending, committed, emit, listeners, send_hooks, sending
 
@@ -168,6 +168,10 @@ def _write(
     by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
     for write in writes:
         by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
+    for schema, halves in by_schema.items():
+        if choosing := [half for half, _ in halves if half.queue is not None]:
+            (rows,) = execute(connection, queues_of(schema, {half.topic for half in choosing}))
+            _refuse_queues(choosing, dict(rows))
     statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
     waiting = [partial(_tell_sent, writes)] if listeners.hooks or any(write.sending for write in writes) else []
     if intents:
@@ -179,6 +183,20 @@ def _write(
         return [], None, [*waiting]
     worth_it = then_commit and _is_worth_a_nudge(connection, writes)
     return statements, nudge(writes[0].schema) if worth_it else None, [*waiting]
+
+
+def _refuse_queues(halves: Iterable[HalfMessage], queues: Mapping[str, int]) -> None:
+    """Raise for the first half whose chosen queue its topic doesn't have; a topic never loses any."""
+    for half in halves:
+        if half.topic not in queues:
+            raise InvalidMessage(
+                f"queue {half.queue} of topic {half.topic!r} can't be chosen, for the topic has no queues yet; "
+                "declare it before, by outbox.declare_topic"
+            )
+        if half.queue is not None and half.queue >= queues[half.topic]:
+            raise InvalidMessage(
+                f"queue {half.queue} of topic {half.topic!r} must be from 0 to {queues[half.topic] - 1}"
+            )
 
 
 def _tell_sent(writes: Sequence[Write]) -> None:
@@ -552,6 +570,9 @@ class Producer:
     def _writing(self, raw: Raw, write: Write) -> Steps[UUID]:
         yield from self._own.checking(raw.connection)
         write.refuse_unstorable(raw.encodings)
+        if write.half.queue is not None:
+            rows = yield queues_of(self.schema, [write.half.topic])
+            _refuse_queues([write.half], dict(rows))
         if write.preparation is None:
             statement = write_late(self.schema, write.half)
         else:
@@ -610,7 +631,9 @@ class Producer:
         half_id = options.get("id")
         if half_id is not None and not isinstance(half_id, UUID):
             raise InvalidMessage(f"id must be a UUID, not {type(half_id).__name__}: {half_id!r}")
-        topic = content.check_topic(topic)
+        topic, queue = content.check_topic(topic), options.get("queue")
+        if queue is not None and (type(queue) is not int or not 0 <= queue < 2**31):
+            raise InvalidMessage(f"queue {queue!r} must be a whole number from 0 on")
         key, headers = options.get("key"), options.get("headers")
         if (declared := self._topics.get(topic)) is None:
             raw, content_type = self.codecs.encode(message.body, options.get("content_type"))
@@ -632,4 +655,5 @@ class Producer:
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers
-        return HalfMessage(half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery)
+        names = half_id or uuid7(), self._group, topic, key, tag
+        return HalfMessage(*names, headers, content_type, raw, *delivery, queue)

@@ -6,18 +6,18 @@ Flow control finds the topics that have reached a limit, at a cost that doesn't 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from outbox.database.execute import Statement, in_schema
 from outbox.message.model import HalfMessage, Preparation
 
-_HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
+_HALF = "id, producer_group, topic, key, tag, headers, content_type, body, queue, deliver_at"
 
 # One message a transaction is the common case, and scalars cost the client much less than arrays of one.
 _SEND_ONE = f"""
 WITH half AS (
     INSERT INTO {{s}}.half_message ({_HALF})
-    VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
+    VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s, %s,
             coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
 )
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'commit', 'producer')
@@ -26,19 +26,19 @@ INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'comm
 # The op is written by a trigger, at the COMMIT.
 _SEND_LATE = f"""
 INSERT INTO {{s}}.half_message ({_HALF}, at_commit)
-VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
+VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s, %s,
         coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)), true)
 """
 
 _SEND = f"""
 WITH given AS (
     SELECT * FROM unnest(%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
+                         %b::bytea[], %s::int[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
     WITH ORDINALITY AS g (id, producer_group, topic, key, tag, headers, content_type,
-                          body, deliver_at, delay, fenced, immunity, number)
+                          body, queue, deliver_at, delay, fenced, immunity, number)
 ), half AS (
     INSERT INTO {{s}}.half_message ({_HALF})
-    SELECT id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
+    SELECT id, producer_group, topic, key, tag, headers::jsonb, content_type, body, queue,
            coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
       FROM given ORDER BY number
 ), unchecked AS (
@@ -154,7 +154,12 @@ def _columns(half: HalfMessage) -> tuple[object, ...]:
     """Return the values of `_HALF`, and the delay."""
     names = half.producer_group, half.topic, half.key, half.tag
     headers = json.dumps(half.headers, ensure_ascii=False) if half.headers else None
-    return half.id, *names, headers, half.content_type, half.body, half.deliver_at, half.delay
+    return half.id, *names, headers, half.content_type, half.body, half.queue, half.deliver_at, half.delay
+
+
+def queues_of(schema: str, topics: Collection[str]) -> Statement:
+    """Read how many queues topics have. Rows: ``(topic, queues)``, none for one that wasn't used or declared yet."""
+    return Statement(in_schema("SELECT name, queues FROM {s}.topic WHERE name = ANY (%s)", schema), (list(topics),))
 
 
 def plan_by_index_until_back(seconds: float) -> Statement:

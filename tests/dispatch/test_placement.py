@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
-from outbox.errors import InvalidHandler
+from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.testing import make_due
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send
 
@@ -144,3 +144,97 @@ def test_keys_of_any_text(app: Outbox, connection: Connection, settings: Setting
         send(app, 1, 2, key=key)
     dispatch_all(connection, settings, 3)
     assert by_key(messages(connection)) == {key: [1, 2] for key in keys}
+
+
+# --- a queue that the sender chooses ---------------------------------------------------------------------------------
+
+
+def test_a_chosen_queue(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Sent, prepared, delayed and resent, with a key or without: the message is in the queue that was chosen."""
+    app.declare_topic("t", 4)
+    ids = [half_id for number in range(4) for half_id in send(app, number, queue=number)]
+    send(app, "with a key", "the same key", key="k", queue=3)
+    send(app, "later", delay=3600, queue=2)
+    with connection.begin():
+        half_id = app.prepare(connection, "t", "prepared", queue=1)
+    app.commit(half_id)
+    dispatch_all(connection, settings, 3)
+    make_due(app)
+    while release_due_once(connection, settings, limit=1).more:
+        pass
+    app.operator.resend(ids, by="me", why="test")
+    found = {queue: [] for queue in range(4)}  # type: dict[int, list[object]]
+    for message in messages(connection):
+        found[message.queue].append(message.body)
+    assert found[0] == [0, 0]
+    assert found[1] == [1, "prepared", 1]
+    assert found[2] == [2, "later", 2]
+    assert found[3] == [3, "with a key", "the same key", 3]
+    assert_dense(messages(connection))
+
+
+def test_the_others_are_placed_as_ever(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """A chosen queue is the choice of one message: others of its key go where the key says."""
+    app.declare_topic("t", 8)
+    send(app, "by key", key="k")
+    send(app, "by key", key="k")
+    dispatch_all(connection, settings)
+    (home,) = queues_of(connection)
+    send(app, "chosen", key="k", queue=(home + 1) % 8)
+    send(app, "by key", key="k")
+    dispatch_all(connection, settings)
+    assert queues_of(connection) == {home: 3, (home + 1) % 8: 1}
+
+
+@pytest.mark.parametrize("call", ["send", "prepare"])
+@pytest.mark.parametrize("queue", [4, 4095, 2**31 - 1])
+def test_a_queue_that_the_topic_has_not(app: Outbox, connection: Connection, call: str, queue: int) -> None:
+    """It is refused by the COMMIT, and all of the transaction with it."""
+    app.declare_topic("t", 4)
+    with (
+        pytest.raises(InvalidMessage, match=f"queue {queue} of topic 't' must be from 0 to 3"),
+        connection.begin(),
+    ):
+        app.send(connection, "t", "another")
+        app.send(connection, "t", "fits", queue=3)
+        getattr(app, call)(connection, "t", "b", queue=queue)
+    assert scalar(connection, "SELECT count(*) FROM outbox.half_message") == 0
+
+
+def test_a_topic_without_queues(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """How many queues it will have is for its declaration, or its first dispatch, to say."""
+    with (
+        pytest.raises(InvalidMessage, match=r"queue 0 of topic 't' can't be chosen, .* by outbox\.declare_topic"),
+        connection.begin(),
+    ):
+        app.send(connection, "t", "b", queue=0)
+    send(app, "first")
+    dispatch_all(connection, settings)
+    send(app, "second", queue=0)
+
+
+@pytest.mark.parametrize("queue", [-1, 2**31, 1.0, "1", True])
+def test_what_is_no_queue(app: Outbox, connection: Connection, queue: object) -> None:
+    """It is refused by the call itself."""
+    with connection.begin(), pytest.raises(InvalidMessage, match=f"queue {queue!r} must be a whole number from 0 on"):
+        app.send(connection, "t", "b", queue=queue)  # type: ignore[call-overload]  # the mistake
+
+
+def test_a_drivers_own_connection_chooses_too(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """What is written at once is checked at once."""
+    app.declare_topic("t", 4)
+    with psycopg.connect(app.url.set(drivername="postgresql").render_as_string(hide_password=False)) as driver:
+        app.send(driver, "t", "b", queue=3)
+        with pytest.raises(InvalidMessage, match="queue 4 of topic 't' must be from 0 to 3"):
+            app.send(driver, "t", "b", queue=4)
+    dispatch_all(connection, settings)
+    assert queues_of(connection) == {3: 1}
+
+
+def test_a_half_that_was_written_by_hand(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """A number that nobody checked still comes to a queue which consumers look at."""
+    app.declare_topic("t", 4)
+    send(app, "a", "b", queue=1)
+    run(connection, "UPDATE outbox.half_message SET queue = CASE body WHEN 'a' THEN 9 ELSE -1 END")
+    dispatch_all(connection, settings)
+    assert {message.body: message.queue for message in messages(connection)} == {"a": 1, "b": 3}

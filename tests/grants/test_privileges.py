@@ -61,7 +61,7 @@ def test_sending_in_sql(town: Town) -> None:
     """A producer may also call the functions in SQL, which do as their caller may."""
     with town.acting_as("producer"), town.at["producer"].begin() as connection:
         for sql in (
-            "SELECT outbox.send('t', '{}')",
+            "SELECT outbox.send('t', '{}', queue => 0)",
             "SELECT outbox.commit(outbox.prepare('t', '{}'))",
             "SELECT outbox.rollback(outbox.prepare('t', '{}'))",
             "SET CONSTRAINTS ALL IMMEDIATE",

@@ -138,12 +138,14 @@ def succeed(message: Message, session: Session) -> None:
 
 
 def send(town: Town) -> None:
-    """Send one message in a transaction, and several with a prepared half."""
+    """Send one message in a transaction, several with a prepared half, and one to a queue."""
     app = Outbox(town.at["producer"], settings=town.settings)
     with town.at["producer"].begin() as connection:
         app.send(connection, "t", "b")
     with town.at["producer"].begin() as connection:
         ids = [app.send(connection, "t", "b"), app.send(connection, "t", "b"), app.prepare(connection, "t", "b")]
+    with town.at["producer"].begin() as connection:
+        ids.append(app.send(connection, "t", "b", queue=0))
     assert set(ids) <= set(town.producer.rows("SELECT id FROM outbox.half_message"))
 
 

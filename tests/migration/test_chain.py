@@ -23,7 +23,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": ["producer_0001", "producer_0002", "producer_0003", "producer_0004"],
+    "producer": ["producer_0001", "producer_0002", "producer_0003", "producer_0004", "producer_0005"],
     "consumer": ["consumer_0001", "consumer_0002", "consumer_0003"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
@@ -239,11 +239,35 @@ def test_same_dump_as_metadata(url: str, engine: Engine) -> None:
             metadata.create_all(connection)
         # The metadata has tables, no functions.
         folder = chain.folder() / "versions"
-        producer, consumer = (run_path(str(folder / f"{part}_0003.py"))["UPGRADE"] for part in ("producer", "consumer"))
-        for statement in (*producer[1:], *consumer):
+        names = ("producer_0003", "consumer_0003", "producer_0005")
+        producer, consumer, chosen = (run_path(str(folder / f"{name}.py"))["UPGRADE"] for name in names)
+        for statement in (*producer[1:], *consumer, *chosen[1:]):
             connection.exec_driver_sql(cleandoc(statement).replace("{s}", '"outbox"'))
     assert "CREATE TABLE outbox.half_message" in migrated
     assert _dump(url) == migrated
+
+
+def test_back_to_the_functions_of_before(url: str, engine: Engine) -> None:
+    """A revision that makes functions anew is undone by those that it replaced, which then send as before."""
+
+    def go(start: str | tuple[str, ...], end: str) -> None:
+        with engine.begin() as connection:
+            for statement in migration.statements(start, end):
+                connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    go((), "producer_0003")
+    before = _dump(url)
+    go("producer_0003", "producer_0005")
+    assert _dump(url) != before
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT outbox.send('t', '1')")
+    go("producer_0005", "producer_0003")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT outbox.send('t', '1'), outbox.send_many('[]')")
+        assert connection.scalar(text("SELECT count(*) FROM outbox.op_message")) == 1
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+        assert connection.scalar(text("SELECT count(*) FROM outbox.op_message")) == 2
+    assert _dump(url) == before
 
 
 def test_check_compares_with_metadata(url: str) -> None:

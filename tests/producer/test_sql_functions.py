@@ -528,3 +528,19 @@ def test_in_a_database_of_another_encoding(server: Any) -> None:
             assert said == ("OX001", f"key '{'ä' * 40}'. has 256 bytes; at most 255 are allowed")
     finally:
         server.drop_database("latin")
+
+
+def test_a_chosen_queue(connection: psycopg.Connection[Any], outbox: Outbox, engine: Engine) -> None:
+    """Every function that sends takes the queue; what the topic hasn't is refused in Python's words."""
+    outbox.declare_topic("t", 4)
+    for call in ("send('t', '1', queue => 3)", "prepare('t', '1', queue => 2)", "send_bytes('t', '1', queue => 1)"):
+        connection.execute(f"SELECT outbox.{call}".encode())
+    connection.execute("SELECT outbox.send_many(%s)", (Jsonb([{"topic": "t", "body": 1, "queue": 0}]),))
+    connection.commit()
+    chosen = connection.execute("SELECT queue FROM outbox.half_message ORDER BY queue").fetchall()
+    assert chosen == [(0,), (1,), (2,), (3,)]
+    for topic, queue in (("t", 4), ("t", -1), ("other", 0)):
+        with pytest.raises(InvalidMessage) as error, engine.begin() as other:
+            outbox.send(other, topic, 1, queue=queue)
+        said = refused(connection, "SELECT outbox.send(%s, '1', queue => %s)", topic, queue)
+        assert said == (STATES[InvalidMessage], str(error.value))

@@ -54,6 +54,7 @@ def send(
     outbox.send(session, "t", {}, delay=5)
     outbox.send(session, "t", {}, delay_level=3)
     outbox.send(session, "t", {}, content_type="application/msgpack")
+    outbox.prepare(session, "t", {}, queue=3)
     outbox.send(scoped, "t", {})
     outbox.send(async_scoped, "t", {})
     outbox.send(session, "t")  # type: ignore[call-overload]
