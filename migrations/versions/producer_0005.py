@@ -40,7 +40,7 @@ def _drop(more: str = "") -> str:
 
 
 UPGRADE = (
-    "ALTER TABLE {s}.half_message ADD COLUMN queue INTEGER",
+    "ALTER TABLE {s}.half_message ADD COLUMN IF NOT EXISTS queue INTEGER",
     # Made anew: with one parameter more they would be other functions beside these.
     _drop(),
     # The rules of outbox/message/content.py, and its words.

@@ -11,34 +11,38 @@ from collections.abc import Collection, Sequence
 from outbox.database.execute import Statement, in_schema
 from outbox.message.model import HalfMessage, Preparation
 
-_HALF = "id, producer_group, topic, key, tag, headers, content_type, body, queue, deliver_at"
+_HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
 
 # One message a transaction is the common case, and scalars cost the client much less than arrays of one.
 _SEND_ONE = f"""
 WITH half AS (
     INSERT INTO {{s}}.half_message ({_HALF})
-    VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s, %s,
+    VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
             coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
 )
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'commit', 'producer')
 """
 
-# The op is written by a trigger, at the COMMIT.
-_SEND_LATE = f"""
-INSERT INTO {{s}}.half_message ({_HALF}, at_commit)
-VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s, %s,
+
+def _send_late(queue: str = "", value: str = "") -> str:
+    # The op is written by a trigger, at the COMMIT.
+    return f"""
+INSERT INTO {{s}}.half_message ({queue}{_HALF}, at_commit)
+VALUES ({value}%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
         coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)), true)
 """
 
-_SEND = f"""
+
+def _send(queue: str = "", values: str = "") -> str:
+    return f"""
 WITH given AS (
-    SELECT * FROM unnest(%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-                         %b::bytea[], %s::int[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
-    WITH ORDINALITY AS g (id, producer_group, topic, key, tag, headers, content_type,
-                          body, queue, deliver_at, delay, fenced, immunity, number)
+    SELECT * FROM unnest({values}%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
+    WITH ORDINALITY AS g ({queue}id, producer_group, topic, key, tag, headers, content_type,
+                          body, deliver_at, delay, fenced, immunity, number)
 ), half AS (
-    INSERT INTO {{s}}.half_message ({_HALF})
-    SELECT id, producer_group, topic, key, tag, headers::jsonb, content_type, body, queue,
+    INSERT INTO {{s}}.half_message ({queue}{_HALF})
+    SELECT {queue}id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
            coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
       FROM given ORDER BY number
 ), unchecked AS (
@@ -48,6 +52,12 @@ WITH given AS (
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
 SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 """
+
+
+# The column of the queue is named only where a sender chose one: so a release goes on sending in tables that have yet
+# to be upgraded.
+_SEND_LATE, _SEND_LATE_TO_QUEUE = _send_late(), _send_late("queue, ", "%s, ")
+_SEND, _SEND_TO_QUEUES = _send(), _send("queue, ", "%s::int[], ")
 
 #: At most so many ops are looked at. While more are undispatched, counts are estimates from so many of them.
 SAMPLED = 2_000
@@ -136,25 +146,34 @@ HAVING count(*) * length >= %(limit)s AND (length = 1 OR count(*) >= %(found)s)
 
 def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | None]]) -> Statement:
     """Write all half messages of a transaction: sent ones with their op(commit), prepared ones with their check."""
-    if len(halves) == 1 and halves[0][1] is None:
+    chosen = any(half.queue is not None for half, _ in halves)
+    if len(halves) == 1 and halves[0][1] is None and not chosen:
         half = halves[0][0]
         return Statement(in_schema(_SEND_ONE, schema), (*_columns(half), half.id))
     rows = [
-        (*_columns(half), *((None, None) if prep is None else (prep.fenced, prep.immunity))) for half, prep in halves
+        (
+            *((half.queue,) if chosen else ()),
+            *_columns(half),
+            *((None, None) if prep is None else (prep.fenced, prep.immunity)),
+        )
+        for half, prep in halves
     ]
-    return Statement(in_schema(_SEND, schema), [list(column) for column in zip(*rows, strict=True)])
+    sql = _SEND_TO_QUEUES if chosen else _SEND
+    return Statement(in_schema(sql, schema), [list(column) for column in zip(*rows, strict=True)])
 
 
 def write_late(schema: str, half: HalfMessage) -> Statement:
     """Write a half message before the COMMIT, which then draws the sequence of its op(commit)."""
-    return Statement(in_schema(_SEND_LATE, schema), _columns(half))
+    if half.queue is None:
+        return Statement(in_schema(_SEND_LATE, schema), _columns(half))
+    return Statement(in_schema(_SEND_LATE_TO_QUEUE, schema), (half.queue, *_columns(half)))
 
 
 def _columns(half: HalfMessage) -> tuple[object, ...]:
     """Return the values of `_HALF`, and the delay."""
     names = half.producer_group, half.topic, half.key, half.tag
     headers = json.dumps(half.headers, ensure_ascii=False) if half.headers else None
-    return half.id, *names, headers, half.content_type, half.body, half.queue, half.deliver_at, half.delay
+    return half.id, *names, headers, half.content_type, half.body, half.deliver_at, half.delay
 
 
 def queues_of(schema: str, topics: Collection[str]) -> Statement:

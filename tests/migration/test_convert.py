@@ -35,6 +35,8 @@ def old(url: str, engine: Engine) -> Iterator[Engine]:
         connection.execute(text("CREATE SCHEMA outbox"))
         command.upgrade(config, "producer_0001")
         command.upgrade(config, "consumer_0001")
+        # Dispatch of this release, which stands in for that of then, reads the column.
+        connection.execute(text("ALTER TABLE outbox.half_message ADD COLUMN queue integer"))
     app = Outbox(engine, settings=Settings())
     send_each(app, "t", *range(20), key="k")
     dispatch_all(engine)
