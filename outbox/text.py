@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import sys
 import traceback
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import URL
 
 _SUMMARY_CHARS = 1000
 _TRACE_CHARS = 4000
 _KIND_CHARS = 200
+_SHOWN = 10
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 #: What differs between two errors of one kind: words with a digit in them, and what is quoted.
@@ -32,8 +34,49 @@ def storable(value: object) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """Return an exception's type and message, cut to a length that is fit to be shown."""
-    return storable("".join(traceback.format_exception_only(error)).strip())[:_SUMMARY_CHARS]
+    """Return an exception's type and message, without rejected values, cut to a length that is fit to be shown."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return storable(_without_values(text, error))[:_SUMMARY_CHARS]
+
+
+def why_invalid(error: Exception) -> str:
+    """Return what is wrong with a body: of pydantic's errors each field and its rule, without the value.
+
+    A value may be somebody's secret, and the text goes into logs and the inbox.
+    """
+    if not _is_of_pydantic(error):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)  # type: ignore[attr-defined]  # pydantic is optional
+    shown = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in found[:_SHOWN]]
+    return "; ".join(shown) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+
+
+def _is_of_pydantic(error: BaseException) -> bool:
+    # Whoever raises one has imported it.
+    pydantic_core = sys.modules.get("pydantic_core")
+    return pydantic_core is not None and isinstance(error, pydantic_core.ValidationError)
+
+
+def _without_values(text: str, error: BaseException) -> str:
+    """Return a text about an exception; where it quotes pydantic's errors, by `why_invalid`, which has no values.
+
+    They may be in its own message, in that of what caused it, or in a group, where each line is indented.
+    """
+    for each in _chain(error, set()):
+        if _is_of_pydantic(each):
+            lines = map(re.escape, str(each).splitlines())
+            text = re.sub(r"\n[ |]*".join(lines), lambda _, each=each: why_invalid(each), text)
+    return text
+
+
+def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+    """Yield an exception and all that are behind it."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    for behind in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
+        yield from _chain(behind, seen)
 
 
 def plain(text: str) -> str:
@@ -77,7 +120,7 @@ def counted(count: int, one: str, several: str | None = None) -> str:
 
 def error_text(error: BaseException) -> str:
     """Return an exception's summary, an empty line, and the end of its traceback."""
-    text = storable("".join(traceback.format_exception(error)))
+    text = storable(_without_values("".join(traceback.format_exception(error)), error))
     return f"{summary_of(error)}\n\n{text[-_TRACE_CHARS:]}"
 
 

@@ -31,7 +31,7 @@ from outbox.console.problems import Problem, log
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS, DECLARATIONS
 from outbox.operator.model import Actor
-from outbox.operator.operator import Operator
+from outbox.operator.operator import MaskedOperator, Operator
 
 if TYPE_CHECKING:
     from outbox.console.auth import Bearer
@@ -243,8 +243,11 @@ class RequestContext:
 
     @property
     def operator(self) -> Operator:
-        """What an operator can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
-        return self.console.source()
+        """What the sender can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
+        everything = self.console.source()
+        if self.identity is not None and self.may(REVEAL):
+            return everything
+        return MaskedOperator(everything.databases, everything.redactor)
 
     @property
     def principal(self) -> Principal:

@@ -21,6 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.errors import InvalidHandler, InvalidMessage, pip_install
+from outbox.text import why_invalid
 
 MAX_TOPIC = 127
 MAX_GROUP = 120
@@ -341,21 +342,6 @@ def _unreadable(content_type: str, model: Any, error: Exception) -> InvalidMessa
     expected = f" as {getattr(model, '__name__', model)}" if model is not None else ""
     # Instead of pydantic's error, which a traceback would show with the values.
     return InvalidMessage(f"the body ({content_type}) can't be read{expected}: {why_invalid(error)}")
-
-
-def why_invalid(error: Exception) -> str:
-    """Return what is wrong with a body: of pydantic's errors each field and its rule, without the value.
-
-    A value may be somebody's secret, and the text goes into logs and the inbox.
-    """
-    if not hasattr(error, "errors"):
-        return str(error)
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in found[:_SHOWN]]
-    return "; ".join(shown) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
-
-
-_SHOWN = 10
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from outbox.errors import InvalidHandler, InvalidMessage, VersionUnknown
 from outbox.message import content
 from outbox.message.content import NO_CODECS, Codecs
+from outbox.text import why_invalid
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -133,9 +134,7 @@ class Topic(Generic[T]):
 
     def _invalid(self, error: Exception) -> InvalidMessage:
         # Instead of pydantic's error, which a traceback would show with the values.
-        return InvalidMessage(
-            f"a body of topic {self.name!r} must be a {self.model_name}: {content.why_invalid(error)}"
-        )
+        return InvalidMessage(f"a body of topic {self.name!r} must be a {self.model_name}: {why_invalid(error)}")
 
     def headers(self) -> dict[str, str]:
         """Return the headers that say the version; none for the first, so that undeclared messages are of it."""

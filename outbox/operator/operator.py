@@ -24,6 +24,7 @@ from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.message.model import Answer, Resolution
+from outbox.operator import model
 from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
@@ -206,6 +207,45 @@ class Operator(Lists, MessageViews, BulkJobs, HealthViews, LockViews):
     def restore(self, message_ids: Ids, *, group: str, by: By, why: str = "", database: str | None = None) -> str:
         """Make discarded messages of a group dead letters again."""
         return self.act("restore", _targets(message_ids, group), by=by, why=why, database=database)
+
+
+class MaskedOperator(Operator):
+    """What a person sees and does who may not have bodies revealed: by what is masked they can't search either.
+
+    A filter that a message fits tells its value, so a few hundred guesses would read a masked number.
+
+    Raises:
+        InvalidRequest: (also) a filter by a header or a value in bodies that the redactor masks; it names the field.
+    """
+
+    def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
+        """Return a page of the producers' messages that fit, the newest first."""
+        self._refuse_masked(criteria)
+        return super().messages(criteria, page)
+
+    def preview(self, name: str, selector: Selector, **details: Any) -> model.Preview:
+        """Return what a bulk job of this act would do; writes nothing."""
+        self._refuse_masked(selector.messages)
+        return super().preview(name, selector, **details)
+
+    def start(self, name: str, selector: Selector, **details: Any) -> BulkJob:
+        """Order a bulk job, which workers carry out."""
+        self._refuse_masked(selector.messages)
+        return super().start(name, selector, **details)
+
+    def _refuse_masked(self, criteria: model.MessageFilter | None) -> None:
+        if criteria is None:
+            return
+        for field, pair, hides in (
+            ("header", criteria.header, self.redactor.hides_header),
+            ("body", criteria.body, self.redactor.hides_in_body),
+        ):
+            if pair is not None and hides(*pair):
+                raise InvalidRequest(
+                    f"{field} {pair[0]!r} is masked, so only those who may have it revealed can search by it; "
+                    "leave this condition out, or search by another one",
+                    field=field,
+                )
 
 
 class OutboxOperator(Operator):

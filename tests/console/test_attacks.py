@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable
 
 import pytest
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
 
+from outbox import Message
 from outbox.console.problems import log, log_failure
 from outbox.text import csv_cell
 from tests.console.web import Asker, Http, Shop, console_of
@@ -129,3 +132,57 @@ def test_requests_without_end_take_no_threads(museum: Shop, make_console: Callab
     with ThreadPoolExecutor(30) as threads:
         statuses = list(threads.map(lambda _: http.get("/messages").status_code, range(60)))
     assert statuses == [200] * 60
+
+
+GUESSES = {
+    "code": ("body", "card.code", "247"),
+    "inside": ("body", "lines.0.note", '{"password": "247"}'),
+    "header": ("header", "api-key", "247"),
+}
+
+
+@pytest.mark.parametrize("place", GUESSES)
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_what_is_masked_can_not_be_guessed(shop: Shop, acting: Http, role: str, place: str) -> None:
+    """By no list, export or preview: a filter that a message fits would tell the value. An admin may search."""
+    (name, path, value), topic = GUESSES[place], f"{place}-{role}"
+    body = {"card": {"code": "247"}, "lines": [{"note": '{"password": "247"}'}], "colour": "red"}
+    message_id = shop.order(1, **body, send={"topic": topic, "headers": {"api-key": "247", "shard": "eu"}})
+    condition, guessing = {name: f"{path}={value}", "topic": topic}, acting.as_role(role)
+    found = {name: {"body": "colour=red", "header": "shard=eu"}[name], "topic": topic}
+    for answer in (
+        guessing.get("/messages", params=condition),
+        guessing.post("/messages/query", condition | {name: [path, value]}),
+        guessing.get("/export/messages.csv", params=condition),
+        guessing.get("/export/messages.ndjson", params=condition),
+        guessing.ask("GET", "/messages", params=condition),
+        guessing.ask("GET", "/bulk", params=condition | {"action": "resend"}),
+    ):
+        assert answer.status_code in ({403} if role == "viewer" and "/bulk" in str(answer.url) else {422}), answer.text
+        assert str(message_id) not in answer.text
+    selector = {"messages": condition | {name: [path, value]}}
+    refused = guessing.post("/bulk-jobs/preview", {"action": "resend", "selector": selector})
+    assert refused.status_code == (403 if role == "viewer" else 422)
+    assert [row["id"] for row in guessing.get("/messages", params=found).json()["items"]] == [str(message_id)]
+    assert [row["id"] for row in acting.get("/messages", params=condition).json()["items"]] == [str(message_id)]
+
+
+def test_a_body_that_a_handler_refuses_is_not_in_the_error(shop: Shop, acting: Http) -> None:
+    """A handler that reads a part of the body by pydantic itself: its error names the field, and has no value."""
+
+    class Card(BaseModel):
+        number: int
+
+    def charge(message: Message, _: Session) -> None:
+        try:
+            Card.model_validate(message.body["card"])
+        except ValueError as error:
+            raise RuntimeError(f"no card: {error}") from error
+
+    shop.outbox.consumer("charges", group="charging", retry_delays=(3600.0,))(charge)
+    message_id = shop.order(1, card={"number": "4111-secret"}, send={"topic": "charges"})
+    shop.drain()
+    (row,) = acting.get(f"/messages/{message_id}").json()["inbox"]
+    assert "number: Input should be a valid integer" in row["last_error"]
+    for place in (f"/messages/{message_id}", "/inbox", "/dead-groups"):
+        assert "4111-secret" not in acting.get(place).text, place

@@ -99,7 +99,8 @@ class Shop:
         """Send an order; ``options`` of the message by ``send``."""
         options = body.pop("send", {})
         with Session(self.engine) as session, session.begin():
-            return self.outbox.send(session, TOPIC, {"number": number, **body}, **{"key": f"order-{number}", **options})
+            sent = {"topic": TOPIC, "key": f"order-{number}", **options}
+            return self.outbox.send(session, body={"number": number, **body}, **sent)
 
     def orders(self, *numbers: int, **body: Any) -> list[UUID]:
         """Send several orders, each in a transaction of its own."""

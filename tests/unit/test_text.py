@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from pydantic import BaseModel
 
-from outbox.text import kind_of_error, kind_of_text
+from outbox.text import error_text, kind_of_error, kind_of_text, summary_of
 
 
 def _caught(function: object, *arguments: object) -> Exception:
@@ -71,3 +73,37 @@ def test_a_long_text_makes_a_short_kind() -> None:
     """A kind is fit for an index, however long the error is."""
     assert len(kind_of_text("x1" * 10_000_000)) <= 200
     assert len(kind_of_text("y" * 10_000_000)) == 200
+
+
+class _Card(BaseModel):
+    number: int
+
+
+def _refused(**values: object) -> Exception:
+    return _caught(_Card.model_validate, values)
+
+
+def test_values_that_pydantic_refused_are_not_told() -> None:
+    """Not of the error itself, of one behind it, of one that quotes it, nor of those in a group."""
+    refused = _refused(number="4111 , input_type=str]\n22")
+    quoted = _caught(_raise, RuntimeError(f"no card: {refused}"))
+    quoted.__cause__ = _refused(number="3333x")
+    quoted.__context__ = refused
+    group = ExceptionGroup("two", [refused, ExceptionGroup("one", [ValueError("x"), _refused(number="5555x")])])
+    for error in (refused, quoted, group):
+        for text in (error_text(error), summary_of(error)):
+            assert not re.search("4111|22|3333|5555", text), text
+    assert summary_of(refused).endswith("ValidationError: number: Input should be a valid integer, unable to parse "
+                                        "string as an integer")  # fmt: skip
+    assert error_text(group).count("number: Input should be a valid integer") == 2
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_an_error_that_goes_in_a_circle_is_told() -> None:
+    """Its causes are looked at once."""
+    first, second = ValueError("a"), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    assert summary_of(first) == "ValueError: a"

@@ -112,6 +112,19 @@ class Redactor:
         words = _WORDS.sub("_", unicodedata.normalize("NFKC", name))
         return self._keys.search(words.casefold()) is not None
 
+    def hides_in_body(self, path: str, value: str) -> bool:
+        """Tell whether a body is shown without the value at this path: who finds it by a filter has read it."""
+        return self._hides(path.split("."), value)
+
+    def hides_header(self, name: str, value: str) -> bool:
+        """Tell whether a header of this value is shown without it: who finds it by a filter has read it."""
+        return self._hides([name], value)
+
+    def _hides(self, names: list[str], value: str) -> bool:
+        if self.display != "masked":
+            return self.display == "hidden"
+        return any(map(self.masks, names)) or self._holds(value)
+
     def body(self, content_type: str, raw: bytes, *, reveal: bool = False, codecs: Codecs | None = None) -> Body:
         """Return a body as it may be shown, JSON in lines of its own; with ``reveal`` nothing of it is masked.
 
