@@ -25,6 +25,7 @@ from outbox import asgi, cli, errors, testing
 from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
+from outbox.console import events as console_events
 from outbox.console.problems import as_problem
 from outbox.operator.acts import END, Act, Noun, acts_for
 from outbox.operator.health.rules import RULES, Thresholds
@@ -341,8 +342,10 @@ def _act(act: Act) -> tuple[object, ...]:
 def all_events() -> Iterator[str]:
     """What is told of: the events, by their code."""
     yield "What the framework tells of, as records of the log and to hooks ([Observing](../observing.md)). The classes"
-    yield "are in `outbox.telemetry.events`.\n"
-    all_kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
+    yield "are in `outbox.telemetry.events`, those of the console in `outbox.console.events`.\n"
+    all_kinds = [
+        kind for module in (events, console_events) for kind in vars(module).values() if isinstance(kind, type)
+    ]
     kinds = [kind for kind in all_kinds if issubclass(kind, TelemetryEvent) and hasattr(kind, "code")]
     for area in dict.fromkeys(kind.area for kind in kinds):
         yield f"## Logger `outbox.{area}`\n"

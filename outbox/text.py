@@ -39,7 +39,7 @@ def summary_of(error: BaseException) -> str:
     return storable(_without_values(text, error))[:_SUMMARY_CHARS]
 
 
-def why_invalid(error: Exception) -> str:
+def why_invalid(error: BaseException) -> str:
     """Return what is wrong with a body: of pydantic's errors each field and its rule, without the value.
 
     A value may be somebody's secret, and the text goes into logs and the inbox.
@@ -65,7 +65,8 @@ def _without_values(text: str, error: BaseException) -> str:
     for each in _chain(error, set()):
         if _is_of_pydantic(each):
             lines = map(re.escape, str(each).splitlines())
-            text = re.sub(r"\n[ |]*".join(lines), lambda _, each=each: why_invalid(each), text)
+            # A backslash in it must stay one.
+            text = re.sub(r"\n[ |]*".join(lines), why_invalid(each).replace("\\", "\\\\"), text)
     return text
 
 

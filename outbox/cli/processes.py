@@ -45,6 +45,19 @@ class LogLevel(enum.StrEnum):
     ERROR = enum.auto()
 
 
+LogLevelOption = Annotated[
+    LogLevel | None, typer.Option(help="How much to tell on stderr. Default: info, or as your application says.")
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option(help="Text, or one JSON object a line. Default: text, or as your application says."),
+]
+
+
+def _set_up_log(log_format: LogFormat | None, log_level: LogLevel | None) -> None:
+    configure(log_format, None if log_level is None else log_level.upper())
+
+
 def run(
     app: Annotated[
         str,
@@ -71,13 +84,8 @@ def run(
             "Default: all there is work for.",
         ),
     ] = None,
-    log_level: Annotated[
-        LogLevel | None, typer.Option(help="How much to tell on stderr. Default: info, or as your application says.")
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(help="Text, or one JSON object a line. Default: text, or as your application says."),
-    ] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     http: Annotated[
         str | None,
         typer.Option(
@@ -98,7 +106,7 @@ def run(
       outbox run --app shop.messages:outbox --bind north=postgresql://me@db1/shop --bind south=postgresql://me@db2/shop
     """
     outboxes = _bound(app, load_all(app), bind or [])
-    configure(log_format, None if log_level is None else log_level.upper())
+    _set_up_log(log_format, log_level)
     from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
     from outbox.worker.probes import address, serving  # noqa: PLC0415 - what the other commands needn't import
 
@@ -290,7 +298,14 @@ RoleOption = Annotated[
 ]
 
 
-def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any, app: CodecsOption = None) -> None:
+def serve(
+    context: typer.Context,
+    databases: AllDatabasesOptions,
+    server: Any,
+    app: CodecsOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
     """Serve the admin console: pages and HTTP endpoints to see every message, and to heal what is stuck.
 
     It runs until Ctrl-C or SIGTERM. It needs no code of yours, but for the codecs of bodies that you wrote (--app);
@@ -299,6 +314,8 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any, a
     Without any configuration it prints a token for this run, to log in with. Users and tokens come from the
     environment or files, never from options (see `hash-password` and `token`); without them it serves this machine
     only. In front of others put a proxy with TLS.
+
+    What operators do, logins, and requests that are denied or fail are told on stderr (--log-level, --log-format).
 
     \b
     Environment, each also with OUTBOX_CONSOLE_ before it, secrets also with _FILE after it:
@@ -325,6 +342,7 @@ def serve(context: typer.Context, databases: AllDatabasesOptions, server: Any, a
         databases={name: url.render_as_string(hide_password=False) for name, url in databases.urls.items()},
         **read_options(ConsoleServer, server),
     )
+    _set_up_log(log_format, log_level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):  # as was said

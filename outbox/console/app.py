@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import getpass
 import ipaddress
-import logging
 import os
 import secrets
 import socket
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +36,9 @@ from outbox.console import pages
 from outbox.console.api import acts, lists, probes
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
-from outbox.console.context import Authorizer, Console, Guard, Principal, Role, Trust, context_of
-from outbox.console.problems import Problem, as_problem, log, log_failure
+from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
+from outbox.console.events import RequestDenied, RequestFailed, RequestRefused, RequestUnavailable
+from outbox.console.problems import Problem, as_problem
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.message.content import NO_CODECS, Codecs
@@ -45,7 +46,8 @@ from outbox.operator.health.overview import why_unreachable
 from outbox.operator.look.redact import Redactor
 from outbox.reader import Reader, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
-from outbox.text import described
+from outbox.telemetry.hooks import emit
+from outbox.text import described, summary_of
 
 if TYPE_CHECKING:
     from outbox.console.connections import Source
@@ -61,6 +63,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",
               "extensions"}  # fmt: skip
 _DENIED = {401, 403, 429}
+_TRACE_CHARS = 4000
 _DESCRIPTION = (
     "Lists return a `next_page_token` for the page after, and refuse one of another filter. Acts take `If-Match`, bulk "
     "jobs `Idempotency-Key`. Errors are problem details (RFC 9457). Requests that change something have the content "
@@ -168,16 +171,17 @@ def create_console_router(source: Source, *, authorizer: Authorizer, **options: 
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Return what the sender of a request is shown of an error, and log it if an operator should know."""
+    """Return what the sender of a request is shown of an error, and tell it to the log."""
     context, problem = context_of(request), as_problem(error)
     if problem is None or problem.status_code == 500:
-        log_failure(error, **context.log_fields)
+        _tell_failure(context, error)
         text = f"an unexpected error; the console's log has it under request id {context.request_id}"
         problem = Problem("internal", text)
-    elif problem.slug == "unavailable":
-        log(logging.WARNING, "console.unavailable", reason=str(error), **context.log_fields)
-    elif problem.status_code in _DENIED:
-        log(logging.WARNING, "authz.denied", problem=problem.slug, detail=problem.detail, **context.log_fields)
+    elif problem.status_code >= 500:
+        emit(RequestUnavailable(**context.facts, reason=summary_of(error), error=error))
+    elif problem.status_code >= 400:
+        kind = RequestDenied if problem.status_code in _DENIED else RequestRefused
+        emit(kind(**context.facts, problem=problem.slug, detail=str(problem.detail)))
     if problem.status_code < 400:
         return Response(status_code=problem.status_code, headers=problem.headers)
     if not context.path.startswith(("/api/", "/static/", *probes.PATHS)):
@@ -190,8 +194,13 @@ async def answer(request: Request, error: Exception) -> Response:
         try:
             return pages.problem_page(request, problem)
         except Exception as fault:
-            log_failure(fault, **context.log_fields)
+            _tell_failure(context, fault)
     return problem.as_json(instance=context.base + context.path, request_id=context.request_id)
+
+
+def _tell_failure(context: RequestContext, error: Exception) -> None:
+    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
+    emit(RequestFailed(**context.facts, traceback=trace, error=error))
 
 
 class _PassedOn(Response):

@@ -4,7 +4,8 @@ An authorizer is a FastAPI dependency, sync or async, that returns a `Principal`
 objects that are called with the request.
 
 Only hashes of passwords and tokens are stored, and a comparison takes the same time whatever differs. A session is a
-signed cookie; the server stores nothing. The token is typed into a page, so it never is in a URL, a log or a history.
+signed cookie; the server stores only which sessions have been ended. The token is typed into a page, so it never is in
+a URL, a log or a history.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ from typing import Any, TypeVar
 from fastapi import Depends, Request
 
 from outbox.console.context import SAFE_METHODS, VIEW, Authorizer, Context, Principal, Role, context_of
+from outbox.console.events import LoginFailed
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
+from outbox.telemetry.hooks import emit
 
 E = TypeVar("E", bound=Callable[..., Any])
 
-#: The name of the cookie.
-COOKIE = "outbox_console"
 _LONGEST_COOKIE = 1000
 _REALM = 'Basic realm="outbox console", charset="UTF-8"'
 _REMEMBERED = 256
+#: After so many wrong passwords from one address, for whatever names, it has to wait.
+_SPRAYED = 20
 #: How many passwords are tried at once: each takes 16 MB and a processor.
 _TRIES = 2
 #: scrypt's cost (a power of two), block size and parallelism: 16 MB and a fifth of a second, as OWASP has it.
@@ -66,6 +69,7 @@ def authentication(authorizer: Authorizer) -> Callable[..., None]:
         context.identity = found
         context.demand(VIEW)
         reads = request.method in SAFE_METHODS or getattr(request.scope["endpoint"], "only_reads", False)
+        context.acts = not reads
         if context.console.read_only and not reads:
             raise Problem.read_only()
 
@@ -93,8 +97,8 @@ class Basic:
     """Names and passwords, for which the browser has a dialog (HTTP Basic).
 
     ``users`` maps a name to ``(hash, role)``, the hash by `hash_password`. Failed logins are slowed down by name and
-    address. A password that was right is recognised by a keyed digest for as long as the process runs, since scrypt
-    is slow on purpose and browsers send the password each time.
+    address, and by address alone where one tries many names. A password that was right is recognised by a keyed digest
+    for as long as the process runs, since scrypt is slow on purpose and browsers send the password each time.
 
     Raises:
         InvalidSettings: a hash or role that isn't one.
@@ -124,24 +128,42 @@ class Basic:
             return None
         if not colon:
             return None
-        attempt = (name[:100], context_of(request).client)
-        self._throttle.check(attempt)
         hashed, principal = self._users.get(name, (self._decoy, None))
         digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
         with self._lock:
-            known = digest in self._right
-        if not known:
-            with self._tries:
-                known = hashed.matches(password)
-        if not known or principal is None:
+            # Whoever is in stays in, whatever others try from the same address.
+            if digest in self._right:
+                return principal
+        context = context_of(request)
+        attempt = (name[:100], context.client)
+        self._throttle.check(attempt)
+        self._throttle.check(context.client, free=_SPRAYED)
+        with self._tries:
+            is_right = hashed.matches(password)
+        if not is_right or principal is None:
             self._throttle.failed(attempt)
+            self._throttle.failed(context.client)
+            # Of the user, but never a name that there isn't: a password may have been typed in its place.
+            facts = context.facts
+            facts["principal"] = principal.id if principal else None
+            emit(LoginFailed(**facts))
             return None
+        # Those of the address stay: a spray could have one right password in it.
         self._throttle.succeeded(attempt)
         with self._lock:
             self._right[digest] = None
             while len(self._right) > _REMEMBERED:
                 self._right.popitem(last=False)
         return principal
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A session that a cookie stands for; ``expires`` is in seconds since 1970."""
+
+    number: str
+    expires: int
+    principal: Principal
 
 
 class Bearer:
@@ -152,6 +174,9 @@ class Bearer:
     HMAC-SHA-256, for which the standard library is enough. Without ``session_key`` the process makes one of its own:
     nothing to configure, nothing to leak, and a restart logs everybody out. Several processes behind one address need
     the same key (at least 32 characters).
+
+    A session that was ended is remembered by the process in which its owner logged out, until its time is over: other
+    processes with the same key, or this one after a restart, would still take a copy of its cookie.
 
     Raises:
         InvalidSettings: a key of ``tokens`` isn't a hash, or the session key is too short.
@@ -180,35 +205,59 @@ class Bearer:
         self.seconds: int = seconds
         self._tokens, self._throttle = dict(tokens), throttle or Throttle()
         self._key = secrets.token_bytes(32) if session_key is None else session_key.encode()
+        #: The sessions that were ended before their time, and when that would have been.
+        self._ended: dict[str, int] = {}
+        self._lock = threading.Lock()
         self.sessions = self
 
     def __call__(self, request: Request) -> Principal | None:
         """Return whose token was sent, or whose session it is; raise a `Problem` (429) if too many have failed."""
+        context = context_of(request)
         if (token := _credentials(request, "bearer")) is None:
-            return self.principal(request.cookies.get(COOKIE))
-        found = self.find(token, context_of(request).client)
+            return self.principal(request.cookies.get(context.cookie))
+        if (found := self.find(token, context.client)) is None:
+            emit(LoginFailed(**context.facts))
         return found and found[1]
 
     def find(self, token: str, client: str) -> tuple[str, Principal] | None:
-        """Return the hash of a token that a client sent, and its principal; None if it isn't one, or raise a 429."""
-        self._throttle.check(client)
+        """Return the hash of a token that a client sent, and its principal; None if it isn't one, or raise a 429.
+
+        A right one is never refused, whatever others send from the same address: tokens are too long to be guessed, so
+        only wrong ones are slowed down.
+        """
         presented = hash_token(token)
         matches = [hashed for hashed in self._tokens if hmac.compare_digest(hashed, presented)]
         if not matches:
+            self._throttle.check(client)
             self._throttle.failed(client)
             return None
         return matches[0], self._tokens[matches[0]]
 
-    def log_in(self, token: str, client: str) -> str | None:
-        """Return the value of the cookie for the owner of this token; as `find`."""
+    def log_in(self, token: str, client: str) -> tuple[str, Principal] | None:
+        """Return the value of the cookie for the owner of this token, and the owner; as `find`."""
         if (found := self.find(token.strip(), client)) is None:
             return None
-        self._throttle.succeeded(client)
-        content = json.dumps([_subject(found[0]), int(time.time()) + self.seconds]).encode()
-        return f"{_text(content)}.{_text(self._signature(content))}"
+        hashed, principal = found
+        session = [_subject(hashed), int(time.time()) + self.seconds, secrets.token_urlsafe(12)]
+        content = json.dumps(session).encode()
+        return f"{_text(content)}.{_text(self._signature(content))}", principal
+
+    def log_out(self, cookie: str | None) -> Principal | None:
+        """End the session of a cookie, wherever copies of it are; return whose it was."""
+        if (session := self._session(cookie)) is None:
+            return None
+        with self._lock:
+            now = time.time()
+            self._ended = {number: expires for number, expires in self._ended.items() if expires > now}
+            self._ended[session.number] = session.expires
+        return session.principal
 
     def principal(self, cookie: str | None) -> Principal | None:
-        """Return whose session a cookie is; None if it was forged, has expired, or its token is gone."""
+        """Return whose session a cookie is; None if it was forged, has expired or ended, or its token is gone."""
+        session = self._session(cookie)
+        return session.principal if session else None
+
+    def _session(self, cookie: str | None) -> _Session | None:
         text, _, signature = (cookie or "")[:_LONGEST_COOKIE].partition(".")
         try:
             content, presented = _bytes(text), _bytes(signature)
@@ -216,11 +265,14 @@ class Bearer:
             return None
         if not hmac.compare_digest(self._signature(content), presented):
             return None
-        subject, expires = json.loads(content)
-        if time.time() >= expires:
+        subject, expires, *rest = json.loads(content)
+        # One of an earlier version, with the same key, can't be ended.
+        number = next(iter(rest), None)
+        if time.time() >= expires or number is None or number in self._ended:
             return None
         matches = (p for hashed, p in self._tokens.items() if hmac.compare_digest(_subject(hashed), subject))
-        return next(matches, None)
+        principal = next(matches, None)
+        return _Session(number, expires, principal) if principal else None
 
     def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, hashlib.sha256)
@@ -362,11 +414,15 @@ class Throttle:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def check(self, client: Hashable) -> None:
-        """Refuse a client that has to wait by a `Problem` (429); ``Retry-After`` says how many seconds are left."""
+    def check(self, client: Hashable, *, free: int | None = None) -> None:
+        """Refuse a client that has to wait by a `Problem` (429); ``Retry-After`` says how many seconds are left.
+
+        ``free`` is how many failures this one has, where it isn't the usual number.
+        """
+        free = self._free if free is None else free
         with self._lock:
             count, last = self._failures.get(client, (0, 0.0))
-        wait = min(2.0 ** min(count - self._free, 30), self._longest) if count >= self._free else 0.0
+        wait = min(2.0 ** min(count - free, 30), self._longest) if count >= free else 0.0
         if count and (left := last + wait - self._clock()) > 0:
             seconds = str(math.ceil(left))
             raise Problem(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -13,13 +12,15 @@ from sqlalchemy import Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from outbox.app import Outbox
-from outbox.console.problems import log
+from outbox.console.events import DatabaseMissing
 from outbox.database.engines import engine_of, psycopg_engine, url_of
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.databases import Database, Databases, open_database
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
+from outbox.telemetry.hooks import emit
+from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -135,7 +136,8 @@ class OperatorSource:
             try:
                 self._opened[name] = open_database(name, self._engines[name], self._settings)
             except (DBAPIError, SchemaError) as error:
-                log(logging.WARNING, "console.database_missing", database=name, reason=str(error))
+                repeated = self.missing[name] is not None
+                emit(DatabaseMissing(database=name, reason=summary_of(error), repeated=repeated, error=error))
                 missing[name] = error
         self.missing, self._last_try = missing, time.monotonic()
         if not self._opened:

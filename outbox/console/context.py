@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import hashlib
 import ipaddress
-import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
@@ -27,11 +27,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.console.connections import OperatorSource
-from outbox.console.problems import Problem, log
+from outbox.console.events import RequestDone, RequestFacts
+from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS, DECLARATIONS
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from outbox.console.auth import Bearer
@@ -45,11 +47,18 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:(?P<port>\d{1,5}))?
 #: An address with a port, as some proxies have it.
 _PORT = re.compile(r"^(?:\[(.*)\]|([^:]*))(?::\d+)?$")
 
+#: How much of a path the log has.
+_LONGEST_PATH = 1000
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: The most bytes of a request's body.
 MAX_BODY = 64 * 1024
-#: How many requests are worked on at once.
-SLOTS = 8
+#: How many requests are worked on at once; and how many exports, which have slots of their own.
+SLOTS, EXPORT_SLOTS = 8, 1
+#: Below which path the API is, and its exports.
+API = "/api/v1"
+_EXPORTS = f"{API}/export/"
+#: How the name of a session's cookie begins.
+COOKIE = "outbox_console"
 #: They tell so little that they answer under any host.
 PROBES = frozenset({"/healthz", "/readyz"})
 
@@ -217,6 +226,7 @@ class RequestContext:
     ``base`` is the path of the console's root, ``path`` the rest of the request's path. ``client`` is the address the
     request came from, ``by_proxy`` whether a trusted proxy handed it on, ``host`` the name (and port) it was sent to.
     ``secure`` is whether the browser speaks TLS. ``identity`` is None until the authorizer has found the principal.
+    ``acts`` says whether it changes something, or reveals a body: then the log tells of it.
     """
 
     def __init__(self, console: Console, scope: Scope) -> None:
@@ -240,6 +250,7 @@ class RequestContext:
         self.secure: bool = (trust.forwarded(scope, headers, "proto") or scope.get("scheme", "http")) == "https"
         self.request_id: str = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
         self.identity: Principal | None = None
+        self.acts: bool = self.method not in SAFE_METHODS
 
     @property
     def operator(self) -> Operator:
@@ -267,13 +278,21 @@ class RequestContext:
         return Actor(self.principal.id, {"via": via, "ip": self.client, "request_id": self.request_id})
 
     @property
-    def log_fields(self) -> dict[str, str | None]:
-        """What each log line about the request has."""
+    def cookie(self) -> str:
+        """The name of the session's cookie: browsers send one of a name to all ports of a host, and to all paths below.
+
+        So each console has a name of its own, also after a restart.
+        """
+        return f"{COOKIE}_{hashlib.sha256((self.host + self.base).encode()).hexdigest()[:8]}"
+
+    @property
+    def facts(self) -> RequestFacts:
+        """What each event of the request has."""
         return {
             "request_id": self.request_id,
             "client": self.client,
             "method": self.method,
-            "path": self.path,
+            "path": self.path[:_LONGEST_PATH],
             "principal": self.identity.id if self.identity else None,
         }
 
@@ -362,7 +381,8 @@ class Guard:
     """Works out the `RequestContext`, refuses requests that no one should answer, and sees to every answer.
 
     It refuses a request under another host, from another site, with a wrong type of body, or with a body too big. Only
-    `SLOTS` requests are worked on at once; the others wait without holding a thread. Every
+    `SLOTS` requests are worked on at once; the others wait without holding a thread. Exports have slots of their own,
+    and while a client reads what it was sent, its request has none: a few slow ones can't keep all others out. Every
     answer gets the fixed headers (only the route of static files sets its own ``Cache-Control``), and every error that
     no handler of FastAPI's took is answered, before the application around the console sees it.
     """
@@ -374,7 +394,7 @@ class Guard:
         self.console: Console = console
         self.answer: Callable[[Request, Exception], Awaitable[Response]] = answer
         # A semaphore belongs to the event loop in which a request first waits for it.
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, asyncio.Semaphore]] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its context, if it may be answered."""
@@ -382,7 +402,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         context = scope[SCOPE_KEY] = RequestContext(self.console, scope)
-        status = 0
+        status, slot = 0, self._slot(export=context.path.startswith(_EXPORTS))
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -391,21 +411,26 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(FIXED_HEADERS | {"X-Request-ID": context.request_id})
                 headers.setdefault("Cache-Control", "no-store")
-            await send(message)
+            async with slot.away():
+                await send(message)
 
         try:
             headers = Headers(scope=scope)
             self._check(context, headers)
             body = await buffered(receive, headers)
-            async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(SLOTS)):
+            async with slot:
                 await self.app(scope, body, sending)
         except Exception as error:
             if status:
                 raise
             response = await self.answer(Request(scope, receive), error)
             await response(scope, receive, sending)
-        if context.method not in SAFE_METHODS and context.identity and status < 400:
-            log(logging.INFO, "console.done", status=status, **context.log_fields)
+        if context.acts and context.identity and status < 400:
+            emit(RequestDone(**context.facts, status=status))
+
+    def _slot(self, *, export: bool) -> Slot:
+        new = {False: asyncio.Semaphore(SLOTS), True: asyncio.Semaphore(EXPORT_SLOTS)}
+        return Slot(self._slots.setdefault(asyncio.get_running_loop(), new)[export])
 
     def _check(self, context: RequestContext, headers: Headers) -> None:
         # A page of an attacker could have a name that was bound to our address.
@@ -426,6 +451,35 @@ class Guard:
                 f"the header Content-Type says {content_type[:100]!r}; send application/json, also where the body is "
                 "empty",
             )
+
+
+class Slot:
+    """One request's slot among those of a semaphore, held from ``async with`` on, but for `away`."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots, self._held = slots, False
+
+    async def __aenter__(self) -> None:
+        await self._slots.acquire()
+        self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Let others have the slot meanwhile, if it is held, and wait for one again."""
+        held = self._held
+        self._release()
+        yield
+        # Not after an error, nor when it is cancelled: the request ends without its slot.
+        if held:
+            await self.__aenter__()
+
+    def _release(self) -> None:
+        if self._held:
+            self._held = False
+            self._slots.release()
 
 
 def check_origin(trust: Trust, headers: Headers, context: RequestContext) -> None:

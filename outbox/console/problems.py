@@ -1,13 +1,8 @@
-"""Errors as problem details (RFC 9457): every one names what failed and, where there is one, the mend.
-
-Log lines of the console have a constant word, and fields as JSON, so that nothing a client sends can forge a line.
-"""
+"""Errors as problem details (RFC 9457): every one names what failed and, where there is one, the mend."""
 
 from __future__ import annotations
 
 import json
-import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -175,20 +170,3 @@ def _of_database(kind: ErrorKind | None) -> Problem | None:
     if kind is None or kind not in _DATABASE_SAYS:
         return None
     return Problem(_SLUGS[kind], _DATABASE_SAYS[kind], headers={} if kind is ErrorKind.USAGE else _RETRY)
-
-
-logger: logging.Logger = logging.getLogger("outbox.console")
-logger.addHandler(logging.NullHandler())
-
-
-def log(level: int, event: str, **fields: object) -> None:
-    """Log an event with its fields: escaped to ASCII, and long texts cut."""
-    if logger.isEnabledFor(level):
-        cut = {name: value[:4000] if isinstance(value, str) else value for name, value in fields.items()}
-        logger.log(level, "%s %s", event, json.dumps(cut, default=str), extra={"outbox_event": event})
-
-
-def log_failure(error: BaseException, **fields: object) -> None:
-    """Log an unexpected error; its traceback is one escaped text, the end of it if it is long."""
-    text = "".join(traceback.format_exception(error))
-    log(logging.ERROR, "console.failed", traceback=text[-4000:], **fields)

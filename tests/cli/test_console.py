@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -237,3 +238,18 @@ def test_help(cli: Cli) -> None:
         assert (result.code, result.err) == (0, "")
         assert f"Usage: outbox {each}" in result.out
         assert "Example" in result.out, each
+
+
+def test_what_happens_is_told_on_stderr(url: str) -> None:
+    """As one JSON object a line, if that is asked for: a wrong token, and a login."""
+    with served("--log-format", "json", OUTBOX_DATABASE_URL=url) as (process, _, address):
+        assert process.stderr
+        token = [process.stderr.readline() for _ in range(3)][2].strip()
+        for sent in ("wrong", token):
+            httpx.post(f"{address}login", data={"token": sent}, trust_env=False)
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+    records = [json.loads(line) for line in rest.splitlines() if line.startswith("{")]
+    assert [(each["level"], each["outbox_event"]) for each in records] == [
+        ("WARNING", "login.failed"), ("INFO", "login.succeeded")]  # fmt: skip
+    assert token not in rest

@@ -45,9 +45,9 @@ def test_a_message_is_sent_again(shop: Shop, acting: Http, caplog: pytest.LogCap
     (row,) = audited(acting, message_id)
     assert (row["actor"], row["action"], row["reason"]) == ("otto", "resend", "ticket 4711")
     assert row["origin"] == {"via": "api", "ip": "127.0.0.1", "request_id": "r-1"}
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "outbox.console"]
-    assert line.startswith("console.done")
-    assert all(f'"{fact}"' in line for fact in ("otto", "r-1", f"/api/v1/messages/{message_id}/resend"))
+    (record,) = [record.__dict__ for record in caplog.records if record.name == "outbox.console"]
+    facts = [record[name] for name in ("outbox_event", "principal", "request_id", "path", "status")]
+    assert facts == ["console.done", "otto", "r-1", f"/api/v1/messages/{message_id}/resend", 200]
 
 
 def test_a_scheduled_message_is_recalled(shop: Shop, acting: Http) -> None:

@@ -9,15 +9,22 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from urllib.parse import quote
 
+import anyio
+import httpx
 import pytest
+from anyio.from_thread import BlockingPortal
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
+from starlette.types import Message as AsgiMessage
 
 from outbox import Message
-from outbox.console.problems import log, log_failure
+from outbox.console import events
+from outbox.console.context import SLOTS
+from outbox.telemetry.hooks import emit
 from outbox.text import csv_cell
-from tests.console.web import Asker, Http, Shop, console_of
+from tests.console.web import API, Asker, Http, Shop, bearer, console_of
 
 FORGED = '"x"}\r\n2026-01-01 00:00:00 INFO outbox.console login.succeeded {"client": "10.0.0.1"}\u2028\x1b[2J'
 
@@ -74,6 +81,16 @@ def test_exports_have_all_rows_and_their_limit(shop: Shop, acting: Http) -> None
     assert acting.get("/export/messages.csv", params={"database": "elsewhere"}).status_code == 422
 
 
+def b64(text: str) -> str:
+    """A text as HTTP Basic has it."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def broken() -> None:
+    """An authorizer with a defect, whose error quotes what was sent."""
+    raise RuntimeError(FORGED)
+
+
 def test_log_lines_can_not_be_forged(museum: Shop, ask: Asker, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a caller sends as name, path, host or id: each line of the log is one line, of ASCII."""
     http = ask(console_of(museum.outbox))
@@ -81,19 +98,17 @@ def test_log_lines_can_not_be_forged(museum: Shop, ask: Asker, caplog: pytest.Lo
         http.ask("GET", "/api/v1/messages/" + "x%0d%0aINFO%20forged")
         http.ask("GET", "/api/v1/meta", headers={"X-Forwarded-For": "1.2.3.4\tforged"})
         http.ask("GET", "/api/v1/meta", headers={"Host": "evil.test\tforged"})
-        http.ask("POST", "/login", data={"token": FORGED})
-        log(logging.WARNING, "some.event", name=FORGED)
-        try:
-            raise RuntimeError(FORGED)
-        except RuntimeError as error:
-            log_failure(error, path=FORGED)
+        http.ask(
+            "POST", "/login", data={"token": FORGED}, headers={"X-Forwarded-For": FORGED.split("\r", maxsplit=1)[0]}
+        )
+        http.ask("GET", "/api/v1/meta", headers={"Authorization": "Basic " + b64(f"{FORGED}:x")})
+        ask(console_of(museum.outbox, authorizer=broken)).ask("GET", "/" + quote(FORGED))
+        emit(events.DatabaseMissing(database=FORGED, reason=FORGED, repeated=False))
     assert len(caplog.records) >= 6
     for record in caplog.records:
-        line = record.getMessage()
-        assert re.fullmatch(r"[\x20-\x7e]+", line), line
-        event, _, facts = line.partition(" ")
-        assert re.fullmatch(r"[a-z_.]+", event)
-        assert isinstance(json.loads(facts), dict)
+        assert re.fullmatch(r"[\x20-\x7e]+", record.getMessage())
+        assert re.fullmatch(r"[a-z_.]+", record.__dict__["outbox_event"])
+        assert record.exc_info is None
 
 
 def test_tokens_and_passwords_are_in_no_log(museum: Shop, ask: Asker, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,3 +201,47 @@ def test_a_body_that_a_handler_refuses_is_not_in_the_error(shop: Shop, acting: H
     assert "number: Input should be a valid integer" in row["last_error"]
     for place in (f"/messages/{message_id}", "/inbox", "/dead-groups"):
         assert "4111-secret" not in acting.get(place).text, place
+
+
+def test_exports_keep_nobody_out(museum: Shop, make_console: Callable[..., Http], portal: BlockingPortal) -> None:
+    """Clients that ask for exports and don't read them hold no slot: another export and all else are answered."""
+    http = make_console(museum.outbox)
+    headers = {"host": "localhost", **{name.lower(): value for name, value in bearer("viewer").items()}}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": f"{API}/export/messages.ndjson",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 5000),
+        "server": ("localhost", 80),
+    }
+
+    async def attack() -> None:
+        stalled, forever = anyio.Semaphore(0), anyio.Event()
+
+        async def receive() -> AsgiMessage:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.body":
+                stalled.release()
+                await forever.wait()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3 * SLOTS):
+                tasks.start_soon(http.app, dict(scope), receive, send)
+            with anyio.fail_after(60):
+                for _ in range(3 * SLOTS):
+                    await stalled.acquire()
+                client = httpx.AsyncClient(transport=httpx.ASGITransport(http.app), base_url="http://localhost")
+                for path in (f"{API}/meta", f"{API}/export/audit.csv"):
+                    answer = await client.get(path, headers=headers)
+                    assert answer.status_code == 200
+            tasks.cancel_scope.cancel()
+
+    portal.call(attack)
+    assert http.get("/meta").status_code == 200

@@ -95,6 +95,18 @@ def test_guessing_is_slowed_down(door: Callable[..., Http]) -> None:
     assert far.ask("GET", META, headers=basic("otto", "open sesame")).status_code == 200
 
 
+def test_names_that_are_sprayed_are_slowed_down(door: Callable[..., Http]) -> None:
+    """One password for many names, from one address: it has to wait, for all names; others, and who is in, don't."""
+    basics = Basic({"otto": (HASH, "operator"), "vera": (HASH, "viewer")}, throttle=Throttle(clock=lambda: 0.0))
+    near, far = door(basics), door(basics, client="192.0.2.7")
+    assert near.ask("GET", META, headers=basic("otto", "open sesame")).status_code == 200
+    tried = [near.ask("GET", META, headers=basic(f"user{n}", "Winter2026")).status_code for n in range(30)]
+    assert tried == [401] * 20 + [429] * 10
+    assert near.ask("GET", META, headers=basic("vera", "open sesame")).status_code == 429
+    assert near.ask("GET", META, headers=basic("otto", "open sesame")).status_code == 200
+    assert far.ask("GET", META, headers=basic("vera", "open sesame")).status_code == 200
+
+
 def test_the_throttle_forgets_and_is_bounded() -> None:
     """Waiting doubles up to a limit, success and time forgive, and an attacker can't fill the memory."""
     now = [0.0]

@@ -7,7 +7,8 @@ import base64
 import pytest
 
 from outbox.console import Basic, Bearer, Principal, hash_password, hash_token
-from outbox.console.auth import COOKIE, Throttle
+from outbox.console.auth import Throttle
+from outbox.console.context import COOKIE
 from outbox.errors import InvalidSettings
 from tests.console.web import API, Asker, Http, Shop, console_of, token_of
 
@@ -18,6 +19,12 @@ def log_in(http: Http, token: str, **form: str) -> tuple[int, str, str]:
     """Log in; return status, where it leads, and the cookie."""
     answer = http.as_role(None).ask("POST", "/login", data={"token": token, **form})
     return answer.status_code, answer.headers.get("location", ""), answer.headers.get("set-cookie", "")
+
+
+def opened(sessions: Bearer) -> str:
+    """Return the cookie of a new session."""
+    cookie, _ = sessions.log_in("right", "here") or ("", None)
+    return cookie
 
 
 def test_a_token_typed_into_the_page_opens_a_session(looking: Http) -> None:
@@ -61,29 +68,46 @@ def test_pages_send_to_the_login(looking: Http) -> None:
 
 
 def test_logging_out_takes_the_cookie_away(looking: Http) -> None:
-    """The cookie is gone; other sites can't log anybody out."""
-    answer = looking.ask("POST", "/logout")
+    """The session ends on the server, so that a copy of the cookie is good for nothing; other sites can't do that."""
+    stranger = looking.as_role(None)
+    first, second = (log_in(looking, token_of("viewer"))[2].partition(";")[0] for _ in range(2))
+    assert stranger.get("/meta", headers={"Cookie": first}).json()["role"] == "viewer"
+    answer = stranger.ask("POST", "/logout", headers={"Cookie": first})
     assert answer.status_code == 303
     assert "Max-Age=0" in answer.headers["set-cookie"]
+    assert answer.headers["set-cookie"].startswith(first.partition("=")[0])
+    assert stranger.get("/meta", headers={"Cookie": first}).status_code == 401
+    assert stranger.get("/meta", headers={"Cookie": second}).status_code == 200
     assert looking.ask("POST", "/logout", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
+def test_consoles_on_one_host_do_not_end_each_others_sessions(museum: Shop, ask: Asker) -> None:
+    """Browsers send a cookie to all ports of a host and to all paths below: those of two consoles have two names."""
+    names = set()
+    for base_url, root_path in (("http://localhost:1", ""), ("http://localhost:2", ""), ("http://localhost:1", "/b")):
+        http = ask(console_of(museum.outbox), base_url=base_url, root_path=root_path)
+        names.add(log_in(http, token_of("viewer"))[2].partition("=")[0])
+    assert len(names) == 3
+
+
 def test_guessing_tokens_is_slowed_down(museum: Shop, ask: Asker) -> None:
-    """The page and the header count together."""
+    """The page and the header count together; whoever has a right one isn't locked out by others at that address."""
     way = Bearer({hash_token("right"): Principal.of("ada")}, throttle=Throttle(clock=lambda: 0.0))
     http = ask(console_of(museum.outbox, authorizer=way))
     for _ in range(3):
         log_in(http, "wrong")
         http.get("/meta", headers={"Authorization": "Bearer wrong"})
-    assert log_in(http, "right")[0] == 429
-    assert http.get("/meta", headers={"Authorization": "Bearer right"}).status_code == 429
+    assert log_in(http, "wrong")[0] == 429
+    assert http.get("/meta", headers={"Authorization": "Bearer wrong"}).status_code == 429
+    assert log_in(http, "right")[0] == 303
+    assert http.get("/meta", headers={"Authorization": "Bearer right"}).status_code == 200
+    assert log_in(http, "wrong")[0] == 429
 
 
 def test_forged_cookies_are_nobody() -> None:
     """Changed, cut, of another key, or nonsense: it is nobody."""
     sessions = Bearer(TOKENS)
-    cookie = sessions.log_in("right", "here")
-    assert cookie is not None
+    cookie = opened(sessions)
     assert sessions.principal(cookie) == Principal.of("ada", "admin")
     content, _, signature = cookie.partition(".")
     other = base64.urlsafe_b64encode(base64.urlsafe_b64decode(content + "==").replace(b"[", b"[ ")).decode()
@@ -95,13 +119,23 @@ def test_forged_cookies_are_nobody() -> None:
 def test_sessions_end() -> None:
     """With their time, and with their token; a key that is shared keeps them over processes."""
     key = "k" * 32
-    cookie = Bearer(TOKENS, session_key=key).log_in("right", "here")
+    cookie = opened(Bearer(TOKENS, session_key=key))
     assert Bearer(TOKENS, session_key=key).principal(cookie) is not None
     assert Bearer({}, session_key=key).principal(cookie) is None
-    over = Bearer(TOKENS, session_key=key, seconds=-1).log_in("right", "here")
+    over = opened(Bearer(TOKENS, session_key=key, seconds=-1))
     assert Bearer(TOKENS, session_key=key).principal(over) is None
     with pytest.raises(InvalidSettings, match="at least 32"):
         Bearer(TOKENS, session_key="short")
+
+
+def test_a_session_that_was_ended_stays_so() -> None:
+    """Ending another one, the same once more, or a forged one, changes nothing for it."""
+    sessions = Bearer(TOKENS)
+    cookies = [opened(sessions) for _ in range(3)]
+    assert len(set(cookies)) == 3
+    for cookie in (cookies[0], cookies[0], cookies[1], "forged", None):
+        sessions.log_out(cookie)
+    assert [sessions.principal(cookie) is None for cookie in cookies] == [True, True, False]
 
 
 def test_a_session_does_not_act_for_another_site(looking: Http) -> None:

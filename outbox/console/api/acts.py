@@ -11,14 +11,14 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from outbox.console.api import requests
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import CANCEL, Context, RequestContext, requires
+from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
 from outbox.operator.acts import ACTS, END, Act
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
 
-router: APIRouter = APIRouter(prefix=requests.PREFIX, responses=problems(404, 409, 415))
+router: APIRouter = APIRouter(prefix=API, responses=problems(404, 409, 415))
 
 
 @dataclass(frozen=True, kw_only=True)

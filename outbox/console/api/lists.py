@@ -20,7 +20,7 @@ import outbox
 from outbox.console.api import requests
 from outbox.console.api.requests import IfNoneMatch, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.auth import only_reads
-from outbox.console.context import REVEAL, Context, RequestContext, check_origin
+from outbox.console.context import API, REVEAL, Context, RequestContext, check_origin
 from outbox.errors import MessageNotFound
 from outbox.message.model import Status
 from outbox.operator import model
@@ -33,7 +33,7 @@ from outbox.text import csv_cell
 
 Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_extra={"enum": list(WINDOWS)})]
 
-router: APIRouter = APIRouter(prefix=requests.PREFIX, responses=problems())
+router: APIRouter = APIRouter(prefix=API, responses=problems())
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +240,7 @@ def _demand_reveal(context: RequestContext, request: Request) -> None:
     context.demand(REVEAL)
     # A reveal is recorded, so no other site may make a browser request one.
     check_origin(context.console.trust, request.headers, context)
+    context.acts = True
 
 
 # --- files with everything that matches --------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from outbox.console.api.requests import PREFIX
-from outbox.console.context import PROBES, Console, Context
-from outbox.console.problems import Problem, log
+from outbox.console.context import API, PROBES, Console, Context
+from outbox.console.events import NotReady
+from outbox.console.problems import Problem
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
 from outbox.errors import pip_install
 from outbox.operator.health.overview import Overview
+from outbox.telemetry.hooks import emit
+from outbox.text import summary_of
 
 try:
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -35,7 +36,7 @@ _REUSED_FOR = 2.0
 router: APIRouter = APIRouter(include_in_schema=False)
 #: Public or not, as the console's ``metrics`` has it.
 metrics: APIRouter = APIRouter(include_in_schema=False)
-document: APIRouter = APIRouter(prefix=PREFIX, include_in_schema=False)
+document: APIRouter = APIRouter(prefix=API, include_in_schema=False)
 
 
 class Readiness:
@@ -43,7 +44,7 @@ class Readiness:
 
     def __init__(self, console: Console) -> None:
         self._console, self._lock = console, threading.Lock()
-        self._ready, self._at = False, float("-inf")
+        self._ready, self._failed, self._at = False, False, float("-inf")
 
     def now(self) -> bool:
         """Return whether every database answers."""
@@ -55,8 +56,10 @@ class Readiness:
                             execute(connection, NOW)
                     self._ready = not self._console.source.missing
                 except Exception as error:
-                    log(logging.WARNING, "console.not_ready", reason=str(error))
-                    self._ready = False
+                    emit(NotReady(reason=summary_of(error), repeated=self._failed, error=error))
+                    self._ready, self._failed = False, True
+                else:
+                    self._failed = False
                 self._at = time.monotonic()
             return self._ready
 

@@ -29,8 +29,6 @@ T = TypeVar("T")
 #: Which rows of a list, and which page of them.
 Listed = tuple[T, PageRequest]
 
-PREFIX = "/api/v1"
-
 _QUERY = Reader("text", error=InvalidRequest)
 _BODY = Reader("data", error=InvalidRequest)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

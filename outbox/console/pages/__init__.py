@@ -5,17 +5,18 @@ Everything works without JavaScript.
 
 from __future__ import annotations
 
-import logging
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
-from outbox.console.auth import COOKIE
+from outbox.console.context import RequestContext
+from outbox.console.events import LoginEnded, LoginFailed, LoginSucceeded
 from outbox.console.pages import acts, lists, overview
 from outbox.console.pages.view import Badges, PageView, View, problem_page, static_files
-from outbox.console.problems import Problem, log
+from outbox.console.problems import Problem
+from outbox.telemetry.hooks import emit
 
 __all__ = ["ROUTERS", "Badges", "login", "problem_page", "static", "unknown"]
 
@@ -26,6 +27,14 @@ unknown: APIRouter = APIRouter(include_in_schema=False)
 #: No login is needed for these.
 login: APIRouter = APIRouter(include_in_schema=False)
 static: APIRouter = APIRouter(include_in_schema=False)
+
+
+class _CookieOptions(TypedDict):
+    path: str
+    secure: bool
+    httponly: bool
+    samesite: Literal["strict"]
+
 
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 #: A path below the console's root: nothing that a browser could take for another host.
@@ -51,32 +60,33 @@ def login_page(view: View, onward: Annotated[str, Query(alias="next")] = "/") ->
 def log_in(view: View, token: Annotated[str, Form()], onward: Annotated[str, Form(alias="next")] = "/") -> Response:
     """Log in with a token: set the cookie, and go on to the page that sent here."""
     context, sessions = view.context, view.context.console.sessions
-    fields = {"client": context.client, "request_id": context.request_id}
-    cookie = sessions.log_in(token, context.client) if sessions else None
-    if sessions is None or cookie is None:
-        log(logging.WARNING, "login.failed", **fields)
+    opened = sessions.log_in(token, context.client) if sessions else None
+    if sessions is None or opened is None:
+        emit(LoginFailed(**context.facts))
         return _page(view, onward, Problem("unauthenticated", "That isn't a token of this console."))
-    log(logging.INFO, "login.succeeded", **fields)
+    # The login is what is told, not that something was done.
+    (cookie, context.identity), context.acts = opened, False
+    emit(LoginSucceeded(**context.facts))
     response = RedirectResponse(context.base + _below(onward), 303)
-    response.set_cookie(
-        COOKIE,
-        cookie,
-        max_age=sessions.seconds,
-        path=context.base or "/",
-        secure=context.secure,
-        httponly=True,
-        samesite="strict",
-    )
+    response.set_cookie(context.cookie, cookie, max_age=sessions.seconds, **_cookie_of(context))
     return response
 
 
 @login.post("/logout")
 def log_out(view: View) -> Response:
-    """Log out: take the cookie away."""
-    context = view.context
+    """Log out: end the session, and take the cookie away."""
+    context, sessions = view.context, view.context.console.sessions
+    if sessions is not None:
+        context.identity, context.acts = sessions.log_out(view.request.cookies.get(context.cookie)), False
+    if context.identity is not None:
+        emit(LoginEnded(**context.facts))
     response = RedirectResponse(context.url("login"), 303)
-    response.delete_cookie(COOKIE, path=context.base or "/", secure=context.secure, httponly=True, samesite="strict")
+    response.delete_cookie(context.cookie, **_cookie_of(context))
     return response
+
+
+def _cookie_of(context: RequestContext) -> _CookieOptions:
+    return {"path": context.base or "/", "secure": context.secure, "httponly": True, "samesite": "strict"}
 
 
 def _page(view: PageView, onward: str, problem: Problem | None = None) -> Response:

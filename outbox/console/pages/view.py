@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-import logging
 import math
 import threading
 import time
@@ -21,12 +20,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.console.context import RequestContext, context_of
-from outbox.console.problems import Problem, log
+from outbox.console.events import BadgesMissing
+from outbox.console.problems import Problem
 from outbox.errors import OutboxError
 from outbox.operator.acts import ACTS, DECLARATIONS, acts_for
 from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
-from outbox.text import duration, plain
+from outbox.telemetry.hooks import emit
+from outbox.text import duration, plain, summary_of
 
 #: The pages in the order of the navigation: name, title, icon, the key after ``g``.
 NAVIGATION = (
@@ -150,7 +151,7 @@ class Badges:
             numbers = {"dead": Total(dead, "gte" if more else "eq"), "halves": parked}
             self._numbers = {name: total for name, total in numbers.items() if total is not None}
         except (OutboxError, SQLAlchemyError) as error:
-            log(logging.WARNING, "console.badges_missing", error=type(error).__name__)
+            emit(BadgesMissing(reason=summary_of(error), error=error))
             self._numbers = {}
         return self._numbers
 
