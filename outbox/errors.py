@@ -20,6 +20,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
     │   ├── PrivilegeMissing                the role of the connection may not do its duties
     │   └── HalvesHidden                    row security hides half messages from the role that dispatches
+    ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── MessageNotFound                     no registered database knows this message
     ├── BulkJobNotFound                     no registered database has this bulk job
     ├── BulkJobTooLarge                     more messages than one bulk job may have
@@ -199,6 +200,20 @@ class MessageNotFound(OutboxError):
     """No registered database knows this message."""
 
     kind = ErrorKind.NOT_FOUND
+
+
+class DatabaseUnreached(OutboxError):
+    """Registered databases can't be read at the moment, and without them the answer isn't whole.
+
+    ``names`` are what they are registered as.
+    """
+
+    kind = ErrorKind.UNAVAILABLE
+
+    def __init__(self, names: Sequence[str]) -> None:
+        what = f"databases {', '.join(names)} can't be reached" if len(names) > 1 else f"{names[0]} can't be reached"
+        super().__init__(f"{what}, and may have more; try again when it is back, or name one that can be")
+        self.names: list[str] = list(names)
 
 
 class BulkJobNotFound(OutboxError):

@@ -26,6 +26,7 @@ from outbox.cli.database import DatabasesOptions, now_at
 from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import ActOptions, PageOptions, as_id, gathered, read_filter
 from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, say
+from outbox.errors import DatabaseUnreached
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.look.paging import every
 from outbox.operator.model import MAX_IDS, MAX_PAGE, BulkItem, BulkJob, Page, PageRequest, Preview, Selector, Target
@@ -116,8 +117,8 @@ def page_of(fetch: Callable[[PageRequest], Page[Row]], limit: int, token: str | 
         searched += page.searched or 0
         token = page.next_page_token
         complete = token is None or len(items) >= limit
-        if complete or searched >= SEARCHED:
-            return Page(items, token, total, complete, None if complete else searched)
+        if complete or searched >= SEARCHED or page.unreached:
+            return Page(items, token, total, complete, None if complete else searched, page.unreached)
 
 
 def commands_of(group: CommandGroup[Any], **instead: Callable[..., None]) -> typer.Typer:
@@ -144,14 +145,21 @@ def add_list(app: typer.Typer, group: CommandGroup[Any], name: str = "list") -> 
             found = _listed(operator, group, choice, page, databases.only)
             if page.output is ListForm.JSON:
                 print_json(found)
+                _check_whole(found)
                 return
             output.print_rows(found.items, group.shape, page.output, databases=len(operator.databases) > 1)
             if found.next_page_token:
                 known = f"{len(found.items)} of {at_least(found.total)}; " if found.total else ""
                 further = f"searched {found.searched or 0} {group.plural}; to search further"
                 say(f"{f'{known}there may be more' if found.complete else further}: --after {found.next_page_token}")
+            _check_whole(found)
 
     app.command(name, help=group.listing)(gathered(show_list, choice=group.options()))
+
+
+def _check_whole(page: Page[Any]) -> None:
+    if page.unreached:
+        raise DatabaseUnreached(page.unreached)
 
 
 def _listed(

@@ -16,7 +16,7 @@ from outbox.console.events import DatabaseMissing
 from outbox.database.engines import engine_of, psycopg_engine, url_of
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.operator.databases import Database, Databases, open_database
+from outbox.operator.databases import AwayDatabase, Database, Databases, open_database
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
 from outbox.telemetry.hooks import emit
@@ -131,7 +131,7 @@ class OperatorSource:
             engine.dispose()
 
     def _open(self) -> Operator:
-        missing: dict[str, Exception | None] = {}
+        missing: dict[str, Exception] = {}
         for name in self.missing:
             try:
                 self._opened[name] = open_database(name, self._engines[name], self._settings)
@@ -139,12 +139,13 @@ class OperatorSource:
                 repeated = self.missing[name] is not None
                 emit(DatabaseMissing(database=name, reason=summary_of(error), repeated=repeated, error=error))
                 missing[name] = error
-        self.missing, self._last_try = missing, time.monotonic()
+        self.missing, self._last_try = dict(missing), time.monotonic()
         if not self._opened:
             self.close()
-            raise next(filter(None, missing.values()))
+            raise next(iter(missing.values()))
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
-        return Operator(Databases(in_order), self._redactor, self._codecs)
+        away = [AwayDatabase(name, self._engines[name], self._settings, error) for name, error in missing.items()]
+        return Operator(Databases(in_order, away), self._redactor, self._codecs)
 
 
 def _only_reading(operator: Operator) -> Operator:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database import migration
-from outbox.database.execute import Row, Template, execute
+from outbox.database.execute import Row, Template, execute, kind_of
 from outbox.database.sql import plan_by_index, read_only, wait_at_most
-from outbox.errors import InvalidSettings, MessageNotFound, SchemaMissing, UnknownDatabase
+from outbox.errors import DatabaseUnreached, ErrorKind, InvalidSettings, MessageNotFound, SchemaMissing, UnknownDatabase
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
+_AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
 READ_SECONDS = 5.0
 PATIENCE = 10.0
@@ -52,20 +53,39 @@ class Database:
             yield connection
 
 
+@dataclass(frozen=True, slots=True)
+class AwayDatabase:
+    """A registered database that couldn't be opened yet, and why; nobody knows which tables it has."""
+
+    name: str
+    engine: Engine
+    settings: Settings
+    error: Exception
+
+
 class Databases(dict[str, Database]):
     """The registered databases by name, in the order in which they were registered.
+
+    ``away`` are those that couldn't be opened yet, by name: what they know is missing in all that is shown.
 
     Raises:
         InvalidSettings: there is none.
     """
 
-    def __init__(self, databases: Iterable[Database]) -> None:
+    def __init__(self, databases: Iterable[Database], away: Iterable[AwayDatabase] = ()) -> None:
         super().__init__((database.name, database) for database in databases)
+        self.away: dict[str, AwayDatabase] = {each.name: each for each in away}
         if not self:
             raise InvalidSettings("an operator needs at least one database")
 
     def __missing__(self, name: str) -> Database:
+        if name in self.away:
+            raise DatabaseUnreached([name])
         raise UnknownDatabase(name, list(self))
+
+    def away_for(self, name: str | None) -> list[str]:
+        """Return which databases that couldn't be opened may have some of a list; ``name`` limits it to one."""
+        return list(self.away) if name is None else []
 
     @classmethod
     def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
@@ -84,6 +104,11 @@ class Databases(dict[str, Database]):
         """
         chosen = self.values() if name is None else [self[name]]
         return [database for database in chosen if part is None or part in database.parts]
+
+
+def is_away(error: Exception) -> bool:
+    """Return whether an error means that a database, or its tables, can't be reached, whatever is asked of it."""
+    return kind_of(error) in _AWAY
 
 
 def open_database(name: str, engine: Engine, settings: Settings) -> Database:
@@ -135,8 +160,10 @@ class OverDatabases:
     def __init__(self, databases: Databases) -> None:
         self.databases = databases
 
-    def not_found(self, message_id: UUID) -> MessageNotFound:
-        """Return the error for a message that no database knows."""
+    def not_found(self, message_id: UUID) -> MessageNotFound | DatabaseUnreached:
+        """Return the error for a message that no database knows which can be reached."""
+        if self.databases.away:
+            return DatabaseUnreached(list(self.databases.away))
         return MessageNotFound(
             f"no registered database ({', '.join(self.databases)}) knows message {message_id}; "
             "is it in another one, or was it pruned?"

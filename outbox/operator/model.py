@@ -80,7 +80,8 @@ class Page(Generic[T]):
     """A page of a list.
 
     ``next_page_token`` is None at the end. ``complete`` is False where the search stopped at its limit before the page
-    was full: going on may find more. ``total`` is None where it isn't known cheaply.
+    was full: going on may find more. ``total`` is None where it isn't known cheaply. ``unreached`` are databases that
+    couldn't be read: what fits in them is missing, and going on tries them again.
     """
 
     items: list[T]
@@ -88,6 +89,7 @@ class Page(Generic[T]):
     total: Total | None = None
     complete: bool = True
     searched: int | None = None
+    unreached: list[str] = field(default_factory=list)
 
 
 # --- messages of producers -------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_a_body_that_a_handler_refuses_is_not_in_the_error(shop: Shop, acting: H
     shop.drain()
     (row,) = acting.get(f"/messages/{message_id}").json()["inbox"]
     assert "number: Input should be a valid integer" in row["last_error"]
-    for place in (f"/messages/{message_id}", "/inbox", "/dead-groups"):
+    for place in (f"/messages/{message_id}", "/inbox", "/dead/groups"):
         assert "4111-secret" not in acting.get(place).text, place
 
 

@@ -16,11 +16,13 @@ from outbox.console.api.lists import types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
-from outbox.console.pages.view import PageView, View
+from outbox.console.pages.view import PageView, View, of_each
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
 from outbox.operator.acts import ACTS, END, Act, act_named
+from outbox.operator.health.rules import HandlerRow
 from outbox.operator.model import Actor, MessageView, Selector, Target
+from outbox.operator.operator import Operator
 from outbox.reader import option
 
 router: APIRouter = APIRouter(include_in_schema=False)
@@ -153,6 +155,10 @@ def _message_page(view: PageView, message_id: UUID, reveal: Actor | None = None)
 def _ask(view: PageView, found: MessageView, act: Act, form: OrderForm, *, fault: str | None = None) -> Response:
     states = states_of(found)
     topic = (found.half or {}).get("topic")
+
+    def handles(row: HandlerRow) -> bool:
+        return (row.kind, row.topic) == (act.handler, topic)
+
     return view.page(
         "ask.html",
         422 if fault else 200,
@@ -165,7 +171,7 @@ def _ask(view: PageView, found: MessageView, act: Act, form: OrderForm, *, fault
         refused=_refused(found, act, form.group),
         expected=to_type(found) if act.as_job else None,
         delivered=[row for row in found.inbox if row.status == "consumed"],
-        handlers=[row for row in view.operator.handlers() if (row.kind, row.topic) == (act.handler, topic)],
+        handlers=[row for row in of_each(view.operator, Operator.handlers)[0] if handles(row)],
         fault=fault,
         reason=form.reason,
         key=uuid4().hex,

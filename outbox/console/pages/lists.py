@@ -13,12 +13,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from outbox.console.api.lists import types_of
-from outbox.console.pages.view import PageView, View
-from outbox.errors import BulkJobNotFound, InvalidRequest
+from outbox.console.pages.view import PageView, View, of_each
+from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import AUDITED, END, Act
 from outbox.operator.model import MAX_PAGE, Page, PageRequest
+from outbox.operator.operator import Operator
 from outbox.reader import Reader, grouped, option, shape_of
 
 T = TypeVar("T")
@@ -188,20 +189,26 @@ def dead(view: View, tab: str = "open") -> Response:
         return view.page("discarded.html", found.status, list=found)
     criteria = read(model.InboxFilter, pairs_of(view.request.url.query))
     where = {"database": criteria.database, "group": criteria.group, "topic": criteria.topic}
-    groups = view.operator.dead_groups(**where, limit=_GROUPS)
-    return view.page("dead.html", groups=groups, where=where, limit=_GROUPS)
+    groups, unreached = of_each(view.operator, lambda each: each.dead_groups(**where, limit=_GROUPS), criteria.database)
+    groups.sort(key=lambda group: -group.count.value)
+    return view.page("dead.html", groups=groups[:_GROUPS], where=where, limit=_GROUPS, unreached=unreached)
 
 
 @router.get("/handlers")
 def handlers(view: View) -> Response:
     """Show the workers and what is registered on them."""
-    return view.page("handlers.html", handlers=view.operator.handlers(), workers=view.operator.workers())
+    registered, unreached = of_each(view.operator, Operator.handlers)
+    running, _ = of_each(view.operator, Operator.workers)
+    running.sort(key=lambda row: not row.alive)
+    return view.page("handlers.html", handlers=registered, workers=running, unreached=unreached)
 
 
 @router.get("/locks")
 def locks(view: View) -> Response:
     """Show who holds a lock of dispatch or of a group's queue."""
-    return view.page("locks.html", locks=view.operator.locks(), act=END)
+    held, unreached = of_each(view.operator, Operator.locks)
+    held.sort(key=lambda row: -row.age)
+    return view.page("locks.html", locks=held, act=END, unreached=unreached)
 
 
 @router.get("/system")
@@ -220,5 +227,5 @@ def jump(view: View, q: str = "") -> Response:
         return RedirectResponse(url("messages", key=text), 303)
     try:
         return RedirectResponse(url("bulk-jobs", view.operator.bulk_job(found).id), 303)
-    except BulkJobNotFound:
+    except (BulkJobNotFound, DatabaseUnreached):
         return RedirectResponse(url("messages", found), 303)

@@ -8,11 +8,11 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -24,10 +24,13 @@ from outbox.console.events import BadgesMissing
 from outbox.console.problems import Problem
 from outbox.errors import OutboxError
 from outbox.operator.acts import ACTS, DECLARATIONS, acts_for
-from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Total
+from outbox.operator.databases import Databases, is_away
+from outbox.operator.model import MAX_PAGE, HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from outbox.telemetry.hooks import emit
 from outbox.text import duration, plain, summary_of
+
+T = TypeVar("T")
 
 #: The pages in the order of the navigation: name, title, icon, the key after ``g``.
 NAVIGATION = (
@@ -134,30 +137,74 @@ class Badges:
     """The numbers in the navigation: what waits for an operator, counted every few seconds at most."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, Total] = {}
+        self._numbers: dict[str, str] = {}
         self._until, self._lock = 0.0, threading.Lock()
 
-    def now(self, operator: Operator) -> dict[str, Total]:
-        """Return the numbers by the names of pages; a page must not fail because they can't be counted."""
+    def now(self, operator: Operator) -> dict[str, str]:
+        """Return the numbers by the names of pages: none for 0, with a plus where there may be more, ``?`` unknown.
+
+        A page must not fail because they can't be counted.
+        """
         with self._lock:
             if time.monotonic() < self._until:
                 return self._numbers
             self._until = time.monotonic() + _GOOD_FOR
-        try:
-            groups = operator.dead_groups(limit=_MOST_GROUPS)
-            dead = sum(group.count.value for group in groups)
-            more = len(groups) == _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
-            parked = operator.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=1)).total
-            numbers = {"dead": Total(dead, "gte" if more else "eq"), "halves": parked}
-            self._numbers = {name: total for name, total in numbers.items() if total is not None}
-        except (OutboxError, SQLAlchemyError) as error:
-            emit(BadgesMissing(reason=summary_of(error), error=error))
-            self._numbers = {}
+        self._numbers = {name: text for name, count in _COUNTS.items() if (text := _badge(operator, count))}
         return self._numbers
 
     def forget(self) -> None:
         """Count again at the next page, after an act."""
         self._until = 0.0
+
+
+def _dead(operator: Operator) -> tuple[int, bool]:
+    """Return how many dead letters there are, and whether there may be more."""
+    groups, unreached = of_each(operator, lambda each: each.dead_groups(limit=_MOST_GROUPS))
+    more = len(groups) >= _MOST_GROUPS or any(group.count.relation == "gte" for group in groups)
+    return sum(group.count.value for group in groups), more or bool(unreached)
+
+
+def _parked_halves(operator: Operator) -> tuple[int, bool]:
+    """Return how many halves are parked, and whether there may be more."""
+    page = operator.halves(HalfFilter(status=HalfStatus.PARKED), PageRequest(size=MAX_PAGE))
+    return len(page.items), bool(page.next_page_token or page.unreached)
+
+
+_COUNTS = {"dead": _dead, "halves": _parked_halves}
+
+
+def _badge(operator: Operator, count: Callable[[Operator], tuple[int, bool]]) -> str:
+    try:
+        known, more = count(operator)
+    except (OutboxError, SQLAlchemyError) as error:
+        emit(BadgesMissing(reason=summary_of(error), error=error))
+        return "?"
+    if not known:
+        return "?" if more else ""
+    return f"{known:,}{'+' if more else ''}"
+
+
+def of_each(
+    operator: Operator, read: Callable[[Operator], Iterable[T]], only: str | None = None
+) -> tuple[list[T], list[str]]:
+    """Return what is read of each database by itself, and the names of those that can't be reached.
+
+    ``only`` limits it to one of them. If none can be reached, the error is raised.
+    """
+    found: list[T] = []
+    unreached, errors = operator.databases.away_for(only), []
+    databases = operator.databases.having(None, only)
+    for database in databases:
+        try:
+            found += read(Operator(Databases([database]), operator.redactor))
+        except (OutboxError, SQLAlchemyError) as error:
+            if not is_away(error):
+                raise
+            unreached.append(database.name)
+            errors.append(error)
+    if len(errors) == len(databases):
+        raise errors[0]
+    return found, unreached
 
 
 @dataclass(frozen=True, slots=True)

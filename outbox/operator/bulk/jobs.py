@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
@@ -18,6 +20,7 @@ from outbox.errors import (
     BulkJobNotFound,
     BulkJobTooLarge,
     CompensationRefused,
+    DatabaseUnreached,
     InvalidRequest,
     MessageNotFound,
     SelectorChanged,
@@ -28,7 +31,7 @@ from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import check_audited, inbox_columns, requested
-from outbox.operator.databases import OverDatabases
+from outbox.operator.databases import OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import check_messages, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -150,18 +153,28 @@ class BulkJobs(OverDatabases):
             return Part(read_jobs(connection, database, sql.LIST, **values))
 
         databases = self.databases.having(None, checked(criteria).database)
-        return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read)
+        away = self.databases.away_for(criteria.database)
+        return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read, away)
 
     def bulk_job(self, bulk_job_id: UUID) -> model.BulkJob:
         """Return a bulk job.
 
         Raises:
             BulkJobNotFound: no registered database has it.
+            DatabaseUnreached: none of those that can be reached has it.
         """
+        unreached = list(self.databases.away)
         for database in self.databases.values():
-            with database.reading() as connection:
-                for found in read_jobs(connection, database, sql.ONE, id=bulk_job_id):
-                    return found
+            try:
+                with database.reading() as connection:
+                    for found in read_jobs(connection, database, sql.ONE, id=bulk_job_id):
+                        return found
+            except SQLAlchemyError as error:
+                if not is_away(error):
+                    raise
+                unreached.append(database.name)
+        if unreached:
+            raise DatabaseUnreached(unreached)
         raise BulkJobNotFound(f"no registered database ({', '.join(self.databases)}) has bulk job {bulk_job_id}")
 
     def bulk_items(

@@ -28,7 +28,7 @@ from outbox.text import database_address
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database
+    from outbox.operator.databases import AwayDatabase, Database
 
 #: The errors that mean that a database, or its tables, can't be reached.
 UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
@@ -294,6 +294,11 @@ def why_unreachable(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def _unreachable(database: Database | AwayDatabase, error: BaseException) -> Diagnosis:
+    subject = Subject(name=database.name, url=database.engine.url, settings=database.settings)
+    return subject.finding("database.unreachable", {"error": why_unreachable(error)})
+
+
 def _view(database: Database) -> DatabaseView:
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
@@ -322,7 +327,7 @@ class HealthViews(OverDatabases):
             InvalidRequest: there is no such window.
         """
         reached: dict[str, DatabaseHealth] = {}
-        findings: list[Diagnosis] = []
+        findings = [_unreachable(each, each.error) for each in self.databases.away.values()]
         # The clock of the first database that answers is that of the charts.
         times: list[dt.datetime] = []
         stats.moments(window, dt.datetime.now(dt.UTC))
@@ -330,8 +335,7 @@ class HealthViews(OverDatabases):
             try:
                 reached[name] = _read(database, window, times)
             except UNREACHABLE as error:
-                subject = Subject(name=name, url=database.engine.url, settings=database.settings)
-                findings.append(subject.finding("database.unreachable", {"error": why_unreachable(error)}))
+                findings.append(_unreachable(database, error))
         source_of = _sources(reached)
         topics = _topics(reached, source_of)
         tiles, capped = _tiles(list(reached.values()), topics)
@@ -348,7 +352,7 @@ class HealthViews(OverDatabases):
             topics=topics,
             series=stats.series(times, samples, source_of) if times else [],
             workers=[worker.row for each in reached.values() for worker in each.workers],
-            unreachable=[name for name in self.databases if name not in reached],
+            unreachable=[name for name in (*self.databases, *self.databases.away) if name not in reached],
         )
 
     def workers(self) -> list[WorkerRow]:
@@ -365,4 +369,8 @@ class HealthViews(OverDatabases):
         # Not by an import, which would be one of all that is above this layer.
         version: str = import_module("outbox").__version__
         settings: dict[str, Any] = dataclasses.asdict(next(iter(self.databases.values())).settings)
-        return System(version, [_view(database) for database in self.databases.values()], settings)
+        views = [_view(database) for database in self.databases.values()]
+        for away in self.databases.away.values():
+            address, error = rules.address(away.engine.url), why_unreachable(away.error)
+            views.append(DatabaseView(away.name, address, [], error=error))
+        return System(version, views, settings)

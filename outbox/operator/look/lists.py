@@ -58,7 +58,8 @@ class Lists(OverDatabases):
             return _messages(connection, database, criteria, after[0] if after else None, limit)
 
         producers = self.databases.having("producer", check_messages(criteria).database)
-        return page_of(producers, criteria, page, _BY_ID, read)
+        away = self.databases.away_for(criteria.database)
+        return page_of(producers, criteria, page, _BY_ID, read, away)
 
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""
@@ -69,7 +70,9 @@ class Lists(OverDatabases):
             count = count_of(schema, "half_check") if criteria == model.HalfFilter(database=criteria.database) else None
             return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
 
-        return page_of(self.databases.having("producer", checked(criteria).database), criteria, page, _OLDEST, read)
+        databases = self.databases.having("producer", checked(criteria).database)
+        away = self.databases.away_for(criteria.database)
+        return page_of(databases, criteria, page, _OLDEST, read, away)
 
     def scheduled(self, criteria: model.ScheduledFilter, page: model.PageRequest) -> model.Page[model.ScheduledRow]:
         """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
@@ -83,7 +86,9 @@ class Lists(OverDatabases):
             count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
             return Part.of(rows, width, lambda row: model.ScheduledRow(database.name, *row), window, count)
 
-        return page_of(self.databases.having("producer", checked(criteria).database), criteria, page, order, read)
+        databases = self.databases.having("producer", checked(criteria).database)
+        away = self.databases.away_for(criteria.database)
+        return page_of(databases, criteria, page, order, read, away)
 
     def audit(self, criteria: model.AuditFilter, page: model.PageRequest) -> model.Page[model.AuditRow]:
         """Return a page of what operators did, the newest first.
@@ -99,7 +104,9 @@ class Lists(OverDatabases):
             count = count_of(schema, "audit") if criteria == model.AuditFilter(database=criteria.database) else None
             return Part.of(rows, 1, lambda row: audit_row(database.name, row), lists_sql.AUDIT_WINDOW, count)
 
-        return page_of(self.databases.having(None, checked(criteria).database), criteria, page, _BY_TIME, read)
+        databases = self.databases.having(None, checked(criteria).database)
+        away = self.databases.away_for(criteria.database)
+        return page_of(databases, criteria, page, _BY_TIME, read, away)
 
     def inbox(self, criteria: model.InboxFilter, page: model.PageRequest) -> model.Page[model.InboxRow]:
         """Return a page of the inbox rows that fit, the newest id first, over all groups.
@@ -113,7 +120,9 @@ class Lists(OverDatabases):
                 return Part([], count=0)
             return _rows(connection, database, query, (after[0], after[1]) if after else None, limit)
 
-        return page_of(self.databases.having("consumer", checked(criteria).database), criteria, page, _BY_MESSAGE, read)
+        databases = self.databases.having("consumer", checked(criteria).database)
+        away = self.databases.away_for(criteria.database)
+        return page_of(databases, criteria, page, _BY_MESSAGE, read, away)
 
     def dead_groups(
         self, *, database: str | None = None, group: str | None = None, topic: str | None = None, limit: int = 200

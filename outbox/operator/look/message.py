@@ -89,7 +89,7 @@ class MessageFacts(MessageRecord):
 
 def gather(databases: Databases, message_id: UUID) -> MessageFacts:
     """Read all databases, first the producers': they know the topic, and so which groups a message is meant for."""
-    found = MessageFacts(id=message_id)
+    found = MessageFacts(id=message_id, unseen={name: each.error for name, each in databases.away.items()})
     for database in databases.having("producer"):
         if found.home is None:
             _read(database, found, _add_producer_side)

@@ -12,12 +12,15 @@ import hashlib
 import heapq
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from outbox.database.execute import Row, Statement, execute, statement
-from outbox.errors import InvalidRequest
+from outbox.errors import DatabaseUnreached, InvalidRequest, OutboxError
+from outbox.operator.databases import is_away
 from outbox.operator.model import COUNT_LIMIT, MAX_PAGE, Page, PageRequest, Total
 from outbox.reader import FieldShape, Option, Reader, plain
 
@@ -51,12 +54,14 @@ class Part(Generic[T]):
 
     ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
     ``searched`` is how many it looked at. ``count`` is how many fit in all, or counts them, if that is cheap.
+    ``unread`` says that the database can't be reached: the next page begins there where this one would have.
     """
 
     rows: list[T]
     searched: int = 0
     stopped: Position | None = None
     count: Statement | int | None = None
+    unread: bool = False
 
     @classmethod
     def of(
@@ -152,6 +157,8 @@ def merged(
         count = sum(1 for owner, _ in taken if owner == name)
         if count < len(part.rows):
             going_on[name] = (order.position or order.key)(part.rows[count - 1]) if count else after[name]
+        elif part.unread:
+            going_on[name] = after[name]
         elif part.stopped is not None:
             going_on[name] = part.stopped
     short = len(taken) < size and bool(going_on)
@@ -160,6 +167,7 @@ def merged(
         write_token(going_on, bound) if going_on else None,
         complete=not short,
         searched=sum(part.searched for part in found.values() if part.stopped) if short else None,
+        unreached=[name for name, part in found.items() if part.unread],
     )
 
 
@@ -169,31 +177,54 @@ def page_of(
     page: PageRequest,
     order: SortOrder[T],
     read: Callable[[Connection, Database, After, int], Part[T]],
+    away: Collection[str] = (),
 ) -> Page[T]:
     """Return a page of what fits a filter in these databases; ``read`` is that of `merged`, given a connection.
 
     The total comes with the first page only: exact where that page is all there is, else where it can be counted.
+    Databases that can't be reached are named in the page, as are those that are ``away`` already; if none of those that
+    the page is about can be, the error is raised.
     """
     by_name = {database.name: database for database in databases}
     counts: list[int | None] = []
+    read_through: list[str] = []
+    errors: list[Exception] = []
 
     def read_one(name: str, after: After, limit: int) -> Part[T]:
-        with by_name[name].reading() as connection:
-            part = read(connection, by_name[name], after, limit)
-            if not page.token:
-                count = part.count
-                counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
+        try:
+            with by_name[name].reading() as connection:
+                part = read(connection, by_name[name], after, limit)
+                if not page.token:
+                    count = part.count
+                    counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
+        except (SQLAlchemyError, OutboxError) as error:
+            if not is_away(error):
+                raise
+            errors.append(error)
+            return Part([], unread=True)
+        read_through.append(name)
         return part
 
     found = merged(by_name, page, criteria, order, read_one)
-    return found if page.token else dataclasses.replace(found, total=_total(found, counts))
+    if errors and not read_through:
+        raise errors[0]
+    found.unreached.extend(away)
+    # What isn't seen can't be counted.
+    total = None if page.token or found.unreached else _total(found, counts)
+    return dataclasses.replace(found, total=total)
 
 
 def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:
-    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given."""
+    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given.
+
+    Raises:
+        DatabaseUnreached: a database can't be read, so that the rows aren't all there are.
+    """
     token, left = None, limit
     while left is None or left > 0:
         page = fetch(PageRequest(MAX_PAGE if left is None else min(MAX_PAGE, left), token))
+        if page.unreached:
+            raise DatabaseUnreached(page.unreached)
         yield from page.items
         left = None if left is None else left - len(page.items)
         token = page.next_page_token
