@@ -34,6 +34,7 @@ from starlette.types import Receive, Scope, Send
 import outbox
 from outbox.console import pages
 from outbox.console.api import acts, lists, probes
+from outbox.console.api.requests import PROBLEM_SCHEMA
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -128,7 +129,7 @@ def create_console_app(
         yield
         console.source.close()
 
-    app = FastAPI(
+    app = _Application(
         title="outbox console",
         version=outbox.__version__,
         description=_DESCRIPTION,
@@ -168,6 +169,23 @@ def create_console_router(source: Source, *, authorizer: Authorizer, **options: 
         return _PassedOn(app)
 
     return router
+
+
+class _Application(FastAPI):
+    """The console, whose document also says how to log in, and has the schema of all problems once."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemes = getattr(self.state.console.authorizer, "schemes", {})
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+            if schemes:
+                # Those of the application's own dependencies are there already.
+                components.setdefault("securitySchemes", {}).update(schemes)
+                document["security"] = [{name: []} for name in schemes]
+        return self.openapi_schema or {}
 
 
 async def answer(request: Request, error: Exception) -> Response:

@@ -105,6 +105,7 @@ class Basic:
     """
 
     challenges: tuple[str, ...] = (_REALM,)
+    schemes: Mapping[str, Mapping[str, str]] = {"basic": {"type": "http", "scheme": "basic"}}
 
     def __init__(self, users: Mapping[str, tuple[str, Role | str]], *, throttle: Throttle | None = None) -> None:
         self._users = {
@@ -183,6 +184,7 @@ class Bearer:
     """
 
     challenges: tuple[str, ...] = ("Bearer",)
+    schemes: Mapping[str, Mapping[str, str]] = {"bearer": {"type": "http", "scheme": "bearer"}}
 
     def __init__(
         self,
@@ -321,6 +323,10 @@ class AnyOf:
             raise InvalidSettings("AnyOf needs at least one authorizer")
         self._authorizers = authorizers
         self.challenges: tuple[str, ...] = tuple(text for one in authorizers for text in getattr(one, "challenges", ()))
+        #: How programs send credentials, as an OpenAPI document has it.
+        self.schemes: Mapping[str, Mapping[str, str]] = {
+            name: scheme for one in authorizers for name, scheme in getattr(one, "schemes", {}).items()
+        }
         self.sessions: Bearer | None = next((one for one in authorizers if isinstance(one, Bearer)), None)
         self.needs_proxies: bool = any(getattr(one, "needs_proxies", False) for one in authorizers)
 

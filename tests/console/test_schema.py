@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import jsonschema_rs
 import pytest
 import schemathesis
+from fastapi import Depends, FastAPI
 from fastapi.routing import iter_route_contexts
+from fastapi.security import APIKeyHeader
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
@@ -17,8 +20,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from outbox.console import AnyOf, Basic, Principal, create_console_router, hash_password
 from outbox.operator.acts import ACTS
-from tests.console.web import API, GROUP, Http, Shop
+from tests.console.web import API, GROUP, Http, Shop, authorizer, console_of
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 #: Making up what doesn't fit takes schemathesis longest.
@@ -73,6 +77,48 @@ def test_every_act_of_the_table_is_in_the_document(document: dict[str, Any]) -> 
         assert fields.keys() == {"reason", "database", *(option.name for option in act.options)} | (
             {"token"} if act.as_job else set()
         )
+
+
+def test_the_document_says_how_to_log_in(museum: Shop, document: dict[str, Any]) -> None:
+    """By what its authorizer takes; one of the application's own says it by FastAPI's means."""
+    assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    assert document["security"] == [{"bearer": []}]
+    both = AnyOf(Basic({"ada": (hash_password("x", cost=4), "viewer")}), authorizer())
+    console = console_of(museum.outbox, authorizer=both).openapi()
+    assert set(console["components"]["securitySchemes"]) == {"basic", "bearer"}
+    assert console["security"] == [{"basic": []}, {"bearer": []}]
+
+    async def own(_: Annotated[str, Depends(APIKeyHeader(name="X-Key"))]) -> Principal:
+        return Principal.of("eve")
+
+    console = console_of(museum.outbox, authorizer=own).openapi()
+    assert console["components"]["securitySchemes"]["APIKeyHeader"]["name"] == "X-Key"
+    assert console["paths"][f"{API}/messages"]["get"]["security"] == [{"APIKeyHeader": []}]
+    assert "security" not in console
+
+
+def test_all_problems_have_one_schema(document: dict[str, Any], looking: Http) -> None:
+    """Each error refers to it, and it fits what is sent."""
+    answers = [
+        answer
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for status, answer in operation["responses"].items()
+        if int(status) >= 400
+    ]
+    assert len(answers) > 100
+    one = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    assert [answer["content"] for answer in answers if answer["content"] != one] == []
+    jsonschema_rs.validate(document["components"]["schemas"]["Problem"], looking.get("/messages?x=1").json())
+
+
+def test_the_document_of_the_application_is_its_own(museum: Shop) -> None:
+    """Nothing of the console is in it: no path, no schema, no way to log in."""
+    app = FastAPI()
+    alone = app.openapi()
+    app = FastAPI()
+    app.include_router(create_console_router(museum.outbox, authorizer=authorizer()), prefix="/outbox")
+    assert app.openapi() == alone
 
 
 def test_conditions_are_in_the_document(document: dict[str, Any]) -> None:

@@ -194,8 +194,11 @@ IdempotencyKey = Annotated[str | None, Depends(_order_key)]
 
 _TEXT_SCHEMA = {"type": "string"}
 _FIELD = {"field": _TEXT_SCHEMA, "detail": _TEXT_SCHEMA}
-_PROBLEM = {
+#: The schema of every error, and where the document has it.
+PROBLEM_SCHEMA = {
     "type": "object",
+    "title": "Problem",
+    "description": "What failed, and the mend (RFC 9457).",
     "required": ["type", "title", "status", "detail", "instance", "request_id"],
     "properties": {
         **dict.fromkeys(("title", "detail", "instance", "request_id"), _TEXT_SCHEMA),
@@ -204,6 +207,9 @@ _PROBLEM = {
         "errors": {"type": "array", "items": {"type": "object", "required": [*_FIELD], "properties": _FIELD}},
     },
 }
+
+
+_PROBLEM = {"$ref": "#/components/schemas/Problem"}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
