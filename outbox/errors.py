@@ -20,8 +20,8 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
     │   ├── PrivilegeMissing                the role of the connection may not do its duties
     │   └── HalvesHidden                    row security hides half messages from the role that dispatches
-    ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── MessageNotFound                     no registered database knows this message
+    ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── BulkJobNotFound                     no registered database has this bulk job
     ├── BulkJobTooLarge                     more messages than one bulk job may have
     ├── DecisionError

@@ -93,9 +93,37 @@ def test_the_overview_tells_what_needs_a_human(visitor: Visitor) -> None:
     assert f"3 messages of topic {TOPIC!r} are parked in group {GROUP!r}, the oldest of them (" in page.text
     dead = visitor.go(page.link("are parked in group"))
     assert "no such customer" in dead.text
+    # How long it has been so, and the link to where it is healed; of what isn't healed here, what heals it.
+    assert re.search(r"are parked in group .*? for [\d.]+\w* See and retry", page.text)
+    assert "outbox dead retry" not in page.text
+    assert re.search(r"outbox run --app \S+.*? See ", page.text)
+    assert page.link("See and retry") == page.link("are parked in group")
     assert re.search(r"Dead letters 3\b", page.text)
     assert any(row.startswith(f"{TOPIC} {GROUP} 11") for row in page.rows)
     assert "No worker is alive" in page.text
+
+
+def test_zeros_are_quiet(museum: Shop, make_console: Callable[..., Http]) -> None:
+    """Of tiles and cells only those stand out that aren't 0."""
+    page = make_console(museum.outbox).ask("GET", "/").text
+    assert re.search(r'class="value bad">3<', page)
+    assert re.search(r'class="value quiet">0<', page)
+    assert not re.search(r'class="value">0<|<td[^>]*>0</td>', page)
+
+
+def test_a_dead_message_says_so_first(museum: Shop, make_console: Callable[..., Http]) -> None:
+    """Before how far it has come at the producer; also one that is tried again; one that is consumed has no more."""
+    http = make_console(museum.outbox)
+
+    def badges(key: str) -> list[str]:
+        (row,) = http.get("/messages", params={"key": key}).json()["items"]
+        page = http.ask("GET", f"/messages/{row['id']}").text
+        status = page.partition('aria-label="Status"')[2].partition('<p class="next">')[0]
+        return re.findall(r"</svg>\s*([a-z ]+)", status)
+
+    assert badges("order-11") == ["parked", "dispatched"]
+    assert badges("order-21") == ["failed", "dispatched"]
+    assert badges("order-1") == ["dispatched"]
 
 
 def test_a_message_shows_its_whole_way(visitor: Visitor) -> None:

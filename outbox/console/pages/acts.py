@@ -147,9 +147,18 @@ def possible(message: MessageView) -> list[tuple[Act, str | None, str | None]]:
     return found
 
 
+def badges_of(message: MessageView) -> list[str]:
+    """Return the statuses that a message's page begins with: what is wrong with it first, then how far it has come."""
+    rows = {row.status for row in message.inbox if not row.discarded_at}
+    is_parked = "parked" in rows or bool(message.check and message.check["parked_at"])
+    first = "parked" if is_parked else "failed" if "failed" in rows else None
+    return [status for status in (first, message.status) if status]
+
+
 def _message_page(view: PageView, message_id: UUID, reveal: Actor | None = None) -> Response:
     found = view.operator.message(message_id, reveal=reveal)
-    return view.page("message.html", view=found, acts=possible(found), revealed=reveal is not None)
+    badges = badges_of(found)
+    return view.page("message.html", view=found, acts=possible(found), badges_of=badges, revealed=reveal is not None)
 
 
 def _ask(view: PageView, found: MessageView, act: Act, form: OrderForm, *, fault: str | None = None) -> Response:

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.view import View
+from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
 
 #: So many series have a colour of their own; the rest share the last.
@@ -48,7 +49,46 @@ TILES = (
 )
 
 
+#: What there is to do about a finding, on the page that shows it.
+_TO_DO = {
+    "dead": "See and retry",
+    "halves": "See and decide",
+    "handlers": "See the workers",
+    "locks": "See who holds it",
+    "bulk-jobs": "See the jobs",
+    "system": "See the system",
+}
+#: What acts on that page heal; of all else the finding says what does.
+_HEALED_HERE = {"message.parked", "half.parked"}
+#: Under which of these names a finding says how long it has been so, in seconds.
+_AGES = ("age", "overdue", "oldest")
+
 router: APIRouter = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A finding as the overview shows it: ``age`` is how long (seconds) it has been so, ``to_do`` names its link."""
+
+    finding: Diagnosis
+    age: float | None
+    to_do: str
+    page: tuple[object, ...]
+
+    @property
+    def mend(self) -> list[str]:
+        """What mends it outside of the console, in steps or choices."""
+        return [] if self.finding.code in _HEALED_HERE else self.finding.mend.splitlines()
+
+    @classmethod
+    def of(cls, finding: Diagnosis) -> Attention:
+        """Return a finding with what an operator needs to act on it."""
+        age = next((finding.details[name] for name in _AGES if name in finding.details), None)
+        if finding.page:
+            return cls(finding, age, _TO_DO.get(finding.page, "See them"), (finding.page,))
+        if about := finding.details.get("message_id", finding.details.get("half_id")):
+            return cls(finding, age, "See it", ("messages", about))
+        return cls(finding, age, _TO_DO["system"], ("system",))
 
 
 @router.get("/")
@@ -56,7 +96,8 @@ def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
     found = view.operator.overview(window)
     shown: dict[str, Any] = {"charts": charts(found.series), "window": window, "windows": list(WINDOWS), "tiles": TILES}
-    return view.page("overview.html", overview=found, **shown)
+    attention = [Attention.of(finding) for finding in found.findings]
+    return view.page("overview.html", overview=found, attention=attention, **shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ _RUN = """(rules) => axe.run(document, {preload: false, resultTypes: ["violation
     `${one.id} (${one.impact}): ` + one.nodes.map((node) => node.target.join(" ")).join(", ")))"""
 
 
+_CUT_OFF = """() => [...document.querySelectorAll("table")]
+  .map((table) => [table.caption?.textContent, table.getBoundingClientRect().width, table.parentElement.clientWidth])
+  .filter(([_, width, room]) => width > room + 1)"""
+
+
 @pytest.fixture(scope="module")
 def found() -> Iterator[dict[str, dict[str, int]]]:
     """How many violations each page has by look: all four looks, where OUTBOX_TEST_AXE_SUMMARY names a file for it."""
@@ -111,6 +116,17 @@ def test_every_page(
     watches[-1].expect("404|422")
     page.goto(museum.at(path))
     _judge(page, found, path or "overview")
+
+
+def test_tables_are_not_cut_off(visit: Visit, museum: Museum, watches: list[Watch]) -> None:
+    """At 1280 pixels no table needs to be scrolled to the side."""
+    page = visit(museum.console, viewport=WIDE, reduced_motion="reduce")
+    watches[-1].expect("404|422")
+    cut_off = {}
+    for path in PAGES:
+        page.goto(museum.at(path))
+        cut_off[path] = page.evaluate(_CUT_OFF)
+    assert {path: found for path, found in cut_off.items() if found} == {}
 
 
 def test_a_question_in_a_dialog(visit: Visit, museum: Museum, found: dict[str, dict[str, int]]) -> None:
