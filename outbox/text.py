@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sqlalchemy import URL
 
@@ -62,7 +62,7 @@ def _without_values(text: str, error: BaseException) -> str:
 
     They may be in its own message, in that of what caused it, or in a group, where each line is indented.
     """
-    for each in _chain(error, set()):
+    for each in _chain(error):
         if _is_of_pydantic(each):
             lines = map(re.escape, str(each).splitlines())
             # A backslash in it must stay one.
@@ -70,14 +70,14 @@ def _without_values(text: str, error: BaseException) -> str:
     return text
 
 
-def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    """Yield an exception and all that are behind it."""
-    if error is None or id(error) in seen:
-        return
-    seen.add(id(error))
-    yield error
-    for behind in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
-        yield from _chain(behind, seen)
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an exception and all that are behind it, each once, also where they go in a circle."""
+    chain = [error]
+    for each in chain:  # which grows meanwhile
+        for behind in (each.__cause__, each.__context__, *getattr(each, "exceptions", ())):
+            if behind is not None and all(behind is not other for other in chain):
+                chain.append(behind)
+    return chain
 
 
 def plain(text: str) -> str:

@@ -25,6 +25,8 @@ class RequestFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfRequest(TelemetryEvent):
+    """An event of a request, with its `RequestFacts`."""
+
     request_id: str
     client: str
     method: str

@@ -228,4 +228,5 @@ def jump(view: View, q: str = "") -> Response:
     try:
         return RedirectResponse(url("bulk-jobs", view.operator.bulk_job(found).id), 303)
     except (BulkJobNotFound, DatabaseUnreached):
+        # The page of the message says what can't be reached, if that is where it would be.
         return RedirectResponse(url("messages", found), 303)
