@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
-from outbox.check.checker import Checker
-from outbox.compensate.compensation import Compensation, as_databases
-from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.database.engines import run_from_async
 from outbox.database.execute import execute
-from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
+from outbox.declarations import Declarations
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
-from outbox.message.content import Codec, Codecs, check_group, check_seconds, check_topic
+from outbox.message.content import check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
-from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
-    from outbox.message.content import Decoder, Encoder
     from outbox.message.declared import (
-        BatchHandlerDecorator,
-        CheckerDecorator,
-        CheckerOptions,
-        CompensationDecorator,
-        CompensationOptions,
-        ConsumerOptions,
-        HandlerDecorator,
         PrepareOptions,
-        TopicOptions,
         TransactionalDecorator,
         TwoPhaseDecorator,
     )
@@ -54,8 +39,6 @@ if TYPE_CHECKING:
     from outbox.producer.producer import AnyCarrier, Carrier
     from outbox.worker.worker import Worker
 
-F = TypeVar("F", bound=Callable[..., Any])
-H = TypeVar("H", bound=Handler)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -63,7 +46,7 @@ T = TypeVar("T")
 _active: ContextVar[tuple[Outbox, ...]] = ContextVar("outbox_active", default=())
 
 
-class Outbox(DeliveryDeclarations):
+class Outbox(Declarations):
     """Send, prepare, decide and consume messages next to the business data of one database.
 
     ``bind`` is the database: an engine, or the session factory that the application uses anyway. Without it, the Outbox
@@ -77,16 +60,7 @@ class Outbox(DeliveryDeclarations):
     """
 
     def __init__(self, bind: Bind | None = None, *, group: str = "default", settings: Settings | None = None) -> None:
-        self.settings: Settings = settings or Settings.from_env()
-        self.group: str = check_group(group)
-        self.subscriptions: dict[tuple[str, str], Subscription] = {}
-        self.checkers: dict[str, Checker] = {}
-        self.compensations: dict[str, Compensation] = {}
-        self.reconciliations: dict[str, Reconciliation] = {}
-        self.topics: dict[str, Topic[Any]] = {}
-        self.known_groups: dict[tuple[str, str], KnownGroup] = {}
-        self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
-        self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
+        super().__init__(group, settings)
         self._binding: _Binding | None = None
         if bind is not None:
             self.bind(bind)
@@ -130,10 +104,7 @@ class Outbox(DeliveryDeclarations):
         """
         settings = self.settings if schema is None else replace(self.settings, schema=schema)
         tenant = Outbox(group=self.group, settings=settings)
-        tenant.subscriptions, tenant.checkers = self.subscriptions, self.checkers
-        tenant.compensations, tenant.reconciliations = self.compensations, self.reconciliations
-        tenant.topics, tenant.known_groups, tenant.codecs = self.topics, self.known_groups, self.codecs
-        tenant.delivery_callbacks = self.delivery_callbacks
+        tenant._share_declarations(self)
         tenant.bind(bind)
         return tenant
 
@@ -183,68 +154,6 @@ class Outbox(DeliveryDeclarations):
     def operator(self) -> OutboxOperator:
         """What an operator sees and does in this database: acts, lists, bulk jobs; see `OutboxOperator`."""
         return self._bound.operator
-
-    @overload
-    def topic(self, topic: Topic[T]) -> Topic[T]: ...
-    @overload
-    def topic(self, topic: str, *, model: type[T], **options: Unpack[TopicOptions[T]]) -> Topic[T]: ...
-    def topic(self, topic: Any, *, model: Any = None, **options: Any) -> Topic[Any]:
-        """Declare what the bodies of a topic are, for all that is sent and read of it here; return the `Topic`.
-
-        From here on a body is checked against ``model`` where it is sent, and read as it by consumers, checkers and
-        compensations that name no model of their own. Where several services share a declaration, make a `Topic` in a
-        module that they all import, and name it here. No database is asked. The options, ``version``,
-        ``key`` and ``content_type``, are those of `Topic`.
-
-        Raises:
-            InvalidHandler: the topic is declared already, or has a consumer, checker or compensation that was declared
-                before it and would read plain JSON; or as `Topic`.
-            InvalidMessage: the name or the content type isn't one.
-        """
-        declared = topic if isinstance(topic, Topic) else Topic(topic, model, **options)
-        self._declare(declared)
-        return declared
-
-    def codec(
-        self, content_type: str, *, encode: Encoder, decode: Decoder, show: Callable[[Any], Any] | None = None
-    ) -> None:
-        """Register how bodies of a content type become bytes and back, such as ``application/msgpack``.
-
-        A body is encoded so where its sender (option ``content_type``) or its `Topic` says so, and decoded wherever it
-        is read here. Console and commands show it as JSON: of what ``decode`` returns, or of what ``show`` makes of
-        that. Bodies of a content type without a codec are bytes.
-
-        Raises:
-            InvalidHandler: there is a codec of this content type already, or it needs none; or a function isn't one.
-            InvalidMessage: it isn't a content type.
-        """
-        self.codecs.register(Codec(content_type, encode, decode, show))
-
-    def _declare(self, topic: Topic[Any]) -> None:
-        if (earlier := self.topics.get(topic.name)) is topic:
-            return
-        if earlier is not None:
-            raise InvalidHandler(f"topic {topic.name!r} is declared already, as {earlier!r}")
-        models = [each.model for (name, _), each in self.subscriptions.items() if name == topic.name]
-        models += [each[topic.name].model for each in (self.checkers, self.compensations) if topic.name in each]
-        if None in models:
-            raise InvalidHandler(
-                f"topic {topic.name!r} has a consumer, checker or compensation already, which would read plain JSON: "
-                "declare the topic before them"
-            )
-        self.topics[topic.name] = topic
-
-    def _name_of(self, topic: str | Topic[Any]) -> str:
-        """Return the name of a topic; one that is declared elsewhere counts here as well from now on."""
-        if isinstance(topic, Topic):
-            self._declare(topic)
-            return topic.name
-        return topic
-
-    def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
-        """Return a topic's name and what its bodies are read as: the reader's model, or the topic with all versions."""
-        name = self._name_of(topic)
-        return name, self.topics.get(name) if model is None else model
 
     def declare_topic(self, name: str, queues: int) -> None:
         """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
@@ -467,231 +376,6 @@ class Outbox(DeliveryDeclarations):
             immunity=immunity,
             rollback_on=rollback_on,
         )
-
-    @overload
-    def checker(
-        self, topic: Topic[T], *, model: None = None, **options: Unpack[CheckerOptions]
-    ) -> CheckerDecorator[T]: ...
-    @overload
-    def checker(self, topic: str, *, model: type[T], **options: Unpack[CheckerOptions]) -> CheckerDecorator[T]: ...
-    @overload
-    def checker(self, topic: str, *, model: Any = None, **options: Unpack[CheckerOptions]) -> CheckerDecorator[Any]: ...
-    def checker(
-        self,
-        topic: str | Topic[Any],
-        *,
-        model: Any = None,
-        immunity: dt.timedelta | float | None = None,
-        interval: dt.timedelta | float | None = None,
-        max_checks: int | None = None,
-        timeout: dt.timedelta | float | None = None,
-    ) -> Any:
-        """Register who is asked whether the local transaction of an undecided half of ``topic`` committed.
-
-        ``checker(orphan)`` or ``checker(orphan, session)``, sync or async, answers a `Resolution`. An exception, a
-        time-out, None or anything else means UNKNOWN: it is asked again after ``interval``, and the half is parked
-        after ``max_checks`` questions. What it writes with the session commits together with the verdict, or not at
-        all. Without a session no transaction is open while it runs: the form for one that asks another service.
-
-        Durations are timedeltas or seconds and default to the settings; ``immunity`` is for halves of the topic that
-        name none of their own. Fenced halves need no checker.
-
-        Raises:
-            InvalidHandler: the topic has a checker already, the function can't be called so, or a rule can't work.
-            InvalidMessage: the topic isn't a name, or a duration isn't one.
-        """
-        topic, model = self._as_read(topic, model)
-        rules = {"immunity": immunity, "interval": interval, "max_checks": max_checks, "timeout": timeout}
-
-        def register(function: F) -> F:
-            if (earlier := self.checkers.get(topic)) is not None:
-                raise InvalidHandler(
-                    f"topic {topic!r} has a checker already: {earlier.name}; one answers for all its halves"
-                )
-            self.checkers[topic] = Checker.declare(self.settings, topic, function, model, self.codecs, rules)
-            return function
-
-        return register
-
-    @overload
-    def compensation(
-        self, topic: Topic[T], *, model: None = None, **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[T]: ...
-    @overload
-    def compensation(
-        self, topic: str, *, model: type[T], **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[T]: ...
-    @overload
-    def compensation(
-        self, topic: str, *, model: Any = None, **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[Any]: ...
-    def compensation(
-        self,
-        topic: str | Topic[Any],
-        *,
-        model: Any = None,
-        consumers: Collection[Engine | AsyncEngine | str] = (),
-        when: Literal["ordered", "parked"] = "ordered",
-        after: dt.timedelta | float = 0.0,
-    ) -> Any:
-        """Register how the local transaction behind a message of ``topic`` is undone when that is ordered.
-
-        ``compensation(message, session)``, sync or async, is called by a worker in a transaction on this database,
-        which also records it: once per message ever. What it raises undoes all of that, and it is tried again. Before,
-        the message is quarantined in this database and in those of ``consumers``, which must be all that have groups of
-        the topic: it takes no effect any more. Where it did already, that is refused, unless it was ordered knowingly.
-
-        An operator orders it; with ``when="parked"`` also a worker, for what a group that is known (`known_group`, or
-        one that consumes the topic by this Outbox in its own database) has parked ``after`` (timedelta or seconds) ago.
-
-        Raises:
-            InvalidHandler: the topic has a compensation already, or the function can't be called so.
-            InvalidMessage: the topic isn't a name.
-        """
-        topic, model = self._as_read(topic, model)
-
-        def register(function: F) -> F:
-            if (earlier := self.compensations.get(topic)) is not None:
-                raise InvalidHandler(f"topic {topic!r} has a compensation already: {earlier.name}; one undoes them all")
-            databases, seconds = as_databases(topic, consumers), check_seconds("after", after)
-            self.compensations[topic] = Compensation(topic, function, model, databases, when, seconds, self.codecs)
-            return function
-
-        return register
-
-    def _immunity_of(self, topic: str) -> float:
-        checker = self.checkers.get(topic)
-        return self.settings.immunity if checker is None else checker.immunity
-
-    # --- consumer ----------------------------------------------------------------------------------------
-
-    @overload
-    def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> BatchHandlerDecorator[T]: ...
-    @overload
-    def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
-    ) -> HandlerDecorator[T]: ...
-    @overload
-    def consumer(
-        self, topic: str, *, group: str, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> BatchHandlerDecorator[T]: ...
-    @overload
-    def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> HandlerDecorator[T]: ...
-    @overload
-    def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
-    ) -> BatchHandlerDecorator[Any]: ...
-    @overload
-    def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> HandlerDecorator[Any]: ...
-    def consumer(
-        self,
-        topic: str | Topic[Any],
-        *,
-        group: str,
-        source: Engine | AsyncEngine | str | None = None,
-        model: Any = None,
-        batch: int = 1,
-        takes_batch: bool = False,
-        ordered: bool = False,
-        on_exhausted: Literal["park", "block"] = "park",
-        on_pruned: Literal["stop", "skip"] = "stop",
-        tags: Collection[str] | None = None,
-        keys: Collection[str] | None = None,
-        start: Literal["first", "now"] = "first",
-        threads: int = 1,
-        retry_delays: Sequence[float] | None = None,
-    ) -> Any:
-        """Register a handler, ``handler(message, session)``, sync or async, as a group of a topic.
-
-        The session is in the transaction that also writes the inbox row and the offset, so the effect on this
-        database is exactly once. Returning is success; raising is a failure, and so is returning `Retry`, `Park` or
-        `Skip`, which undo what the handler did. The options are those of `Subscription`.
-
-        Raises:
-            InvalidHandler: the group has a handler for this topic already, or an option that can't work.
-            InvalidMessage: the topic or the group isn't a name.
-        """
-        topic, model = self._as_read(topic, model)
-
-        def register(handler: H) -> H:
-            if (earlier := self.subscriptions.get((topic, group))) is not None:
-                raise InvalidHandler(
-                    f"group {group!r} already handles topic {topic!r} by {earlier.name}; "
-                    "a second handler needs a group of its own"
-                )
-            self.subscriptions[topic, group] = Subscription(
-                topic=topic,
-                group=group,
-                handler=handler,
-                retry_delays=self.settings.retry_delays if retry_delays is None else tuple(retry_delays),
-                batch=batch,
-                takes_batch=takes_batch,
-                ordered=ordered,
-                on_exhausted=on_exhausted,
-                on_pruned=on_pruned,
-                tags=as_filter(tags),
-                keys=as_filter(keys),
-                start=start,
-                threads=threads,
-                source=source,
-                model=model,
-                codecs=self.codecs,
-            )
-            return handler
-
-        return register
-
-    def reconciliation(
-        self,
-        name: str = "nightly",
-        *,
-        at: str | None = None,
-        cron: str | None = None,
-        every: dt.timedelta | float | None = None,
-        timezone: str = "UTC",
-        job: Mapping[str, Any] | None = None,
-        config: Path | str | None = None,
-        report: Callable[[Any], object] | None = None,
-    ) -> None:
-        """Have a worker reconcile what this Outbox consumes, with the databases that it comes from, by a timetable.
-
-        When: ``at="03:00"`` each day, by the five fields of ``cron``, or ``every`` timedelta or seconds; one of many
-        workers runs it, by the database's clock. One that was missed is made up for at the next start; the first one
-        is due at once. How: ``job``, a mapping such as a TOML file has, or that file (``config``, which ``job``
-        overrides); by default all consumers, without repairs. ``report`` gets each `outbox.reconcile.rows.JobResult`.
-        What was found is in ``outbox reconcile runs``.
-
-        Raises:
-            InvalidHandler: there is one of this name.
-            InvalidSettings: a timetable that can't be. What is wrong with the job is told when the worker starts.
-        """
-        if name in self.reconciliations:
-            raise InvalidHandler(f"there is a reconciliation {name!r} already; a second one needs a name of its own")
-        self.reconciliations[name] = Reconciliation(name, at, cron, every, timezone, job, config, report)
 
 
 class _Binding:
