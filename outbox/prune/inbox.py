@@ -20,6 +20,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import NOW
 from outbox.prune import sql
+from outbox.prune.rewrite import holds, rewrite
 from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ class _InboxSide(SegmentedSide):
     def clear_up(self, connection: Connection, schema: str, _segment: Segment) -> None:
         with connection.begin():
             firsts = [each.first for each in segments(connection, schema, self)]
-            execute(connection, sql.drop_holds(schema, firsts))
+        if rewrite(connection, schema, holds(firsts)) is None:
+            with connection.begin():
+                execute(connection, sql.drop_holds(schema, firsts))
 
 
 INBOX: SegmentedSide = _InboxSide()

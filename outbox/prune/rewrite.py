@@ -1,8 +1,8 @@
 """Small tables that are rewritten as a whole: emptied in an instant, and what counts in them put back.
 
-Cursors and offsets are appended, and the newest counts; a check's row lives until the decision. To delete what is
-replaced row by row leaves dead rows, which no vacuum can take while an old snapshot is held somewhere, and each pass
-would step over them. A table that is truncated has none.
+Cursors and offsets are appended, and the newest counts; a check's row lives until the decision, and what was written
+down of a segment as long as the segment. To delete what is replaced row by row leaves dead rows, which no vacuum can
+take while an old snapshot is held somewhere, and each pass would step over them. A table that is truncated has none.
 
 It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. Who comes meanwhile waits,
 and then sees what was put back: a statement takes its snapshot after its locks. Only a transaction in REPEATABLE READ
@@ -12,8 +12,10 @@ with an older snapshot would find nothing; those of ours take the lock first (`o
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
@@ -69,6 +71,13 @@ SELECT * FROM newest""",
 
 # What was decided is deleted already, and only in the way.
 CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)
+
+
+def holds(firsts: Iterable[UUID]) -> Rewritten:
+    """Return what counts of ``segment_hold``: what was written down of the segments that begin with these ids."""
+    listed = ", ".join(f"'{first}'" for first in firsts)
+    return Rewritten("segment_hold", f"SELECT * FROM {{s}}.segment_hold WHERE first_id = ANY (ARRAY[{listed}]::uuid[])")
+
 
 _MAY = """
 SELECT bool_and(has_table_privilege('{s}.{table}', privilege))

@@ -20,6 +20,7 @@ from outbox.consumer import sql as consumer_sql
 from outbox.database.execute import Statement, execute
 from outbox.message.model import uuid7, uuid7_at
 from outbox.prune import inbox as inbox_module
+from outbox.prune import rewrite as rewrite_module
 from outbox.prune import segments as module
 from outbox.prune.inbox import INBOX
 from outbox.prune.once import prune_consumer_once, prune_segments_once
@@ -305,6 +306,23 @@ def test_no_dead_rows_and_nothing_to_step_over(yard: Yard) -> None:
             buffers.append(_buffers(yard))
         assert len(set(sizes)) == 1
         assert max(buffers) <= min(buffers) + 5
+
+
+def test_what_was_written_down_of_segments_leaves_no_dead_rows(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a segment that went nothing stays, not even where a snapshot is held; what counts of others does."""
+    monkeypatch.setattr(rewrite_module, "WAIT", 30.0)
+    yard.gone(1, 2, 3)
+    yard.prune()
+    notes = "SELECT to_jsonb(h)::text FROM outbox.segment_hold h"
+    (kept,) = yard.rows(notes)
+    others = "SELECT consumer_group, topic, gen_random_uuid(), message_ids, asked_at FROM outbox.segment_hold"
+    with yard.observer.connect().execution_options(isolation_level="REPEATABLE READ") as pinned:
+        pinned.exec_driver_sql("SELECT pg_current_snapshot()")
+        yard.run(f"INSERT INTO outbox.segment_hold {others}, generate_series(1, 500)")
+        assert yard.empty() == 3
+        assert yard.rows(notes) == [kept]
+        with yard.consumer.connect() as other:
+            assert other.scalar(text("SELECT pg_relation_size('outbox.segment_hold')")) == 8192
 
 
 # --- what happens meanwhile ------------------------------------------------------------------------------------------
