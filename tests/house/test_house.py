@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -71,7 +72,12 @@ def modules() -> list[Path]:
 
 
 def test_a_module_is_one_whole_thought() -> None:
-    """No module has over 700 lines, no package over 12 modules beside its face, and all together are not over 210."""
+    """No module has over 700 lines, no package over 12 modules beside its face, and hardly any module is a fragment.
+
+    How many modules there are is a matter of what the package does. Whether it is cut too fine shows in their lengths:
+    each has a head of its own to read, and a thought that is spread over five files is read five times. So a module has
+    40 lines at least, unless a framework or a command looks for it by its name, and half of them have 200.
+    """
     folders = ("outbox", "examples", "migrations")
     lengths = {path: len(path.read_text().splitlines()) for each in folders for path in (ROOT / each).rglob("*.py")}
     assert {str(path): n for path, n in lengths.items() if n > 700} == {}
@@ -79,7 +85,10 @@ def test_a_module_is_one_whole_thought() -> None:
     written = [path for path in modules() if path.parent.name != "migrations"]
     packages = Counter(path.parent for path in written if path.name != "__init__.py")
     assert {str(path): n for path, n in packages.items() if n > 12} == {}
-    assert len(written) <= 210
+    by_name = {"outbox/django/management/commands/outbox_run.py", "outbox/reconcile/spark/submit.py"}
+    own = {str(path.relative_to(ROOT)): lengths[path] for path in written if not path.name.startswith("__")}
+    assert {path: n for path, n in own.items() if n < 40} == {path: own[path] for path in by_name}
+    assert median(own.values()) >= 200
 
 
 @pytest.mark.parametrize("name", outbox.__all__)

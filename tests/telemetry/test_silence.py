@@ -13,6 +13,7 @@ from outbox import Message, Outbox, Park, Resolution, Settings, Skip, testing
 from outbox.errors import OutboxBusy
 from outbox.telemetry import events
 from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.events import messages, settling, working
 from tests.kit import wait_until
 from tests.worker.conftest import Bench, open_bench
 
@@ -162,6 +163,9 @@ def test_facts_are_attributes_of_no_record_already() -> None:
     taken = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "event"}
     codes = [kind.code for kind in kinds if hasattr(kind, "code")]
     assert len(codes) == len(set(codes)) > 30
+    for part in (messages, settling, working):
+        declared = [name for name, kind in vars(part).items() if hasattr(kind, "code") and not name.startswith("_")]
+        assert set(declared) <= set(events.__all__), "each is found in one place"
     for kind in kinds:
         names = set(kind.__dataclass_fields__) - {"error"}
         assert not names & taken, kind

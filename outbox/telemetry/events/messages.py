@@ -1,0 +1,233 @@
+"""Events on the way of a message: it is sent, dispatched, handled."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.telemetry.event import TelemetryEvent, event
+
+# --- producer --------------------------------------------------------------------------------------------------------
+
+
+@event("message.sent", "producer", logging.DEBUG, "sent to topic %(topic)r: %(message_ids)s")
+class MessagesSent(TelemetryEvent):
+    """A transaction that sent these messages (or prepared these halves) has committed. Told only to hooks."""
+
+    topic: str
+    message_ids: tuple[UUID, ...]
+    prepared: bool = False
+
+
+@event(
+    "message.refused",
+    "producer",
+    logging.WARNING,
+    "a message to topic %(topic)r was refused: %(waiting)d wait (%(setting)s = %(limit)d)",
+)
+class SendRefused(TelemetryEvent):
+    """Flow control has refused a message: the caller got `OutboxBusy`."""
+
+    topic: str
+    waiting: int
+    setting: str
+    limit: int
+
+
+@event(
+    "half.rollback_failed",
+    "producer",
+    logging.WARNING,
+    "half message %(half_id)s was not rolled back; the check will decide it",
+)
+class RollbackFailed(TelemetryEvent):
+    """A ``@two_phase`` function failed, and its half could not be rolled back; the check will decide it."""
+
+    half_id: UUID
+
+
+@event(
+    "message.headers_refused",
+    "producer",
+    logging.WARNING,
+    "message %(message_id)s to topic %(topic)r goes without what a hook added to its headers, %(names)s: %(reason)s",
+)
+class HeadersRefused(TelemetryEvent):
+    """A send hook has added headers that can't be stored; the message goes without them."""
+
+    message_id: UUID
+    topic: str
+    names: tuple[str, ...]
+    reason: str
+
+
+@event("roundtrip.afterwards_failed", "database", logging.DEBUG, "after the commit: %(reason)s")
+class AfterCommitFailed(TelemetryEvent):
+    """What follows a COMMIT for speed alone has failed; nothing depends on it."""
+
+    reason: str
+
+
+# --- dispatch --------------------------------------------------------------------------------------------------------
+
+
+@event(
+    "log.epoch",
+    "dispatch",
+    logging.WARNING,
+    "the log of messages is another one, which may have lost what consumers have seen (a fail-over, a restore):"
+    " its positions go on in epoch %(epoch)d",
+)
+class EpochBegun(TelemetryEvent):
+    """The producer's log is another one (a fail-over, a restore): positions go on in a new epoch."""
+
+    epoch: int
+    log_before: str
+    log: str
+
+
+@event(
+    "dispatch.half_missing",
+    "dispatch",
+    logging.ERROR,
+    "the committed half message %(half_id)s is gone: somebody has deleted it, and it can't become a message",
+)
+class HalfMissing(TelemetryEvent):
+    """A committed half is gone from its table, so that it can't become a message."""
+
+    half_id: UUID
+
+
+# --- consumer --------------------------------------------------------------------------------------------------------
+
+
+@event(
+    "message.handled",
+    "consumer",
+    logging.DEBUG,
+    "group %(group)r handled of topic %(topic)r, at attempt %(attempt)d: %(message_ids)s",
+)
+class MessagesHandled(TelemetryEvent):
+    """A transaction in which a group handled these messages has committed.
+
+    First attempts are told only to hooks; a later ``attempt`` that succeeds is a recovery, and has its record.
+    """
+
+    group: str
+    topic: str
+    queue: int
+    message_ids: tuple[UUID, ...]
+    attempt: int = 1
+
+    @property
+    def level(self) -> int:
+        """INFO where it failed before."""
+        return logging.INFO if self.attempt > 1 else logging.DEBUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settled(TelemetryEvent):
+    """What came of one message that was not handled; ``reason`` is the first line of what its inbox row says."""
+
+    group: str
+    topic: str
+    queue: int
+    position: int
+    message_id: UUID
+    attempt: int
+    reason: str
+
+
+@event(
+    "message.failed",
+    "consumer",
+    logging.WARNING,
+    "group %(group)r failed at message %(message_id)s of topic %(topic)r (attempt %(attempt)d, the next one in"
+    " %(delay).0f s): %(reason)s",
+)
+class MessageFailed(_Settled):
+    """An attempt has failed and was undone; the next one comes after ``delay`` seconds."""
+
+    delay: float
+
+
+@event(
+    "message.parked",
+    "consumer",
+    logging.ERROR,
+    "group %(group)r parked message %(message_id)s of topic %(topic)r (attempt %(attempt)d): %(reason)s",
+)
+class MessageParked(_Settled):
+    """A message was set aside for an operator: a dead letter."""
+
+
+@event(
+    "message.skipped",
+    "consumer",
+    logging.INFO,
+    "group %(group)r skipped message %(message_id)s of topic %(topic)r: %(reason)s",
+)
+class MessageSkipped(_Settled):
+    """The handler said that a message is to count as consumed, and undid what it had done."""
+
+
+@event(
+    "batch.undone",
+    "consumer",
+    logging.WARNING,
+    "group %(group)r failed at a batch of %(size)d messages of topic %(topic)r, and tries them one by one: %(reason)s",
+)
+class BatchUndone(TelemetryEvent):
+    """Messages that shared a transaction failed together; they are handled once more, one by one."""
+
+    group: str
+    topic: str
+    queue: int
+    size: int
+    reason: str
+
+
+@event(
+    "queue.crash_found",
+    "consumer",
+    logging.WARNING,
+    "group %(group)r, topic %(topic)r, queue %(queue)d: %(claims)d starts after position %(position)d had no end;"
+    " its messages are tried one by one",
+)
+class CrashFound(TelemetryEvent):
+    """Earlier starts on a queue had no end: workers died, or lost their connections, over the messages that follow.
+
+    A single one may also be that of a worker which began a moment ago, or was stopped right then.
+    """
+
+    group: str
+    topic: str
+    queue: int
+    position: int
+    claims: int
+
+    @property
+    def level(self) -> int:
+        """WARNING from the second one on."""
+        return logging.WARNING if self.claims > 1 else logging.INFO
+
+
+@event(
+    "log.went_back",
+    "consumer",
+    logging.ERROR,
+    "the log of topic %(topic)r, queue %(queue)d went back behind the offset of group %(group)r (a fail-over, a"
+    " restore): the group goes on after position %(agreed)d, not %(position)d; it has %(count)d messages that the"
+    " producer has lost",
+)
+class LogWentBack(TelemetryEvent):
+    """The producer has lost messages that a group has read; ``lost`` are their ids."""
+
+    group: str
+    topic: str
+    queue: int
+    agreed: int
+    position: int
+    count: int
+    lost: tuple[UUID, ...]

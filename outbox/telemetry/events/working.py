@@ -1,0 +1,223 @@
+"""Events of the worker, of the reconciliations that it runs, and of what operators have ordered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from outbox.telemetry.event import TelemetryEvent, event
+
+# --- worker ----------------------------------------------------------------------------------------------------------
+
+
+@event("worker.started", "worker", logging.INFO, "worker started with %(count)d duties")
+class WorkerStarted(TelemetryEvent):
+    """A worker runs these duties now."""
+
+    count: int
+    duties: tuple[str, ...]
+
+
+@event("worker.stopping", "worker", logging.INFO, "worker is stopping")
+class WorkerStopping(TelemetryEvent):
+    """A worker begins no new pass, and waits for running handlers."""
+
+
+@event(
+    "worker.cut_off",
+    "worker",
+    logging.WARNING,
+    "worker stops although handlers are running; their work is rolled back: %(duties)s",
+)
+class WorkerCutOff(TelemetryEvent):
+    """Handlers ran for longer than ``drain_timeout``; what they did is rolled back."""
+
+    duties: tuple[str, ...]
+
+
+@event("worker.stopped", "worker", logging.INFO, "worker stopped")
+class WorkerStopped(TelemetryEvent):
+    """A worker has ended; ``drained`` tells whether all its handlers had."""
+
+    drained: bool
+
+
+@event("duty.passed", "worker", logging.DEBUG, "duty %(duty)s: %(done)d of %(taken)d done in %(seconds).3f s")
+class PassEnded(TelemetryEvent):
+    """A pass of a duty has ended well, after so many seconds; its counts are those of `Counts`. Told only to hooks."""
+
+    duty: str
+    seconds: float
+    taken: int
+    done: int
+    failed: int
+    parked: int
+
+
+@event("duty.failed", "worker", logging.ERROR, "duty %(duty)s failed and will be tried again: %(reason)s")
+class PassFailed(TelemetryEvent):
+    """A pass of a duty has failed, and will be tried again; ``failures`` in a row.
+
+    ``connection_lost``: a database is out of reach. ``repeated``: it failed as the pass before it did.
+    """
+
+    duty: str
+    failures: int
+    reason: str
+    connection_lost: bool
+    repeated: bool
+
+    @property
+    def level(self) -> int:
+        """An outage is one line in the log, not one for each try."""
+        return logging.DEBUG if self.repeated else logging.ERROR
+
+
+@event("duty.cut_off", "worker", logging.DEBUG, "duty %(duty)s was cut off")
+class PassCutOff(TelemetryEvent):
+    """A pass was cut off because its worker stops."""
+
+    duty: str
+
+
+@event("duty.recovered", "worker", logging.INFO, "duty %(duty)s works again")
+class PassRecovered(TelemetryEvent):
+    """A duty works again after so many failures."""
+
+    duty: str
+    failures: int
+
+
+@event("listener.working", "worker", logging.INFO, "notifications from %(database)s arrive")
+class ListenerWorking(TelemetryEvent):
+    """Notifications arrive."""
+
+    database: str
+
+
+@event(
+    "listener.silent",
+    "worker",
+    logging.WARNING,
+    "notifications from %(database)s do not arrive (is there a transaction pooler?); polling goes on without them",
+)
+class ListenerSilent(TelemetryEvent):
+    """Notifications don't arrive although the connection stands."""
+
+    database: str
+
+
+@event(
+    "listener.lost", "worker", logging.WARNING, "listening on %(database)s ended and will be tried again: %(reason)s"
+)
+class ListenerLost(TelemetryEvent):
+    """The connection for notifications was lost; ``repeated``: it couldn't be made anew either."""
+
+    database: str
+    reason: str
+    repeated: bool
+
+    @property
+    def level(self) -> int:
+        """An outage is one line in the log, not one for each try."""
+        return logging.DEBUG if self.repeated else logging.WARNING
+
+
+@event("report.sample_failed", "worker", logging.WARNING, "no sample of the statistics could be taken: %(reason)s")
+class SampleFailed(TelemetryEvent):
+    """The statistics of a minute could not be taken; ``repeated``: as those of the minute before."""
+
+    reason: str
+    repeated: bool
+
+    @property
+    def level(self) -> int:
+        """An outage is one line in the log, not one for each minute."""
+        return logging.DEBUG if self.repeated else logging.WARNING
+
+
+@event("report.statistics", "worker", logging.DEBUG, "statistics, %(age).0f s old")
+class StatisticsRead(TelemetryEvent):
+    """The newest statistics, as a minute's sample has them, ``age`` seconds old. Told only to hooks, with each report.
+
+    ``statistics`` has ``topics`` by name, and ``groups`` by topic and name; without what is zero or isn't known.
+    """
+
+    age: float
+    statistics: Mapping[str, Any]
+
+
+@event(
+    "lock.held",
+    "worker",
+    logging.WARNING,
+    "the lock of %(lock)s has been held for %(age).0f s by one transaction: pid %(pid)s (%(state)s) of %(client)s",
+)
+class LockHeld(TelemetryEvent):
+    """One transaction has kept a lock from all other workers for ``age`` seconds."""
+
+    lock: str
+    session: str
+    pid: int
+    age: float
+    state: str
+    application_name: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reconciled(TelemetryEvent):
+    """What came of a reconciliation that a worker ran; ``duty`` names it and its groups."""
+
+    duty: str
+    reconciliation: str
+    sentence: str
+
+
+@event("reconcile.finished", "worker", logging.INFO, "%(duty)s: %(sentence)s")
+class ReconciliationFinished(_Reconciled):
+    """A reconciliation came to a result; ``clean``: there is no difference left."""
+
+    clean: bool
+
+    @property
+    def level(self) -> int:
+        """WARNING where differences are left."""
+        return logging.INFO if self.clean else logging.WARNING
+
+
+@event("reconcile.interrupted", "worker", logging.INFO, "%(duty)s: %(sentence)s")
+class ReconciliationInterrupted(_Reconciled):
+    """A reconciliation was cut off because its worker stops."""
+
+
+@event("reconcile.failed", "worker", logging.ERROR, "%(duty)s: %(sentence)s")
+class ReconciliationFailed(_Reconciled):
+    """A reconciliation came to no result. Its error may hold a password, so the sentence, from which those are taken
+    out, is all that is told at this level."""
+
+
+@event("reconcile.report_failed", "worker", logging.ERROR, "%(duty)s: %(sentence)s")
+class ReconciliationReportFailed(_Reconciled):
+    """The application's function that gets the result has failed."""
+
+
+# --- operator --------------------------------------------------------------------------------------------------------
+
+
+@event("bulk.item_failed", "bulk", logging.WARNING, "bulk job %(bulk_job)s: item %(item)d failed")
+class BulkItemFailed(TelemetryEvent):
+    """An item of a bulk job has failed for a reason that is no refusal."""
+
+    bulk_job: UUID
+    item: int
+
+
+@event("doctor.failed", "doctor", logging.ERROR, "inspecting %(inspection)s failed")
+class InspectionFailed(TelemetryEvent):
+    """An inspection of the doctor has failed, which is a defect."""
+
+    inspection: str
