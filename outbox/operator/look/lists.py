@@ -183,7 +183,7 @@ def _messages(
 def _has_at(stored: bytes, encoding: str | None, path: str, value: str) -> bool:
     try:
         return has_at(decompress(stored, encoding, lists_sql.LARGEST_BODY), path, value)
-    except InvalidMessage:
+    except InvalidMessage:  # what can't be read has nothing there
         return False
 
 

@@ -395,7 +395,7 @@ def _opened(stored: bytes, encoding: str | None, database: Database) -> bytes:
     """Return a body as it was sent; as it is stored, where it can't be decompressed to what a body may have."""
     try:
         return stored if encoding is None else decompress(stored, encoding, database.settings.max_body_bytes)
-    except InvalidMessage:
+    except InvalidMessage:  # the operator sees that it is damaged
         return stored
 
 

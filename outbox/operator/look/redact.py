@@ -223,7 +223,7 @@ def _decoded(content_type: str, raw: bytes, codecs: Codecs | None) -> str | None
     """Return what a codec reads, as JSON; None where none does, or can."""
     try:
         decoded = codecs.as_json(raw, content_type) if codecs else None
-    except InvalidMessage:
+    except InvalidMessage:  # the bytes are shown then
         return None
     return None if decoded is None else decoded.decode()
 
