@@ -195,6 +195,13 @@ class Outbox(Declarations):
 
     # --- producer ----------------------------------------------------------------------------------------
 
+    def _name_of(self, topic: str | Topic[Any]) -> str:
+        """Return the name of a topic; one that is declared elsewhere counts here as well from now on."""
+        if isinstance(topic, Topic):
+            self._declare(topic)
+            return topic.name
+        return topic
+
     @overload
     def send(
         self, carrier: Carrier | RawConnection, topic: Topic[T], body: T, **options: Unpack[SendOptions]

@@ -114,11 +114,7 @@ class Declarations(DeliveryDeclarations):
         self.topics[topic.name] = topic
 
     def _name_of(self, topic: str | Topic[Any]) -> str:
-        """Return the name of a topic; one that is declared elsewhere counts here as well from now on."""
-        if isinstance(topic, Topic):
-            self._declare(topic)
-            return topic.name
-        return topic
+        raise NotImplementedError
 
     def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
         """Return a topic's name and what its bodies are read as: the reader's model, or the topic with all versions."""
