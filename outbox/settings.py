@@ -36,8 +36,8 @@ class Settings:
 
     ``retention`` keeps decided halves, their ops and messages; ``inbox_retention`` keeps inbox rows, and
     must outlive the former by the retry horizon, or a message could be delivered again to an inbox that
-    has forgotten it. ``record_retention`` keeps what reconciliations found. ``max_claims`` is how often a message may
-    be started without ever finishing (the process died) before it is parked.
+    has forgotten it. ``record_retention`` keeps what reconciliations found, and failed attempts.
+    ``max_claims`` is how often a message may be started without ever finishing (the process died) before it is parked.
 
     Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is
     left alone, ``check_interval`` (transactionCheckInterval) the pause between two checks, ``max_checks``
@@ -151,7 +151,10 @@ class Settings:
         page="deploying",
     )
     record_retention: Seconds = option(
-        90 * 24 * _HOUR, "How long the records of reconciliations are kept.", above=0, page="deploying"
+        90 * 24 * _HOUR,
+        "How long records of reconciliations and of failed attempts are kept.",
+        above=0,
+        page="deploying",
     )
     dispatch_batch: int = option(10_000, "Messages of one dispatch transaction.", above=0, page="deploying")
     prune_batch: int = option(1_000, "Rows of one prune transaction.", above=0, page="deploying")

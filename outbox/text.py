@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import re
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -31,6 +33,11 @@ _OURS = str(Path(__file__).parent)
 def storable(value: object) -> str:
     """Return the value as a text without what PostgreSQL refuses."""
     return str(value).replace("\0", "").encode("utf-8", "backslashreplace").decode()
+
+
+def process_name() -> str:
+    """Return what tells this process from others: in the list of workers, the histories of checks and of attempts."""
+    return storable(f"{socket.gethostname()}:{os.getpid()}")
 
 
 def summary_of(error: BaseException) -> str:

@@ -8,8 +8,6 @@ check appends the half again).
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,19 +30,15 @@ from outbox.telemetry.events import (
     HalfParked,
 )
 from outbox.telemetry.hooks import emit
+from outbox.text import process_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-def worker_name() -> str:
-    """Return what tells this process from others in the history of checks."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def question_of(checker: Checker) -> sql.Question:
     """Return how halves are claimed for a checker: until it must have answered, and one interval longer."""
-    return sql.Question(checker.max_checks, checker.timeout + checker.interval, worker_name())
+    return sql.Question(checker.max_checks, checker.timeout + checker.interval, process_name())
 
 
 def check_once(
@@ -83,7 +77,7 @@ def check_fences(connection: Connection, settings: Settings, *, limit: int | Non
             return Counts()
         ids = [half_id for (half_id,) in rows]
         (((running, decided),),) = execute(
-            connection, sql.try_fences(settings.schema, ids, settings.check_interval, worker_name())
+            connection, sql.try_fences(settings.schema, ids, settings.check_interval, process_name())
         )
     emit(FencesChecked(decided=decided, running=running))
     return Counts(taken=len(ids), done=decided, failed=running, more=len(ids) == batch)

@@ -102,6 +102,14 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
             seconds=lambda entry: "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
             error=lambda entry: output.first_line(entry["error"]),
         )
+    if view.attempts:
+        yield output.rows_table(
+            "when=failed_at group attempt> status seconds> error worker",
+            view.attempts,
+            "Failed attempts",
+            seconds=lambda each: "" if each.seconds is None else f"{each.seconds:.3f}",
+            error=lambda each: output.first_line(each.error),
+        )
     if view.deliveries:
         yield output.rows_table("when=recorded_at group status reason callback", view.deliveries, "Deliveries")
     events = "when=at what=title detail by=actor database"

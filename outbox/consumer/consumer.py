@@ -54,6 +54,7 @@ from outbox.message.model import Counts, Status
 from outbox.settings import Settings
 from outbox.telemetry.events import BatchUndone, CrashFound, MessagesHandled
 from outbox.telemetry.hooks import emit, listeners
+from outbox.text import process_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -268,7 +269,7 @@ class QueueConsumer:
     ) -> tuple[State, Counts]:
         _, _, attempts, *_ = known.get(entry.id, _NO_ROW)
         row = settle(self._subscription, entry, attempts, crashed(claims), self._settings.retry_jitter)
-        at_commit(connection, sql.settle(self._queue, row))
+        at_commit(connection, *sql.settle_failure(self._queue, row, process_name()))
         after_commit(connection, partial(emit, event_of(self._subscription, self._queue.queue, row, None)))
         self._append_offset(connection, entry.position, 1, entry.id)
         self._one_by_one = max(self._one_by_one, 1)
@@ -366,7 +367,7 @@ class QueueConsumer:
                 self._ahead.clear()
                 return State.LOCKED, Counts()
             blocked = subscription.ordered and row.status == Status.FAILED
-            at_commit(connection, sql.settle(self._queue, row))
+            at_commit(connection, *sql.settle_failure(self._queue, row, process_name()))
             if blocked:
                 # This start had an end: whoever takes the queue for the next attempt begins to count anew.
                 offset = {"group": group, "topic": topic, "queue": queue, "position": position, "id": message_id}
@@ -430,7 +431,7 @@ def _retry_next(connection: Connection, source: Connection, subscription: Subscr
     except AttemptFailed as failed:
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
         with begin(connection):
-            at_commit(connection, sql.settle(queue_of_group, row))
+            at_commit(connection, *sql.settle_failure(queue_of_group, row, process_name()))
         emit(event_of(subscription, queue, row, failed.__cause__))
         return counts_of(row)
 

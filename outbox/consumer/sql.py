@@ -219,6 +219,28 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
     lossy=("error", "kind"),
 )
 
+#: How many failed attempts of a message are kept for a group, and how much (characters) of the error of each.
+MOST_ATTEMPTS = 20
+_ERROR_CHARS = 2_000
+
+# A message can be tried without an end (an ordered group that stays blocked, an operator's retries).
+_FAILED = Template(
+    """
+WITH gone AS (
+    DELETE FROM {s}.attempt_history
+     WHERE message_id = %(id)s AND consumer_group = %(group)s
+       AND failed_at <= (SELECT failed_at FROM {s}.attempt_history
+                          WHERE message_id = %(id)s AND consumer_group = %(group)s
+                          ORDER BY failed_at DESC OFFSET %(most)s - 1 LIMIT 1)
+)
+INSERT INTO {s}.attempt_history (message_id, consumer_group, topic, attempt, status, worker, seconds, error_kind, error)
+VALUES (%(id)s, %(group)s, %(topic)s, %(attempts)s, %(status)s, %(worker)s, %(seconds)s, %(kind)s,
+        left(%(error)s, %(chars)s))
+ON CONFLICT DO NOTHING
+""",
+    lossy=("error", "kind", "worker"),
+)
+
 #: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset.
 #: Rows: ``(id, queue, position, attempts, claims)`` or none.
 claim_due: Template = Template("""
@@ -267,7 +289,7 @@ forget: Template = Template("DELETE FROM {s}.consumer_message WHERE consumer_gro
 
 @dataclass(frozen=True, slots=True)
 class InboxUpdate:
-    """The state of a message in an inbox after an attempt that was not a plain success."""
+    """The state of a message in an inbox after an attempt that was no plain success, and how long (seconds) it took."""
 
     id: UUID
     position: int
@@ -277,8 +299,15 @@ class InboxUpdate:
     error: str | None
     delay: float | None = None
     kind: str | None = None
+    seconds: float | None = None
 
 
 def settle(of: GroupQueue, row: InboxUpdate) -> Statement:
     """Write the inbox row of one message after an attempt, over a failed one if there is one."""
     return _SETTLE(of.schema, group=of.group, topic=of.topic, queue=of.queue, **asdict(row))
+
+
+def settle_failure(of: GroupQueue, row: InboxUpdate, worker: str) -> tuple[Statement, Statement]:
+    """Write the inbox row of one message after a failed attempt, and the attempt into its history."""
+    values = asdict(row) | {"worker": worker, "most": MOST_ATTEMPTS, "chars": _ERROR_CHARS}
+    return settle(of, row), _FAILED(of.schema, group=of.group, topic=of.topic, **values)

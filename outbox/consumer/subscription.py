@@ -12,6 +12,7 @@ import hashlib
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -115,11 +116,15 @@ DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class Entry:
-    """A message in a queue; ``message`` is None where the group's filter leaves it out."""
+    """A message in a queue; ``message`` is None where the group's filter leaves it out.
+
+    ``began`` is when its handler was called, by the clock of this process that only goes forward.
+    """
 
     position: int
     id: UUID
     message: Message | None
+    began: float | None = None
 
     def digest(self) -> bytes | None:
         """Return the first 16 bytes of the SHA-256 of the body as it is stored; None if it wasn't read."""
@@ -266,8 +271,9 @@ def settle(
             if delay is None:
                 table = subscription.retry_delays or (0.0,)
                 delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311 - jitter, no secret
-    kind = failure.kind or kind_of_text(failure.error)
-    return InboxUpdate(entry.id, entry.position, status.value, attempts, entry.digest(), failure.error, delay, kind)
+    kind, digest = failure.kind or kind_of_text(failure.error), entry.digest()
+    seconds = None if entry.began is None else time.monotonic() - entry.began
+    return InboxUpdate(entry.id, entry.position, status.value, attempts, digest, failure.error, delay, kind, seconds)
 
 
 def counts_of(row: InboxUpdate) -> Counts:
@@ -320,6 +326,7 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
     entry = entries[0]
     try:
         for entry, argument in zip(entries, arguments, strict=False):
+            entry.began = time.monotonic()
             answer = call(subscription.handler, argument)
             if joined.ended and not is_lost(connection):
                 raise TransactionEnded(_until(entries, entry, subscription), attempt)

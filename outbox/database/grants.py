@@ -95,7 +95,7 @@ _COUNTED = {
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
     "producer": "check_history compensation delivery delivery_cursor",
-    "consumer": "reconciliation_run reconciliation_finding segment_hold",
+    "consumer": "attempt_history reconciliation_run reconciliation_finding segment_hold",
 }
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
@@ -224,11 +224,13 @@ DUTIES = (
         consumer_offset="SELECT INSERT UPDATE DELETE",
         consumer_start="SELECT INSERT UPDATE",
         log_loss="INSERT",
+        attempt_history="SELECT INSERT DELETE",
         audit="INSERT",
     ),
     _duty(
         "prune",
         "consumer",
+        attempt_history="SELECT DELETE",
         consumer_message="SELECT DELETE",
         segment_hold="SELECT INSERT UPDATE",
         consumer_offset="SELECT DELETE",

@@ -429,6 +429,24 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 postgresql_where=text("discarded_at IS NOT NULL"),
             ),
         ],
+        # Appended in the transaction that records the failure in the inbox; of each message and group the newest stay.
+        # ``status`` is what became of the message by it: what was skipped is consumed.
+        "attempt_history": [
+            Column("message_id", Uuid, primary_key=True),
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("failed_at", _TIME, primary_key=True, server_default=_NOW),
+            Column("topic", _NAME, nullable=False),
+            Column("attempt", Integer, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("worker", Text, nullable=False),
+            Column("seconds", Double),
+            Column("error_kind", Text),
+            Column("error", Text),
+            CheckConstraint("status IN ('consumed', 'failed', 'parked')", name="status"),
+            CheckConstraint("attempt >= 0", name="attempt"),
+            # Serves prune, and the trends of dead letters.
+            Index(None, "failed_at"),
+        ],
         # What a group's producer still had of an old segment of the inbox when it was asked: those rows stay. Of a pair
         # of group and topic without a row here, all do.
         "segment_hold": [

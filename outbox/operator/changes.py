@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from outbox.check import sql as check_sql
-from outbox.check.once import worker_name
 from outbox.consumer.sql import RETRY
 from outbox.database.decision import decide
 from outbox.database.execute import Statement, Template, execute, statement
@@ -30,7 +29,7 @@ from outbox.errors import InvalidRequest
 from outbox.message.model import Resolution
 from outbox.operator.model import Actor, Target
 from outbox.settings import Settings
-from outbox.text import storable
+from outbox.text import process_name, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -263,7 +262,7 @@ def check(run: ActRun) -> dict[Target, str]:
 def try_fence(connection: Connection, settings: Settings, request: ActRequest, target: Target) -> bool:
     """Try the fence of an undecided half, which is locked: roll the half back, or tell that its function still runs."""
     (((running, _),),) = execute(
-        connection, check_sql.try_fences(settings.schema, [target.message_id], settings.check_interval, worker_name())
+        connection, check_sql.try_fences(settings.schema, [target.message_id], settings.check_interval, process_name())
     )
     answer, error = ("unknown", check_sql.RUNNING) if running else ("rollback", None)
     execute(connection, request.record(settings.schema, target, {"asked": "fence", "answer": answer, "error": error}))

@@ -280,6 +280,26 @@ class InboxRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """An attempt of a group at a message that failed; the newest 20 of each are kept.
+
+    ``attempt`` counts from 1 again where an operator retried a parked message. ``status`` is what became of the message
+    by it: ``failed``, ``parked``, or ``consumed`` where the handler returned `Skip`. ``seconds`` is how long it took;
+    None where the worker died over it. ``error`` is cut to its first 2,000 characters.
+    """
+
+    database: str
+    group: str
+    failed_at: dt.datetime
+    attempt: int
+    status: str
+    worker: str
+    seconds: float | None
+    error_kind: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeadGroup:
     """Parked messages of one group and topic with one kind of error."""
 
@@ -461,7 +481,8 @@ class MessageRecord:
 
     ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
     ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
-    ``deliveries`` are what its producer has learnt of its fate in the groups that it knows, in order of time.
+    ``deliveries`` are what its producer has learnt of its fate in the groups that it knows, ``attempts`` those that
+    failed in groups; both in order of time.
     """
 
     id: UUID
@@ -474,6 +495,7 @@ class MessageRecord:
     scheduled: dict[str, Any] | None = None
     compensation: dict[str, Any] | None = None
     inbox: list[InboxRow] = field(default_factory=list)
+    attempts: list[FailedAttempt] = field(default_factory=list)
     audit: list[AuditRow] = field(default_factory=list)
     bulk_jobs: list[BulkJob] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)

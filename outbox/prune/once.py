@@ -107,7 +107,7 @@ def prune_consumer_once(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
-    """Delete what one group needs no more: old inbox rows, replaced offsets, old records of reconciliations.
+    """Delete what one group needs no more: old inbox rows, replaced offsets, old failed attempts and reconciliations.
 
     Inbox rows go when they are settled, and the producer has pruned their messages: those of a segment with it
     (`outbox.prune.inbox`). ``source`` is on the producer's database (the same object as ``connection`` where that is
@@ -117,7 +117,8 @@ def prune_consumer_once(
     schema, batch = settings.schema, settings.prune_batch
     values = {"group": group, "topic": topic, "limit": batch}
     offsets = _replaced(connection, schema, OFFSETS, sql.old_offsets(schema, **values), batch, stopping)
-    records = 0
+    attempts = sql.old_attempts(schema, retention=settings.record_retention, limit=batch)
+    records = _delete_all(connection, attempts, batch, stopping)
     for old_records in (sql.old_findings, sql.old_runs):
         statement = old_records(schema, **values, retention=settings.record_retention)
         records += _delete_all(connection, statement, batch, stopping)

@@ -141,6 +141,16 @@ DELETE FROM {s}.reconciliation_finding
 RETURNING 1
 """)
 
+#: Delete failed attempts that are ``retention`` seconds old. Rows: one for each.
+old_attempts: Template = Template("""
+DELETE FROM {s}.attempt_history
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM {s}.attempt_history
+        WHERE failed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+        ORDER BY failed_at LIMIT %(limit)s))
+RETURNING 1
+""")
+
 # The newest of each schedule says when the next is due.
 #: Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each.
 old_runs: Template = Template("""

@@ -6,8 +6,6 @@ The console and the doctor read it; no work depends on it.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +25,7 @@ from outbox.operator.health.rules import Thresholds
 from outbox.operator.health.stats import as_sample, stats
 from outbox.telemetry.events import LockHeld, SampleFailed, StatisticsRead
 from outbox.telemetry.hooks import emit, listeners
-from outbox.text import database_address, storable, summary_of
+from outbox.text import database_address, process_name, storable, summary_of
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
 
@@ -137,7 +135,7 @@ class Reporter:
         self._roles = sorted(roles)
         self._duties = duties
         self._id = uuid7()
-        self._name = storable(f"{socket.gethostname()}:{os.getpid()}")
+        self._name = process_name()
         self._sampling_failed = False
 
     def __call__(self, connection: Connection, _: Connection) -> Counts:

@@ -377,6 +377,9 @@ def test_show_failures(cli: Cli, world: World) -> None:
     assert failed["status"] == "failed"
     assert failed["next_attempt_at"]
     assert "the till is locked" in failed["last_error"]
+    (attempt,) = cli("messages", "show", str(world.failed), "-o", "json").json["attempts"]
+    assert (attempt["attempt"], attempt["status"]) == (1, "failed")
+    assert "Failed attempts" in cli("messages", "show", str(world.failed)).stdout
     parked = cli("messages", "show", str(world.parked), "-o", "json").json["inbox"][0]
     assert (parked["status"], "looks wrong" in parked["last_error"]) == ("parked", True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from uuid import UUID, uuid4
@@ -191,6 +192,19 @@ def test_pages_are_found_behind_prefix_and_proxy(museum: Shop, ask: Asker) -> No
         assert all(place.startswith(("/behind/ops/outbox/", "#")) for place in places if place)
     message = visitor.go("messages").link("…")
     assert visitor.go(message.removeprefix("/behind")).status == 200
+
+
+def test_a_message_shows_each_failed_attempt(acting: Http, shop: Shop) -> None:
+    """Each attempt has its own error, worker and duration: on the page and in the API, for viewers as well."""
+    (message_id,) = shop.parked(7, trouble="<b>closed</b>")
+    shop.outbox.operator.retry(message_id, group=GROUP, by="ann")
+    shop.drain()
+    page = Visitor(acting.as_role("viewer")).go(f"messages/{message_id}")
+    well_made(page)
+    assert "Failed attempts" in page.text
+    assert sum("parked" in row and "<b>closed</b>" in row and str(os.getpid()) in row for row in page.rows) == 2
+    found = acting.as_role("viewer").get(f"/messages/{message_id}").json()["attempts"]
+    assert [(each["group"], each["attempt"], each["status"]) for each in found] == [(GROUP, 1, "parked")] * 2
 
 
 def test_the_page_of_an_bulk_job(acting: Http, shop: Shop) -> None:

@@ -21,7 +21,15 @@ from outbox.errors import SchemaBusy
 from tests.kit import Tables, dispatch_all, send_each, wait_until
 from tests.kit.processes import python
 
-NEW = ["producer_0002", "producer_0003", "producer_0004", "producer_0005", "consumer_0002", "consumer_0003"]
+NEW = [
+    "producer_0002",
+    "producer_0003",
+    "producer_0004",
+    "producer_0005",
+    "consumer_0002",
+    "consumer_0003",
+    "consumer_0004",
+]
 # Those of the first revision.
 TABLES = [table for part in SEGMENTED.values() for table in part if table != "delivery"]
 # Without a column of a later revision.

@@ -29,7 +29,7 @@ from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import audit_row, audit_targets
 from outbox.operator.look.message_sql import PRODUCER_SIDE
 from outbox.operator.look.redact import Redactor
-from outbox.operator.model import Actor, AuditFilter, Event, InboxRow, MessageRecord, MessageView
+from outbox.operator.model import Actor, AuditFilter, Event, FailedAttempt, InboxRow, MessageRecord, MessageView
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -96,6 +96,7 @@ def gather(databases: Databases, message_id: UUID) -> MessageFacts:
     for database in databases.values():
         _read(database, found, _add_traces)
     found.inbox.sort(key=lambda row: (row.group, row.database))
+    found.attempts.sort(key=lambda each: (each.failed_at, each.group))
     found.audit.sort(key=lambda row: (row.acted_at, row.database, row.id))
     found.bulk_jobs.sort(key=lambda row: row.created_at)
     return found
@@ -134,7 +135,8 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
     (audit,) = execute(connection, lists_sql.list_audit(schema, AuditFilter(), targets, None, _MOST_ACTS))
     if "consumer" in database.parts:
         everywhere = inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS)
-        (inbox,) = execute(connection, everywhere)
+        inbox, attempts = execute(connection, everywhere, message_sql.ATTEMPTS(schema, message_id))
+        found.attempts += [FailedAttempt(database.name, *attempt) for attempt in attempts]
         rows = [InboxRow(database.name, *row[2:]) for row in inbox]
         found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
         findings = message_sql.FINDINGS.read(connection, schema, id=message_id)

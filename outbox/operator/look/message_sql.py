@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outbox.database.execute import Template
 from outbox.database.sql import GROUP_QUEUES, message_status
 from outbox.message.content import ENCODING_HEADER
 from outbox.operator.databases import Query
@@ -89,6 +90,14 @@ SELECT consumer_group,
  ORDER BY 1
 """
 )
+
+#: The failed attempts of groups at a message, the oldest first, 1,000 at most. Rows: the fields of `FailedAttempt`.
+ATTEMPTS: Template = Template("""
+SELECT * FROM (SELECT consumer_group, failed_at, attempt, status, worker, seconds, error_kind, error
+                 FROM {s}.attempt_history WHERE message_id = %s
+                ORDER BY failed_at DESC LIMIT 1000) a
+ ORDER BY failed_at, consumer_group
+""")
 
 #: What reconciliations found about a message, the newest first, 100 at most.
 FINDINGS = Query("""

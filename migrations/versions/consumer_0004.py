@@ -1,0 +1,46 @@
+"""Each failed attempt of a message, and not only the last one's error."""
+
+from inspect import cleandoc
+
+from alembic import op
+
+revision = "consumer_0004"
+down_revision = "consumer_0003"
+branch_labels = None
+depends_on = None
+
+UPGRADE = (
+    """
+    CREATE TABLE {s}.attempt_history (
+        message_id UUID NOT NULL,
+        consumer_group TEXT COLLATE "C" NOT NULL,
+        failed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+        topic TEXT COLLATE "C" NOT NULL,
+        attempt INTEGER NOT NULL,
+        status TEXT NOT NULL,
+        worker TEXT NOT NULL,
+        seconds DOUBLE PRECISION,
+        error_kind TEXT,
+        error TEXT,
+        CONSTRAINT pk_attempt_history PRIMARY KEY (message_id, consumer_group, failed_at),
+        CONSTRAINT ck_attempt_history_status CHECK (status IN ('consumed', 'failed', 'parked')),
+        CONSTRAINT ck_attempt_history_attempt CHECK (attempt >= 0)
+    )""",
+    "CREATE INDEX ix_attempt_history_failed_at ON {s}.attempt_history (failed_at)",
+)
+
+DOWNGRADE = ("DROP TABLE {s}.attempt_history",)
+
+
+def upgrade() -> None:
+    for statement in UPGRADE:
+        op.execute(_in_schema(statement))
+
+
+def downgrade() -> None:
+    for statement in DOWNGRADE:
+        op.execute(_in_schema(statement))
+
+
+def _in_schema(statement: str) -> str:
+    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
