@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -229,7 +229,7 @@ class Outbox(Declarations):
 
         ``body`` is a dict, dataclass, pydantic model, str or bytes; of a declared `topic`, what fits its model. The
         options are those of `SendOptions`: ``key``, ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``,
-        ``id``, ``content_type``, ``queue``.
+        ``id``, ``content_type``, ``queue``, ``reply_to``, ``correlation``, ``conversation``, ``cause``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
@@ -239,6 +239,11 @@ class Outbox(Declarations):
             TypeError: an option that a message doesn't have.
         """
         return self._producer.send(carrier, self._name_of(topic), Outgoing(body, **options))
+
+    def _send_reply(self, carrier: Any, topic: str, message: Outgoing, headers: Mapping[str, str]) -> Any:
+        # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.
+        tenants = (each for each in reversed(_active.get()) if each.subscriptions is self.subscriptions)
+        return next(tenants, self)._producer.send(carrier, topic, message, headers)
 
     @overload
     def prepare(

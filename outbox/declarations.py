@@ -12,6 +12,7 @@ from outbox.consumer.subscription import Handler, Subscription, as_filter
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds
+from outbox.message.model import Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
@@ -60,6 +61,10 @@ class Declarations(DeliveryDeclarations):
         self.compensations, self.reconciliations = other.compensations, other.reconciliations
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
         self.delivery_callbacks = other.delivery_callbacks
+
+    def _send_reply(self, carrier: Any, topic: str, message: Outgoing, headers: Mapping[str, str]) -> Any:
+        """Send what a handler replies: an `Outbox` does."""
+        raise NotImplementedError
 
     # --- bodies -------------------------------------------------------------------------------------------
 
@@ -315,6 +320,7 @@ class Declarations(DeliveryDeclarations):
                 source=source,
                 model=model,
                 codecs=self.codecs,
+                send_reply=self._send_reply,
             )
             return handler
 

@@ -23,7 +23,7 @@ from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
-from outbox.message.model import Answer, Counts, Orphan, Resolution, read_headers
+from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
 from outbox.telemetry.hooks import Checking, emit, observed
@@ -52,8 +52,14 @@ def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answe
 
 
 def _call(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Any:
-    returned = checker.function(orphan, joined.open()) if joined else checker.function(orphan)
-    return wait_for(returned) if checker.is_async else returned
+    if joined:
+        return joined.call(checker.function, orphan)
+    token = HANDLED.set(orphan)
+    try:
+        returned = checker.function(orphan)
+        return wait_for(returned) if checker.is_async else returned
+    finally:
+        HANDLED.reset(token)
 
 
 def _read(returned: Any, seconds: float) -> Answer:

@@ -24,7 +24,7 @@ from outbox.database.execute import Row, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import Codecs, check_group, check_topic
-from outbox.message.model import Counts, Message, Park, Retry, Skip, Status, read_headers
+from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped
 from outbox.telemetry.hooks import Handling, observed, observers
@@ -49,7 +49,7 @@ class Subscription:
     human has looked, or go on with the oldest that is kept.
     ``threads`` is the number of consuming threads per worker, each with a connection of its own. ``source`` is
     the producer's database; None: the same as the consumer's. ``model`` is the type that bodies are read as,
-    ``codecs`` read those of other content types.
+    ``codecs`` read those of other content types. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
     Raises:
@@ -72,6 +72,7 @@ class Subscription:
     source: Engine | AsyncEngine | str | None = None
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
+    send_reply: ReplySender | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -159,7 +160,8 @@ def to_entry(row: Row, subscription: Subscription, queue: int) -> Entry:
         return Entry(position, id_, None)
     known = id_, subscription.topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1
     headers, encoding = read_headers(headers)
-    return Entry(position, id_, Message(*known, headers, subscription.model, subscription.codecs, encoding))
+    declared = subscription.model, subscription.codecs, encoding, subscription.send_reply
+    return Entry(position, id_, Message(*known, headers, *declared))
 
 
 def like(pattern: str) -> str:

@@ -18,6 +18,7 @@ from outbox.database.at_commit import savepoint, write_now
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import driver_of
 from outbox.errors import InvalidHandler, TransactionRequired
+from outbox.message.model import HANDLED
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -103,6 +104,7 @@ class JoinedSession:
         self._session: Session | None = None
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
         self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open))
+        self._handled: Token[Any] = HANDLED.set(None)
 
     def open(self) -> Any:
         """Return the Session or AsyncSession."""
@@ -120,7 +122,11 @@ class JoinedSession:
         return self._opened
 
     def call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """Call a function of the application's with an argument and the session, and wait for what is async."""
+        """Call a function of the application's with an argument and the session, and wait for what is async.
+
+        What is sent from then on, by the function or by what flushes the session, is caused by the argument.
+        """
+        HANDLED.set(argument)
         result = function(argument, self.open())
         return wait_for(result) if self._is_async else result
 
@@ -150,6 +156,7 @@ class JoinedSession:
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)
+        HANDLED.reset(self._handled)
         if self._session is not None:
             self._session.close()
 

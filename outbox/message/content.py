@@ -33,6 +33,18 @@ MAX_HEADER_BYTES = 16 * 1024
 
 #: The header that says how a body is compressed; readers take it off.
 ENCODING_HEADER = "outbox-encoding"
+#: Headers that tie messages together. The first message of the chain, where that isn't the message itself; the one
+#: whose handler sent this one; the topic that an answer goes to; the message that this one answers.
+CONVERSATION_HEADER = "outbox-conversation"
+CAUSE_HEADER = "outbox-cause"
+REPLY_TO_HEADER = "outbox-reply-to"
+CORRELATION_HEADER = "outbox-correlation"
+#: The header of an answer that says no.
+REFUSAL_HEADER = "outbox-refusal"
+#: Those that options of a send set, or the message that is handled, and nobody else.
+CHAIN_HEADERS: frozenset[str] = frozenset(
+    {CONVERSATION_HEADER, CAUSE_HEADER, REPLY_TO_HEADER, CORRELATION_HEADER, REFUSAL_HEADER}
+)
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)

@@ -11,16 +11,28 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, Unpack
 from uuid import UUID
 
 from typing_extensions import TypeVar
 
+from outbox.errors import InvalidMessage
 from outbox.message.compression import decompress
-from outbox.message.content import ENCODING_HEADER, Codecs
+from outbox.message.content import (
+    CAUSE_HEADER,
+    CONVERSATION_HEADER,
+    CORRELATION_HEADER,
+    ENCODING_HEADER,
+    REFUSAL_HEADER,
+    REPLY_TO_HEADER,
+    Codecs,
+    check_topic,
+)
 from outbox.message.topic import Topic
+from outbox.text import storable
 
 #: What a body is read as: the ``model`` of a consumer, a checker or a compensation.
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -112,10 +124,11 @@ def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
 
 
 class _Decoded(Generic[T_co]):
-    """What has bytes, a content type, and perhaps a model for them."""
+    """What has an id, headers, bytes, a content type, and perhaps a model for them."""
 
     __slots__ = ()
 
+    id: UUID
     stored: bytes
     content_type: str
     headers: Mapping[str, str]
@@ -149,6 +162,51 @@ class _Decoded(Generic[T_co]):
             return versioned
         body: T_co = self.codecs.decode(self.raw, self.content_type, self.model)
         return body
+
+    @property
+    def conversation(self) -> UUID:
+        """The id of the first message of the chain that this one belongs to; its own id, if it is the first.
+
+        Raises:
+            InvalidMessage: its sender wrote something else into the header.
+        """
+        return self._id_in(CONVERSATION_HEADER) or self.id
+
+    @property
+    def cause(self) -> UUID | None:
+        """The id of the message whose handler sent this one; None where no handler did.
+
+        Raises:
+            InvalidMessage: its sender wrote something else into the header.
+        """
+        return self._id_in(CAUSE_HEADER)
+
+    @property
+    def correlation(self) -> UUID | None:
+        """The id of the message that this one answers, if it is an answer.
+
+        Raises:
+            InvalidMessage: its sender wrote something else into the header.
+        """
+        return self._id_in(CORRELATION_HEADER)
+
+    @property
+    def reply_to(self) -> str | None:
+        """The topic that its sender expects the answer in; None where it expects none."""
+        return self.headers.get(REPLY_TO_HEADER)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why what it answers was refused; None unless it was (`Message.refuse`)."""
+        return self.headers.get(REFUSAL_HEADER)
+
+    def _id_in(self, header: str) -> UUID | None:
+        if (text := self.headers.get(header)) is None:
+            return None
+        try:
+            return UUID(text)
+        except ValueError:
+            raise InvalidMessage(f"header {header!r} of message {self.id} must be an id, not {text[:40]!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +247,17 @@ class Answer:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
 
 
+#: So many characters of a refusal's reason are in its header; all are in its body.
+_LONGEST_REFUSAL = 500
+
+
 @dataclass(slots=True)
 class Message(_Decoded[T_co]):
     """A message as a handler receives it.
 
     ``id`` is the half message's id and stays the same through retries and resends; ``attempt`` counts
     from 1; ``born_at`` and ``visible_at`` are times of the producer's database. ``Message[Order]`` is one of a consumer
-    with ``model=Order``: its ``body`` is an Order.
+    with ``model=Order``: its ``body`` is an Order. ``send_reply`` is how the consumer's `Outbox` sends an answer.
     """
 
     id: UUID
@@ -214,6 +276,46 @@ class Message(_Decoded[T_co]):
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False, compare=False)
     encoding: str | None = None
+    send_reply: ReplySender | None = field(default=None, repr=False, compare=False)
+
+    def reply(self, carrier: Any, body: Any, **options: Unpack[SendOptions]) -> Any:
+        """Answer the message: send a body to the topic that its sender named by ``reply_to``; return the answer's id.
+
+        The answer is sent from the database of the handler, with its transaction, as by `Outbox.send`, whose carriers,
+        options and errors these are. It has this message as its correlation, and its key unless there is another one.
+
+        Raises:
+            InvalidMessage: the sender expects no answer (`reply_to` is None); or the message isn't one that a consumer
+                handles.
+        """
+        return self._answer(carrier, body, options, {})
+
+    def refuse(self, carrier: Any, reason: str, **options: Unpack[SendOptions]) -> Any:
+        """Answer that what the message asks for will not be done; return the answer's id.
+
+        Otherwise as `reply`. What the handler has changed before is kept: look first, then refuse or change.
+        """
+        return self._answer(
+            carrier, {"refused": reason}, options, {REFUSAL_HEADER: storable(reason)[:_LONGEST_REFUSAL]}
+        )
+
+    def _answer(self, carrier: Any, body: Any, options: SendOptions, more: Mapping[str, str]) -> Any:
+        topic = self.reply_to
+        if topic is None:
+            raise InvalidMessage(
+                f"message {self.id} of topic {self.topic!r} can't be answered: its sender expects no answer; it would "
+                "say so by outbox.send(…, reply_to=topic)"
+            )
+        if self.send_reply is None:
+            raise InvalidMessage(
+                f"message {self.id} of topic {self.topic!r} can't be answered here: only the handler of a consumer can"
+            )
+        given: SendOptions = {"key": self.key, "correlation": self.id, "cause": self, **options}
+        return self.send_reply(carrier, topic, Outgoing(body, **given), more)
+
+
+#: Sends an answer: given the carrier, the topic, what is sent, and headers that say more of it.
+ReplySender = Callable[[Any, str, "Outgoing", Mapping[str, str]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +340,11 @@ class SendOptions(TypedDict, total=False):
     doubling. ``content_type`` says how the body is encoded: by the codec of `Outbox.codec`; None leaves it to the
     body's type, or to its `Topic`. ``queue`` is the one of the topic's that the message comes to, from 0 on, whatever
     its key: what order messages have is then the sender's business.
+
+    ``reply_to`` is the topic that the sender expects an answer in (`Message.reply`). What is sent while a message is
+    handled has that as its cause, and belongs to its conversation; ``cause`` names the message where nobody can know
+    it (in a handler that takes a list, in a thread of its own), ``conversation`` the first one of a chain that was
+    written down. ``correlation`` is the message that this one answers, where it isn't `Message.reply` that does.
     """
 
     key: str | None
@@ -249,6 +356,46 @@ class SendOptions(TypedDict, total=False):
     id: UUID | None
     content_type: str | None
     queue: int | None
+    reply_to: str | Topic[Any] | None
+    correlation: UUID | None
+    conversation: UUID | None
+    cause: Message | Orphan | None
+
+
+#: What the application's code is called with at this moment: a message, a list of them, an orphan, or a delivery.
+HANDLED: ContextVar[Any] = ContextVar("outbox_handled", default=None)
+
+
+def chain_headers(options: SendOptions) -> dict[str, str]:
+    """Return the headers that tie a message to others: to those that its options name, and to the one that is handled.
+
+    Raises:
+        InvalidMessage: an option isn't what it must be.
+    """
+    headers: dict[str, str] = {}
+    if (cause := options.get("cause") or _handled_message()) is not None:
+        if not isinstance(cause, Message | Orphan):
+            raise InvalidMessage(f"cause must be a message that is handled, not {type(cause).__name__}: {cause!r}")
+        headers[CONVERSATION_HEADER] = cause.headers.get(CONVERSATION_HEADER) or str(cause.id)
+        headers[CAUSE_HEADER] = str(cause.id)
+    ids = (("conversation", CONVERSATION_HEADER), ("correlation", CORRELATION_HEADER))
+    for option, header in ids:
+        if (value := options.get(option)) is not None:
+            if not isinstance(value, UUID):
+                raise InvalidMessage(f"{option} must be a UUID, not {type(value).__name__}: {value!r}")
+            headers[header] = str(value)
+    if (topic := options.get("reply_to")) is not None:
+        headers[REPLY_TO_HEADER] = topic.name if isinstance(topic, Topic) else check_topic(topic)
+    return headers
+
+
+def _handled_message() -> Message | Orphan | None:
+    """Return the message that the calling code handles; None where there is none, or which of several isn't known."""
+    handled = HANDLED.get()
+    if isinstance(handled, list):
+        handled = handled[0] if len(handled) == 1 else None
+    message: Message | Orphan | None = handled.message if isinstance(handled, Delivery) else handled
+    return message
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -38,7 +39,7 @@ from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
-from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, uuid7
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, chain_headers, uuid7
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.sql import queues_of, write_halves, write_late
 from outbox.telemetry.events import HeadersRefused, MessagesSent
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
 
     Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
     AnyCarrier = Carrier | RawConnection | RawAsyncConnection
+
+
+#: Of a message that the framework has nothing to say of.
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,9 +527,11 @@ class Producer:
         joinable = running is not None and running.engine is self._engine and running.is_async is is_async
         return running.open() if running is not None and joinable else None
 
-    def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
-        """See `Outbox.send`."""
-        half, added = _with_added_headers(self._half(topic, message))
+    def send(
+        self, carrier: AnyCarrier, topic: str, message: Outgoing, own_headers: Mapping[str, str] = NO_HEADERS
+    ) -> Any:
+        """See `Outbox.send`; ``own_headers`` are the framework's."""
+        half, added = _with_added_headers(self._half(topic, message, own_headers))
         limit, nudge = self._settings.max_transaction_bytes, self._settings.listen
         write = Write(self._own, self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added)
         return self._add(carrier, write)
@@ -624,7 +631,7 @@ class Producer:
             raise already(decision)
         return decision
 
-    def _half(self, topic: str, message: Outgoing) -> HalfMessage:
+    def _half(self, topic: str, message: Outgoing, own_headers: Mapping[str, str] = NO_HEADERS) -> HalfMessage:
         options = message.options
         times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
         delivery = content.check_delivery(*times, self._settings.delay_levels)
@@ -635,7 +642,8 @@ class Producer:
         if queue is not None and (type(queue) is not int or not 0 <= queue < 2**31):
             raise InvalidMessage(f"queue {queue!r} must be a whole number from 0 on")
         key, headers = options.get("key"), options.get("headers")
-        if (declared := self._topics.get(topic)) is None:
+        # A refusal has no body of the topic's model.
+        if (declared := self._topics.get(topic)) is None or content.REFUSAL_HEADER in own_headers:
             raw, content_type = self.codecs.encode(message.body, options.get("content_type"))
         else:
             body = declared.validated(message.body)
@@ -652,6 +660,10 @@ class Producer:
         headers = content.check_headers(headers)
         if content.ENCODING_HEADER in headers:
             raise InvalidMessage(f"header {content.ENCODING_HEADER!r} is for compressed bodies alone; leave it out")
+        if not content.CHAIN_HEADERS.isdisjoint(headers):  # those of a message that is passed on
+            headers = {name: value for name, value in headers.items() if name not in content.CHAIN_HEADERS}
+        if own := {**chain_headers(options), **own_headers}:
+            headers = {**headers, **own}
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers

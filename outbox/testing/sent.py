@@ -16,7 +16,7 @@ from outbox.database.execute import Row, execute
 from outbox.errors import InvalidMessage
 from outbox.message import content
 from outbox.message.compression import decompress
-from outbox.message.content import ENCODING_HEADER
+from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, ENCODING_HEADER
 from outbox.message.model import HalfMessage, Resolution, read_headers
 from outbox.testing import sql
 from outbox.testing.runners import PassRunners, in_thread, read
@@ -34,6 +34,8 @@ _LISTED = 20
 @dataclass(frozen=True, slots=True)
 class SentMessage:
     """A message as its producer sent it; ``body`` as consumers read it, without a model.
+
+    ``headers`` are without those of the cause and the conversation, which no test can know.
 
     ``delay`` (seconds) is known of captured messages only: in the database it has become ``deliver_at``.
     """
@@ -59,8 +61,13 @@ class SentMessage:
         """Return a half as it would be read."""
         headers = dict(half.headers)
         raw = decompress(half.body, headers.pop(ENCODING_HEADER, None), codecs.max_body_bytes)
-        body = codecs.decode(raw, half.content_type)
-        return cls(half.id, half.topic, body, half.key, half.tag, headers, half.deliver_at, half.delay, state)
+        names = half.topic, codecs.decode(raw, half.content_type), half.key, half.tag, _chosen(headers)
+        return cls(half.id, *names, half.deliver_at, half.delay, state)
+
+
+def _chosen(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers without those that no sender chooses, and no test can know."""
+    return {name: value for name, value in headers.items() if name not in {CONVERSATION_HEADER, CAUSE_HEADER}}
 
 
 class SentMessages(Sequence[SentMessage]):
@@ -119,7 +126,7 @@ def _of_row(row: Row, codecs: Codecs) -> SentMessage:
     }
     names, encoding = read_headers(headers)
     value = codecs.decode(decompress(body, encoding, codecs.max_body_bytes), content_type)
-    return SentMessage(message_id, topic, value, key, tag, names, deliver_at, None, states[resolution])
+    return SentMessage(message_id, topic, value, key, tag, _chosen(names), deliver_at, None, states[resolution])
 
 
 class Partial:
