@@ -310,8 +310,8 @@ class Message(_Decoded[T_co]):
             raise InvalidMessage(
                 f"message {self.id} of topic {self.topic!r} can't be answered here: only the handler of a consumer can"
             )
-        given: SendOptions = {"key": self.key, "correlation": self.id, "cause": self, **options}
-        return self.send_reply(carrier, topic, Outgoing(body, **given), more)
+        merged: SendOptions = {"key": self.key, "correlation": self.id, "cause": self, **options}
+        return self.send_reply(carrier, topic, Outgoing(body, **merged), more)
 
 
 #: Sends an answer: given the carrier, the topic, what is sent, and headers that say more of it.
