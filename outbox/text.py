@@ -28,6 +28,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 #: What differs between two errors of one kind: words with a digit in them, and what is quoted.
 _VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|[^\s,;:()\[\]{}=]*\d[^\s,;:()\[\]{}=]*""")
 _OURS = str(Path(__file__).parent)
+#: What of SQLAlchemy's lies between this package and an async function of the application's.
+_GREENLETS = re.compile(r".*[/\\]sqlalchemy[/\\]util[/\\]_?concurrency")
 
 
 def storable(value: object) -> str:
@@ -172,7 +174,8 @@ def _innermost(trace: TracebackType | None) -> CodeType | None:
     while trace is not None:
         codes.append(trace.tb_frame.f_code)
         trace = trace.tb_next
-    theirs = [code for code in codes if not code.co_filename.startswith(_OURS)] or codes
+    between = [code for code in codes if code.co_filename.startswith(_OURS) or _GREENLETS.match(code.co_filename)]
+    theirs = [code for code in codes if code not in between] or codes
     home = str(Path(theirs[0].co_filename).parent) if theirs else ""
     return next((code for code in reversed(theirs) if code.co_filename.startswith(home)), None)
 

@@ -92,6 +92,8 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
     if check := view.check:
         facts |= {"fenced": check["fenced"], "checks": check["check_times"], "parked_at": check["parked_at"]}
         facts |= {"reason": check["reason"]} if check["parked_at"] else {"next_check_at": check["next_check_at"]}
+    if view.raised:
+        facts |= {"raised_at": view.raised["raised_at"], "raised": output.first_line(view.raised["error"])}
     yield output.facts_table("message", facts | {"body": output.cell(body)})
     if view.history:
         yield output.rows_table(

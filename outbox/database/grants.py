@@ -94,7 +94,7 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery delivery_cursor",
+    "producer": "check_history compensation delivery delivery_cursor half_error",
     "consumer": "attempt_history reconciliation_run reconciliation_finding segment_hold",
 }
 # Of both parts, wherever the duty is done.
@@ -135,7 +135,7 @@ DUTIES = (
         op_sequence="USAGE",
         topic="SELECT(name queues)",  # where a sender chooses the queue
     ),
-    _duty("decide", "producer", _DECIDE),
+    _duty("decide", "producer", _DECIDE, half_error="INSERT"),
     _duty(
         "flow control",
         "producer",
@@ -166,6 +166,7 @@ DUTIES = (
         dispatch_cursor="SELECT(id) DELETE",
         delivery="SELECT DELETE",
         delivery_cursor="SELECT DELETE",
+        half_error="SELECT(half_id) DELETE",
     ),
     _duty("prune records", "producer", _RECORDS),
     _duty(

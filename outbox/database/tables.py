@@ -242,6 +242,13 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
             CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
         ],
+        # What the function of a half raised: the call failed, whoever decided the half then. Written once.
+        "half_error": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("error_kind", Text, nullable=False),
+            Column("error", Text, nullable=False),
+            Column("raised_at", _TIME, nullable=False, server_default=_NOW),
+        ],
         # A half is undecided if and only if it has no row here; the primary key decides every race.
         "op_message": [
             Column("half_id", Uuid, primary_key=True),

@@ -481,14 +481,16 @@ class MessageRecord:
 
     ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
     ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
-    ``deliveries`` are what its producer has learnt of its fate in the groups that it knows, ``attempts`` those that
-    failed in groups; both in order of time.
+    ``raised`` is what its ``@two_phase`` function raised: ``error_kind``, ``error`` (with the end of its traceback) and
+    ``raised_at``. ``deliveries`` are what its producer has learnt of its fate in the groups that it knows, ``attempts``
+    those that failed in groups; both in order of time.
     """
 
     id: UUID
     half: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    raised: dict[str, Any] | None = None
     op: dict[str, Any] | None = None
     sends: list[dict[str, Any]] = field(default_factory=list)
     deliveries: list[dict[str, Any]] = field(default_factory=list)

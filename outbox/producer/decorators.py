@@ -11,22 +11,29 @@ import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
+from sqlalchemy.exc import ProgrammingError
+
+from outbox.database.at_commit import at_commit
 from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
 from outbox.database.session import wait_for
 from outbox.database.sql import take_lock
-from outbox.errors import InvalidHandler
+from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
-from outbox.telemetry.events import RollbackFailed
+from outbox.producer.outcome import CallOutcome, new_outcome
+from outbox.producer.sql import store_error
+from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit
+from outbox.text import error_text, function_name, kind_of_error
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.database.execute import Statement
     from outbox.message.declared import TransactionalDecorator, TwoPhaseDecorator
     from outbox.producer.producer import Producer
 
@@ -181,18 +188,26 @@ def transactional(
     def decorate(function: Callable[..., Any]) -> Any:
         parameter = _SessionParameter(function, "transactional")
         is_async = inspect.iscoroutinefunction(function)
+        name = function_name(function)
 
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             producer = producer_of()
+            outcome = new_outcome(name, topic)
             session = parameter.passed(args, kwargs)
             if session is None and joins:
                 session = producer.running_session(is_async=is_async)
             joined = None if session is None else producer.within(session, is_async=is_async)
+
+            def send(outgoing: Outgoing) -> None:
+                outcome.message_id = producer.send(session, topic, outgoing)
+
             with joined or producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
                 result = call(*args, **kwargs)
-                send = functools.partial(producer.send, session, topic)
-                return send_result(send, result, key=key, tag=tag, message=message)
+                returned = send_result(send, result, key=key, tag=tag, message=message)
+            if joined is None:
+                outcome.resolution = Resolution.COMMIT
+            return returned
 
         return _shaped(_decorated(function, run), function, parameter)
 
@@ -216,6 +231,7 @@ def two_phase(
         parameter = _SessionParameter(function, "two_phase") if fenced else None
         signature = inspect.signature(function)
         is_async = inspect.iscoroutinefunction(function)
+        name = function_name(function)
 
         def message_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing:
             if parameter:
@@ -236,10 +252,12 @@ def two_phase(
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             message = message_of(args, kwargs)
             producer = producer_of()
+            outcome = new_outcome(name, topic)
             transaction = functools.partial(producer.transaction, is_async=is_async)
             with transaction() as session:
                 half_id = producer.prepare(session, topic, message, immunity=immunity, fenced=fenced)
-            try:
+            half = _HalfOfCall(producer, half_id, outcome, transaction)
+            with half.deciding_failures(rollback_on):
                 if parameter:
                     own = _OwnError()
                     with own.restored(), transaction() as session:
@@ -249,19 +267,12 @@ def two_phase(
                         with own.recorded():
                             result = call(*args, **kwargs)
                         producer.decide(half_id, Resolution.COMMIT, session)
+                    outcome.resolution = Resolution.COMMIT
                     return result
                 result = call(*args, **kwargs)
-            except rollback_on as error:
-                with _noting(error, half_id), transaction() as session:
-                    decide(producer, session, half_id, Resolution.ROLLBACK)
-                raise
             # The effect is out there: a decision that fails from here on must never become a rollback.
-            with transaction() as session:
-                decide(producer, session, half_id, Resolution.COMMIT)
+            half.decide(Resolution.COMMIT)
             return result
-
-        def decide(producer: Producer, session: Any, half_id: UUID, resolution: Resolution) -> None:
-            producer.decide_now(getattr(session, "sync_session", session), half_id, resolution)
 
         decorated = _decorated(function, run)
         return decorated if parameter is None else _shaped(decorated, function, parameter)
@@ -310,11 +321,86 @@ class _OwnError:
                 self._error.__context__ = context
 
 
-@contextmanager
-def _noting(error: BaseException, half_id: UUID) -> Iterator[None]:
-    """Let the original exception reach the caller, also when the half couldn't be rolled back."""
-    try:
-        yield
-    except Exception as failure:
-        error.add_note(f"half message {half_id} was not rolled back ({failure}); the check will decide it")
-        emit(RollbackFailed(half_id=half_id, error=failure))
+class _HalfOfCall:
+    """The half of one call of a ``@two_phase`` function: decides it, and stores what the function raised with it."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        half_id: UUID,
+        outcome: CallOutcome,
+        transaction: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._producer = producer
+        self._half_id = half_id
+        self._outcome = outcome
+        self._transaction = transaction
+        outcome.message_id, outcome.resolution = half_id, Resolution.UNKNOWN
+
+    @contextmanager
+    def deciding_failures(self, rollback_on: tuple[type[BaseException], ...]) -> Iterator[None]:
+        """Let the exception of a block reach the caller, but first roll the half back, or leave it to the check."""
+        try:
+            yield
+        except rollback_on as error:
+            self._roll_back(error)
+            raise
+        except Exception as error:
+            # A half that was decided meanwhile has its op: no more is to be told of that.
+            if not self._learn(error):
+                self._store(error)
+            raise
+
+    def decide(self, resolution: Resolution, error: BaseException | None = None) -> None:
+        """Decide the half in a transaction of its own, which also stores what the function raised."""
+        try:
+            with self._transaction() as session:
+                own = getattr(session, "sync_session", session)
+                self._producer.decide_now(own, self._half_id, resolution)
+                if error is not None and not self._producer.is_captured:
+                    at_commit(own.connection(), self._stored_error(error))
+        except AlreadyDecided as decided:
+            self._learn(decided)
+            raise
+        self._outcome.resolution = resolution
+
+    def _roll_back(self, error: BaseException) -> None:
+        try:
+            try:
+                self.decide(Resolution.ROLLBACK, error)
+            except (SchemaMissing, ProgrammingError) as failure:
+                # The tables are those of an earlier release, or this role may not write there: the decision goes first.
+                emit(HalfErrorLost(half_id=self._half_id, error=failure))
+                self.decide(Resolution.ROLLBACK)
+        except AlreadyDecided as failure:
+            self._store(error)
+            self._note(error, failure)
+        except Exception as failure:
+            self._note(error, failure)
+
+    def _note(self, error: BaseException, failure: Exception) -> None:
+        """Tell that the half couldn't be rolled back, by the exception that reaches the caller."""
+        error.add_note(f"half message {self._half_id} was not rolled back ({failure}); the check will decide it")
+        emit(RollbackFailed(half_id=self._half_id, error=failure))
+
+    def _store(self, error: BaseException) -> None:
+        """Store what the function raised, in a transaction of its own; what hinders that doesn't reach the caller."""
+        if self._producer.is_captured:
+            return
+        try:
+            with self._transaction() as session:
+                at_commit(getattr(session, "sync_session", session).connection(), self._stored_error(error))
+        except Exception as failure:
+            emit(HalfErrorLost(half_id=self._half_id, error=failure))
+
+    def _stored_error(self, error: BaseException) -> Statement:
+        kind, text = kind_of_error(error), error_text(error)
+        return store_error(self._producer.schema, half_id=self._half_id, kind=kind, error=text)
+
+    def _learn(self, error: Exception) -> bool:
+        """Note the decision that came first, if the error tells of one about this half and no other; tell whether."""
+        if not isinstance(error, AlreadyDecided) or error.half_id != self._half_id:
+            return False
+        is_committed = isinstance(error, AlreadyCommitted)
+        self._outcome.resolution = Resolution.COMMIT if is_committed else Resolution.ROLLBACK
+        return True

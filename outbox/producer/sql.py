@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-from outbox.database.execute import Statement, in_schema
+from outbox.database.execute import Statement, Template, in_schema
 from outbox.message.model import HalfMessage, Preparation
 
 _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
@@ -58,6 +58,16 @@ SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 # to be upgraded.
 _SEND_LATE, _SEND_LATE_TO_QUEUE = _send_late(), _send_late("queue, ", "%s, ")
 _SEND, _SEND_TO_QUEUES = _send(), _send("queue, ", "%s::int[], ")
+
+# A call has one half, and raises once. Without a conflict target, so that it needs no right to read the table.
+#: Store with a half what its function raised: ``half_id``, ``kind`` and ``error``.
+store_error: Template = Template(
+    """
+INSERT INTO {s}.half_error (half_id, error_kind, error) VALUES (%(half_id)s, %(kind)s, %(error)s)
+ON CONFLICT DO NOTHING
+""",
+    lossy=("kind", "error"),
+)
 
 #: At most so many ops are looked at. While more are undispatched, counts are estimates from so many of them.
 SAMPLED = 2_000

@@ -54,6 +54,8 @@ WITH old AS MATERIALIZED (
     DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
 ), deliveries AS (
     DELETE FROM {s}.delivery WHERE half_id IN (SELECT half_id FROM locked)
+), errors AS (
+    DELETE FROM {s}.half_error WHERE half_id IN (SELECT half_id FROM locked)
 ), ops AS (
     DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
 ), halves AS (
@@ -140,6 +142,10 @@ WITH histories AS (
     DELETE FROM {s}.check_history c
      WHERE half_id >= %(first)s AND half_id < %(end)s
        AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = c.half_id)
+), errors AS (
+    DELETE FROM {s}.half_error e
+     WHERE half_id >= %(first)s AND half_id < %(end)s
+       AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = e.half_id)
 ), deliveries AS (
     DELETE FROM {s}.delivery e
      WHERE half_id >= %(first)s AND half_id < %(end)s

@@ -384,6 +384,17 @@ def test_show_failures(cli: Cli, world: World) -> None:
     assert (parked["status"], "looks wrong" in parked["last_error"]) == ("parked", True)
 
 
+def test_show_what_a_function_raised(cli: Cli, world: World, engine: Engine) -> None:
+    """Its first line with the facts; all of it as JSON."""
+    sql = "INSERT INTO outbox.half_error (half_id, error_kind, error) VALUES (:id, 'Declined', E'no money\\n\\ntrace')"
+    with engine.begin() as connection:
+        connection.execute(text(sql), {"id": world.undecided})
+    out = cli("messages", "show", str(world.undecided)).out
+    assert "no money" in out
+    assert "trace" not in out
+    assert cli("messages", "show", str(world.undecided), "-o", "json").json["raised"]["error"].endswith("trace")
+
+
 def test_show_bodies(cli: Cli, world: World) -> None:
     """Text is shown as text; of other bytes, how many they are and their digest."""
     assert cli("messages", "show", str(world.plain_text), "--body", "-o", "json").json["body"] == "grüße"

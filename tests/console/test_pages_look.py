@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from fastapi import FastAPI
 
+from outbox import outcomes
 from outbox.console import create_console_router
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
@@ -147,6 +148,21 @@ def test_a_message_shows_its_whole_way(visitor: Visitor) -> None:
     assert {f"{label}…" for label in ("Retry in billing", "Discard in billing", "Resend")} <= {
         text for _, text in page.links
     }
+
+
+def test_a_message_shows_what_its_function_raised(acting: Http, shop: Shop) -> None:
+    """The error has a section of its own, with the traceback folded, and its place in the timeline."""
+
+    @shop.outbox.two_phase(topic="payments", fenced=False, rollback_on=(LookupError,))
+    def pay(card: str) -> None:
+        raise LookupError("no such <card>")
+
+    with outcomes() as calls, pytest.raises(LookupError):
+        pay("visa")
+    page = Visitor(acting).go(f"messages/{calls[0].message_id}")
+    well_made(page)
+    for text in ("Error of its function", "LookupError: no such <card>", "Traceback", "Its function raised"):
+        assert text in page.text, text
 
 
 def test_who_may_not_act_is_offered_nothing(visitor: Visitor) -> None:

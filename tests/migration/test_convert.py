@@ -26,6 +26,7 @@ NEW = [
     "producer_0003",
     "producer_0004",
     "producer_0005",
+    "producer_0006",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",

@@ -171,6 +171,22 @@ def test_the_whole_way(world: World) -> None:
     assert compensation["result"] == {"iban": MASK, "n": 1}
 
 
+def test_what_a_function_raised(world: World) -> None:
+    """It is shown with its kind, and has its place in the timeline; whoever has read the message without it is late."""
+    half_id = world.bring("undecided")
+    version = world.view(half_id).version
+    raised = {"error_kind": "Declined in bank.py:debit", "error": "bank.Declined: no money\n\nTraceback"}
+    sql = "INSERT INTO outbox.half_error (half_id, error_kind, error) VALUES (:id, :error_kind, :error)"
+    world.run("sales", sql, id=half_id, **raised)
+    view = world.view(half_id)
+    assert view.raised is not None
+    assert {name: view.raised[name] for name in raised} == raised
+    (event,) = (event for event in view.timeline if event.kind == "raised")
+    assert (event.title, event.detail) == ("Its function raised Declined in bank.py:debit", "bank.Declined: no money")
+    assert event.at == view.raised["raised_at"]
+    assert view.version != version
+
+
 def test_the_timeline(world: World) -> None:
     """Each step on record of all databases, in the order of time."""
     half_id = world.bring("parked")

@@ -115,10 +115,12 @@ def test_rolled_back_and_recalled_halves_go(app: Outbox, engine: Engine, setting
     app.rollback(undone)
     app.operator.recall(recalled, by="test", why="test")
     with engine.connect() as connection:
+        with connection.begin():
+            connection.execute(text("INSERT INTO outbox.half_error SELECT id, 'Error', 'no' FROM outbox.half_message"))
         dispatch(connection, settings)
         age_producer(connection)
         assert prune_producer_once(connection, settings).done == 2
-        assert count(connection, "scheduled_message") == 0
+        assert count(connection, "scheduled_message") == count(connection, "half_error") == 0
 
 
 def test_what_cannot_go_never_hides_what_can(app: Outbox, engine: Engine) -> None:

@@ -56,8 +56,10 @@ def test_what_is_needed_survives(yard: Yard) -> None:
     yard.app.rollback(young)
     yard.run("UPDATE outbox.op_message SET decided_at = decided_at + interval '1 day' WHERE half_id = :id", id=young)
     needed = {*newest, undecided, parked, scheduled, committed, young}
+    yard.run("INSERT INTO outbox.half_error SELECT id, 'Error', 'no' FROM outbox.half_message")
     assert yard.empty() == len(gone) + 8 - len(newest) + 2
     assert yard.left() == needed
+    assert set(yard.rows("SELECT half_id FROM outbox.half_error")) == needed
     assert yard.empty() == 0
     assert yard.rows("SELECT half_id FROM outbox.scheduled_message") == [scheduled]
     assert dispatch_all(yard.connection, YOUNG).done == 1

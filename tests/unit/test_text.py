@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy.util import greenlet_spawn
 
+from outbox.database.session import wait_for
 from outbox.text import error_text, kind_of_error, kind_of_text, summary_of
 
 
@@ -46,6 +49,18 @@ def test_a_library_is_not_to_blame() -> None:
 
     kind = kind_of_error(_caught(read, "{"))
     assert kind == "JSONDecodeError in test_text.py:test_a_library_is_not_to_blame.<locals>.read"
+
+
+def test_an_async_function_is_named_too() -> None:
+    """SQLAlchemy's functions, which lie between this package and a coroutine, are not."""
+
+    async def credit() -> None:
+        _credit("7")
+
+    def call() -> None:
+        asyncio.run(greenlet_spawn(lambda: wait_for(credit())))
+
+    assert kind_of_error(_caught(call)) == "KeyError in test_text.py:_credit"
 
 
 def test_an_error_without_a_trace() -> None:

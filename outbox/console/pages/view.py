@@ -116,6 +116,7 @@ _CHIPS = {
 
 #: What each icon stands for: acts, and the kinds of events in a timeline.
 _MEANINGS = {
+    "alert": ("raised",),
     "archive": ("discard", "discarded"),
     "check": ("commit", "committed", "consumed"),
     "half": ("written",),

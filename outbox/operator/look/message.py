@@ -83,7 +83,7 @@ class MessageFacts(MessageRecord):
         compensated = self.compensation and {
             name: self.compensation[name] for name in self.compensation if name != "result"
         }
-        facts = (self.state, check, self.op, self.sends, self.scheduled, compensated, inbox)
+        facts = (self.state, check, self.raised, self.op, self.sends, self.scheduled, compensated, inbox)
         return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -297,6 +297,9 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
     name, half, op = found.home.name, found.half, found.op
     if half:
         yield Event(half["born_at"], "written", "Half message written", name, actor=half["producer_group"])
+    if (raised := found.raised) is not None:
+        title = f"Its function raised {raised['error_kind']}"
+        yield Event(raised["raised_at"], "raised", title, name, raised["error"].partition("\n")[0])
     if op:
         word = "Committed" if op["resolution"] == "commit" else "Rolled back"
         yield Event(op["decided_at"], word.lower().replace(" ", "_"), f"{word} by the {op['decided_by']}", name)

@@ -56,6 +56,10 @@ SELECT a.asked_at, a.asked, a.worker, a.answer, a.seconds, a.error,
 -- resolution decided_by decided_at sequence xid
 SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_message WHERE half_id = %(id)s
 """),
+    "raised": Query("""
+-- error_kind error raised_at
+SELECT error_kind, error, raised_at FROM {s}.half_error WHERE half_id = %(id)s
+"""),
     "deliveries": Query("""
 -- group status settled callback reason recorded_at
 SELECT consumer_group, status, settled, callback, reason, recorded_at FROM {s}.delivery

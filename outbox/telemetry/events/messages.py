@@ -48,6 +48,18 @@ class RollbackFailed(TelemetryEvent):
 
 
 @event(
+    "half.error_lost",
+    "producer",
+    logging.WARNING,
+    "what the function of half message %(half_id)s raised could not be stored with it",
+)
+class HalfErrorLost(TelemetryEvent):
+    """A ``@two_phase`` function failed, and what it raised could not be stored; its caller got it."""
+
+    half_id: UUID
+
+
+@event(
     "message.headers_refused",
     "producer",
     logging.WARNING,
