@@ -26,7 +26,7 @@ from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import END
 from outbox.operator.health.locks import LockRow
-from outbox.operator.health.rules import HandlerRow, WorkerRow
+from outbox.operator.health.workers import HandlerRow, WorkerRow
 from outbox.reader import variable
 from outbox.text import counted, plain
 
@@ -163,6 +163,7 @@ def show_stats(
                     a checker for the topic?
       undispatched  committed, but not a message yet: is a worker running?
       scheduled     committed, to be delivered later
+      exhausted      a known group has lost it, and it isn't sent again: waiting for an operator
       messages      all there ever were
     Groups (in the consumer's database):
       consumed      messages up to where the group has come
@@ -204,7 +205,7 @@ def _watched(database: DatabaseOptions, seconds: float | None) -> Iterator[Stats
 def _stats_tables(stats: Stats) -> list[Table]:
     counts = {
         name: lambda row, name=name: f"{getattr(row, name)}{'+' if name in row.capped else ''}"
-        for name in ("undecided", "undispatched", "scheduled", "failed", "parked")
+        for name in ("undecided", "undispatched", "scheduled", "exhausted", "failed", "parked")
     }
     ages = {
         name: lambda row, name=name: output.age(getattr(row, name))
@@ -212,7 +213,7 @@ def _stats_tables(stats: Stats) -> list[Table]:
     }
     topics = (
         "topic undecided> parked>=parked_halves orphans> unasked> oldest>=oldest_undecided undispatched> "
-        "oldest>=oldest_undispatched scheduled> next_due messages>"
+        "oldest>=oldest_undispatched scheduled> next_due exhausted> messages>"
     )
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     shown["parked_halves"] = lambda row: row.parked

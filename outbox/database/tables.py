@@ -341,6 +341,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("callback IN ('delivered', 'undeliverable')", name="callback"),
             # Serves the confirm pass: what isn't settled yet.
             Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
+            # Serves the health model: what was given up, which should be little.
+            Index("ix_delivery_exhausted", "topic", "half_id", postgresql_where=text("status = 'resend_exhausted'")),
             # Makes a callback happen once for each message and group.
             Index(
                 "ix_delivery_callback",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.delivery import sql
 from outbox.delivery.known_group import DeliveryCallback, KnownGroup
 from outbox.delivery.sql import NewDelivery
-from outbox.message.model import Counts, Delivery, DeliveryStatus, Message
+from outbox.message.model import Counts, Delivery, DeliveryStatus, Message, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.hooks import Confirming, observed
 
@@ -76,11 +75,14 @@ class CallbackRun:
             self.overtaken = True
             return
         queue, position, key, tag, headers, content_type, body, born_at, visible_at = messages[0]
+        headers, encoding = read_headers(headers)
         message = Message(
             row.half_id,
             *(group.topic, queue, position, key, tag, content_type, body, born_at, visible_at),
-            headers=json.loads(headers) if headers else {},
+            headers=headers,
             model=self.callback.model,
+            codecs=self.callback.codecs,
+            encoding=encoding,
         )
         delivery = Delivery(message, group.group, DeliveryStatus(row.status), row.reason)
         joined = JoinedSession(connection, is_async=self.callback.is_async)

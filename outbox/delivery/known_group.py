@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from outbox.consumer.subscription import Subscription, as_filter
 from outbox.database.session import check_function, is_async
 from outbox.errors import InvalidHandler
-from outbox.message.content import check_group, check_topic
+from outbox.message.content import Codecs, check_group, check_topic
 from outbox.message.model import DeliveryStatus
 from outbox.text import function_name
 
@@ -104,6 +104,8 @@ def _check_database(what: str, value: object) -> None:
 class DeliveryCallback:
     """What the producer does when it has learnt of a message's fate: ``function(delivery, session)``, sync or async.
 
+    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
+
     Raises:
         InvalidHandler: the function can't be called so.
         InvalidMessage: the topic isn't a name.
@@ -113,6 +115,7 @@ class DeliveryCallback:
     kind: CallbackKind
     function: Callable[..., Any]
     model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -136,6 +139,7 @@ class DeliveryDeclarations:
     known_groups: dict[tuple[str, str], KnownGroup]
     compensations: dict[str, Compensation]
     delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback]
+    codecs: Codecs
 
     def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
         raise NotImplementedError
@@ -197,7 +201,7 @@ class DeliveryDeclarations:
         def register(function: Any) -> Any:
             if (earlier := self.delivery_callbacks.get((name, kind))) is not None:
                 raise InvalidHandler(f"topic {name!r} has an on_{kind} already: {earlier.name}")
-            self.delivery_callbacks[name, kind] = DeliveryCallback(name, kind, function, model)
+            self.delivery_callbacks[name, kind] = DeliveryCallback(name, kind, function, model, self.codecs)
             return function
 
         return register

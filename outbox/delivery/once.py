@@ -47,10 +47,11 @@ fate is written without it then and not settled, so that the next pass calls it 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from outbox.compensate.compensation import Compensation
@@ -70,12 +71,15 @@ from outbox.operator.changes import ActRequest, apply
 from outbox.operator.model import Target
 from outbox.settings import Settings
 from outbox.telemetry.events import (
+    CallbackReturned,
+    DeliveriesConfirmed,
     DeliveryCallbackFailed,
     InboxUnreachable,
     MessageResent,
     ResendExhausted,
 )
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.hooks import emit, listeners
+from outbox.text import storable, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -91,6 +95,69 @@ _FIRST = UUID(int=0)
 Callbacks = Mapping[tuple[str, CallbackKind], DeliveryCallback]
 
 
+class Trouble(NamedTuple):
+    """What a pass met at a group, and in how many passes in a row."""
+
+    topic: str
+    group: str
+    passes: int
+    error: str
+    callback: str = ""
+    message_id: str = ""
+
+
+@dataclass(slots=True)
+class ConfirmReport:
+    """What the passes of one worker came to since it started, and what the last one met; see `confirm_once`.
+
+    ``confirmed`` deliveries became known, ``resent`` messages were sent again, ``exhausted`` aren't sent any more.
+    ``unreachable`` are groups that couldn't be asked, ``failing`` callbacks that failed, each by topic and group.
+    """
+
+    passes: int = 0
+    confirmed: int = 0
+    resent: int = 0
+    exhausted: int = 0
+    called_back: int = 0
+    callbacks_failed: int = 0
+    unreachable: dict[tuple[str, str], Trouble] = field(default_factory=dict)
+    failing: dict[tuple[str, str], Trouble] = field(default_factory=dict)
+    _met: dict[tuple[str, str], Trouble] = field(default_factory=dict)
+    _failed: dict[tuple[str, str], Trouble] = field(default_factory=dict)
+
+    def unreached(self, group: KnownGroup, error: str) -> None:
+        """A group couldn't be asked."""
+        key = group.topic, group.group
+        before = self.unreachable.get(key)
+        self._met[key] = Trouble(*key, 1 if before is None else before.passes + 1, error)
+
+    def callback_failed(self, group: KnownGroup, row: NewDelivery, callback: str, error: Exception) -> None:
+        """A callback has failed, and will be called again."""
+        self.callbacks_failed += 1
+        key = group.topic, group.group
+        before, first = self.failing.get(key), summary_of(error).partition("\n")[0]
+        passes = 1 if before is None else before.passes + 1
+        self._failed.setdefault(key, Trouble(*key, passes, first, callback, str(row.half_id)))
+
+    def passed(self) -> None:
+        """A pass has ended."""
+        self.passes += 1
+        self.unreachable, self._met = self._met, {}
+        self.failing, self._failed = self._failed, {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a worker reports, as JSON can hold it; troubles by the code of the rule that judges them."""
+        counts = ("passes", "confirmed", "resent", "exhausted", "called_back", "callbacks_failed")
+        return {name: getattr(self, name) for name in counts} | {
+            "delivery.unreachable": [_storable(each) for each in self.unreachable.values()],
+            "delivery.callback_failing": [_storable(each) for each in self.failing.values()],
+        }
+
+
+def _storable(trouble: Trouble) -> dict[str, Any]:
+    return {name: storable(value) if isinstance(value, str) else value for name, value in trouble._asdict().items()}
+
+
 def confirm_once(
     connection: Connection,
     settings: Settings,
@@ -100,27 +167,29 @@ def confirm_once(
     new_runner: NewRunner,
     compensations: Mapping[str, Compensation] = MappingProxyType({}),
     stopping: Callable[[], bool] = lambda: False,
+    report: ConfirmReport | None = None,
 ) -> Counts:
     """Ask what became of messages in these groups, write it down, call back, and send again what is lost.
 
     ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
     callbacks run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between batches.
-    A group that can't be asked is logged, and left to the next pass. Of ``compensations``, those are ordered that are
-    for what is parked.
+    A group that can't be asked is logged, and left to the next pass. ``report`` takes down what the pass came to. Of
+    ``compensations``, those are ordered that are for what is parked.
 
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
     """
-    counts, runners = Counts(), _CallbackRunners(new_runner)
+    counts, runners, report = Counts(), _CallbackRunners(new_runner), report or ConfirmReport()
     try:
         for group in groups:
             if stopping():
                 break
             inbox = inbox_of(group, connection, settings.schema)
             try:
-                confirmation = _Confirmation(connection, settings, group, inbox, callbacks, runners, stopping)
+                confirmation = _Confirmation(connection, settings, group, inbox, callbacks, runners, stopping, report)
                 confirmation.run()
             except InboxUnavailable as unavailable:
+                report.unreached(group, str(unavailable))
                 emit(InboxUnreachable(group=group.group, topic=group.topic, reason=str(unavailable)))
             finally:
                 inbox.close()
@@ -130,6 +199,7 @@ def confirm_once(
     for compensation in compensations.values():
         if compensation.when == "parked" and not stopping():
             compensate_parked(connection, settings, compensation)
+    report.passed()
     return counts
 
 
@@ -221,8 +291,10 @@ class _Confirmation:
         callbacks: Callbacks,
         runners: _CallbackRunners,
         stopping: Callable[[], bool],
+        report: ConfirmReport,
     ) -> None:
         self.counts = Counts()
+        self._report = report
         self._connection = connection
         self._settings = settings
         self._schema = settings.schema
@@ -382,18 +454,14 @@ class _Confirmation:
             error = run.error
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
+        named: dict[str, Any] = {"message_id": row.half_id, **self._pair, "callback": callback.name}
         if error is not None:
-            emit(
-                DeliveryCallbackFailed(
-                    message_id=row.half_id,
-                    topic=self._group.topic,
-                    group=self._group.group,
-                    callback=callback.name,
-                    error=error,
-                )
-            )
+            self._report.callback_failed(self._group, row, callback.name, error)
+            emit(DeliveryCallbackFailed(**named, error=error))
             return False
         if run.done:
+            self._report.called_back += 1
+            emit(CallbackReturned(**named))
             self._tell([row], [])
         # Not done, and no error: another worker was faster, the message is pruned, or this worker ends.
         return run.done or run.overtaken
@@ -402,7 +470,12 @@ class _Confirmation:
         topic, group = self._group.topic, self._group.group
         if resent:
             emit(MessageResent(message_ids=tuple(resent), topic=topic, group=group))
-        number = {status: sum(row.status == status for row in rows) for status in DeliveryStatus}
+        number = Counter(row.status for row in rows)
+        if rows and listeners.hooks:
+            emit(DeliveriesConfirmed(topic=topic, group=group, numbers=dict(number)))
+        self._report.confirmed += len(rows)
+        self._report.resent += len(resent)
+        self._report.exhausted += number[DeliveryStatus.RESEND_EXHAUSTED]
         for row in rows:
             if row.status == DeliveryStatus.RESEND_EXHAUSTED:
                 emit(ResendExhausted(message_id=row.half_id, topic=topic, group=group, reason=row.reason or ""))

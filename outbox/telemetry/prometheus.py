@@ -14,6 +14,9 @@ from typing import Any
 from outbox.errors import pip_install
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
+    CallbackReturned,
+    DeliveriesConfirmed,
+    DeliveryCallbackFailed,
     HalfChecked,
     MessageFailed,
     MessageParked,
@@ -53,6 +56,9 @@ OF_TOPICS = (
     GaugeOfStats("outbox_undecided_halves", "Half messages without a decision", "undecided"),
     GaugeOfStats("outbox_parked_halves", "Half messages over their checks, which need a human", "parked"),
     GaugeOfStats("outbox_scheduled_messages", "Messages that wait for their time", "scheduled"),
+    GaugeOfStats(
+        "outbox_exhausted_messages", "Messages that a known group lost, and that aren't sent again", "exhausted"
+    ),
 )
 OF_GROUPS = (
     GaugeOfStats("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
@@ -85,6 +91,18 @@ class Meter:
             "outbox_handle_seconds", "How long calls of a group's handler take", ("topic", "group"), **in_registry
         )
         self._checked = Counter("outbox_checked_total", "Answers of checkers", ("topic", "resolution"), **in_registry)
+        self._delivered = Counter(
+            "outbox_deliveries_total",
+            "What became known of messages in a known group, by their status",
+            ("topic", "group", "status"),
+            **in_registry,
+        )
+        self._called_back = Counter(
+            "outbox_delivery_callbacks_total",
+            "Calls of on_delivered and on_undeliverable, by what came of them: done, failed",
+            ("topic", "group", "outcome"),
+            **in_registry,
+        )
         self._pass_seconds = Histogram("outbox_pass_seconds", "How long a duty's passes take", ("duty",), **in_registry)
         self._pass_failures = Counter("outbox_pass_failures_total", "Passes that failed", ("duty",), **in_registry)
         of_topics, of_groups = ("topic",), ("group", "topic")
@@ -107,6 +125,13 @@ class Meter:
                 self._handled.labels(event.topic, event.group, event.code.partition(".")[2]).inc()
             case HalfChecked():
                 self._checked.labels(event.topic, event.resolution).inc()
+            case DeliveriesConfirmed():
+                for status, number in event.numbers.items():
+                    self._delivered.labels(event.topic, event.group, status).inc(number)
+            case CallbackReturned():
+                self._called_back.labels(event.topic, event.group, "done").inc()
+            case DeliveryCallbackFailed():
+                self._called_back.labels(event.topic, event.group, "failed").inc()
             case PassEnded():
                 self._pass_seconds.labels(event.duty).observe(event.seconds)
             case PassFailed():

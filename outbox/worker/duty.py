@@ -12,8 +12,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from outbox.database.engines import Pass
 from outbox.database.execute import kind_of
@@ -163,10 +164,11 @@ class Lane:
 class Duty:
     """A pass function, how it fares, and when it is due next.
 
-    ``longest_wait`` returns the seconds after which the duty runs although nothing woke it. ``after`` is
-    called when a pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is
-    ``eager`` goes on running for a while after its last work; another one only as long as its pass says that there is
-    more. ``due_at`` and ``not_before`` are monotonic times, and the lane's.
+    ``longest_wait`` returns the seconds after which the duty runs although nothing woke it. ``after`` is called when a
+    pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is ``eager``
+    goes on running for a while after its last work; another one only as long as its pass says that there is more.
+    ``facts`` returns what is reported of it beside its health, as JSON can hold it. ``due_at`` and ``not_before`` are
+    monotonic times, and the lane's.
     """
 
     def __init__(
@@ -179,8 +181,10 @@ class Duty:
         reconnect_cap: float,
         after: Callable[[], None] | None = None,
         eager: bool = True,
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.name = name
+        self.facts = facts
         self.health: Health = Health()
         self.longest_wait = longest_wait
         self.due_at: float = -_NEVER

@@ -7,9 +7,9 @@ import contextvars
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
@@ -22,7 +22,7 @@ from outbox.database.execute import execute
 from outbox.database.grants import Part
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
 from outbox.delivery.known_group import KnownGroup
-from outbox.delivery.once import confirm_once
+from outbox.delivery.once import ConfirmReport, confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
@@ -176,7 +176,7 @@ class Plan:
             self.needs[self._own, "consumer"].add("confirm")
         # A lane of its own: consumers may be slow to answer, and callbacks slow to return.
         lane = self._lane(name="confirm")
-        runners = Runners(self._own, self._stopping, self._context, self._named("confirm"))
+        runners, report = Runners(self._own, self._stopping, self._context, self._named("confirm")), ConfirmReport()
         self.ends.append(runners.end)
         one_pass = _alone(
             confirm_once,
@@ -186,9 +186,11 @@ class Plan:
             new_runner=runners,
             compensations=outbox.compensations,
             stopping=lane.ending,
+            report=report,
         )
         wake = partial(self._wake_consumers, self._own, None)
-        self._add("confirm", lane, one_pass, settings.confirm_interval, after=wake, eager=False)
+        every = settings.confirm_interval
+        self._add("confirm", lane, one_pass, every, after=wake, eager=False, facts=report.facts)
 
     def _plan_check(self, outbox: Outbox) -> None:
         settings = self.settings
@@ -295,11 +297,14 @@ class Plan:
         after: Callable[[], None] | None = None,
         eager: bool = True,
         reported: bool = True,
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> Duty:
         longest = wait if callable(wait) else lambda: wait
         cap = self.settings.reconnect_cap
         name = self._title + name
-        duty = Duty(name, one_pass, lane, longest_wait=longest, reconnect_cap=cap, after=after, eager=eager)
+        duty = Duty(
+            name, one_pass, lane, longest_wait=longest, reconnect_cap=cap, after=after, eager=eager, facts=facts
+        )
         if reported:
             self.duties.append(duty)
         return duty

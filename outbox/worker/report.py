@@ -79,7 +79,7 @@ class Facts:
 
     ``id`` is made at its start. ``handlers`` are what is registered: each has ``kind`` (consumer, checker,
     compensation, reconciliation), ``topic``, ``group``, ``name`` of the function, and ``options``. ``duties`` are by
-    name: ``last_success``, ``last_error`` (its first line) and ``failures`` in a row. Texts are `storable`.
+    name: ``last_success``, ``last_error`` (its first line), ``failures`` in a row, further facts. Texts are `storable`.
     """
 
     id: UUID
@@ -199,6 +199,7 @@ def health_of(duty: Duty) -> dict[str, Any]:
         "last_success": None if health.last_success is None else health.last_success.isoformat(),
         "last_error": None if health.last_error is None else storable(health.last_error).partition("\n")[0],
         "failures": health.failures,
+        **duty.facts(),
     }
 
 

@@ -74,6 +74,14 @@ class Post(Bench):
             **options,
         )
 
+    def with_resends(self, most: int) -> Settings:
+        """Return the settings with another number of resends."""
+        return replace(self.settings, confirm_resends=most)
+
+    def with_compression(self, above: int) -> Settings:
+        """Return the settings by which larger bodies are stored compressed."""
+        return replace(self.settings, compress_above=above)
+
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def lose(self, *ids: UUID, group: str = "g") -> None:

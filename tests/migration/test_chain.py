@@ -23,7 +23,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": ["producer_0001", "producer_0002", "producer_0003", "producer_0004", "producer_0005", "producer_0006"],
+    "producer": [f"producer_000{number}" for number in range(1, 8)],
     "consumer": ["consumer_0001", "consumer_0002", "consumer_0003", "consumer_0004"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}

@@ -27,6 +27,7 @@ NEW = [
     "producer_0004",
     "producer_0005",
     "producer_0006",
+    "producer_0007",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",

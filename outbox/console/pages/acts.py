@@ -20,7 +20,7 @@ from outbox.console.pages.view import PageView, View, of_each
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
 from outbox.operator.acts import ACTS, END, Act, act_named
-from outbox.operator.health.rules import HandlerRow
+from outbox.operator.health.workers import HandlerRow
 from outbox.operator.model import Actor, MessageView, Selector, Target
 from outbox.operator.operator import Operator
 from outbox.reader import option

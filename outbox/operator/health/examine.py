@@ -219,6 +219,8 @@ INSPECTIONS = (
     Inspection("dispatch", inspections.undispatched, "producer"),
     Inspection("missing halves", judging(sql.MISSING_HALVES, "half.missing"), "producer"),
     Inspection("unsent messages", judging(sql.UNSENT, "half.unsent"), "producer"),
+    Inspection("deliveries", judging(sql.EXHAUSTED, "delivery.exhausted"), "producer"),
+    Inspection("confirmed groups", inspections.confirming, "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("segments", inspections.all_segments, "producer"),

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sqlalchemy.exc import DBAPIError
@@ -23,7 +23,8 @@ from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
-from outbox.operator.health.rules import LIMIT, NotInspected, Severity, alive, at_most, done, merged
+from outbox.operator.health.rules import LIMIT, NotInspected, Severity, at_most
+from outbox.operator.health.workers import alive, done, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
 from outbox.prune.inbox import INBOX
 from outbox.prune.segments import PRODUCER, SegmentedSide, is_overdue, now_ms, segments
@@ -76,6 +77,39 @@ def workers(subject: Subject) -> Iterator[Diagnosis]:
                 yield subject.finding("duty.failing", details)
     if "producer" in subject.parts and not done(found, "dispatch"):
         yield subject.finding("duty.missing/dispatch", {"duty": "dispatch"})
+
+
+def confirming(subject: Subject) -> Iterator[Diagnosis]:
+    """Are the known groups asked, can they be, and do the producer's callbacks succeed?
+
+    Each worker tells what its own passes met; several meet the same, which is found once.
+    """
+    found, groups = subject.workers, subject.rows(sql.CONFIRMED_GROUPS, limit=LIMIT)
+    if not alive(found):
+        return
+    if not done(found, "confirm"):
+        for topic, group, forget in groups:
+            yield subject.finding(
+                "duty.missing/confirm", {"duty": "confirm", "topic": topic, "group": group}, forget=forget
+            )
+        return
+    longest = subject.thresholds.confirm * subject.settings.confirm_interval
+    met: dict[tuple[str, object, object], dict[str, Any]] = {}
+    for worker in found:
+        for duty, health in worker.row.duties.items() if worker.row.alive else ():
+            if duty != "confirm" and not duty.endswith(" confirm"):
+                continue
+            last = health.get("last_success")
+            since = worker.row.started_at if last is None else dt.datetime.fromisoformat(last)
+            age = (worker.row.seen_at - since).total_seconds() + worker.seconds
+            if age > longest and not health.get("failures"):
+                yield subject.finding("delivery.late", {"worker": worker.row.name, "age": age})
+            for code in ("delivery.unreachable", "delivery.callback_failing"):
+                for each in health.get(code, ()):
+                    earlier = met.setdefault((code, each["topic"], each["group"]), each)
+                    met[code, each["topic"], each["group"]] = max(earlier, each, key=itemgetter("passes"))
+    for (code, _, _), each in met.items():
+        yield from subject.judge([code], [each])
 
 
 def locks(subject: Subject) -> Iterator[Diagnosis]:

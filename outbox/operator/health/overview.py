@@ -21,8 +21,9 @@ from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
 from outbox.errors import SchemaError
 from outbox.operator.databases import OverDatabases
-from outbox.operator.health import inspections, rules, sql, stats
-from outbox.operator.health.rules import Diagnosis, HandlerRow, Severity, Subject, WorkerReport, WorkerRow
+from outbox.operator.health import inspections, rules, sql, stats, workers
+from outbox.operator.health.rules import Diagnosis, Severity, Subject
+from outbox.operator.health.workers import HandlerRow, WorkerReport, WorkerRow
 from outbox.text import database_address
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
 _RECENT = 10
 _SECONDS = 5.0
-_TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue")
+_TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue", "delivery.exhausted")
 _GROUP_RULES = ("message.parked", "retry.overdue", "group.lost")
 
 
@@ -103,6 +104,7 @@ class DatabaseHealth(Subject):
         yield from self.judge(_TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
         if "producer" in self.parts:
             yield from inspections.checks(self)
+            yield from inspections.confirming(self)
         yield from inspections.bulk_jobs(self)
         yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
         if "consumer" in self.parts:
@@ -150,7 +152,7 @@ def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
             return database if database in names else next(iter(names), None)
         reported = {
             handler.options.get("source")
-            for handler in rules.merged(reached[database].workers)
+            for handler in workers.merged(reached[database].workers)
             if (handler.kind, handler.topic, handler.group) == ("consumer", topic, group)
         }
         fitting = [name for name in names if database_address(reached[name].url) in reported]
@@ -189,10 +191,10 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
     recent = {name: each.recent for name, each in reached.items()}
     for group in topic.groups:
         each = reached[group.database]
-        if not group.lag or not rules.alive(each.workers):
+        if not group.lag or not workers.alive(each.workers):
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
-        if not rules.done(each.workers, f"consume {group.topic} of {group.group}"):
+        if not workers.done(each.workers, f"consume {group.topic} of {group.group}"):
             yield each.finding("group.unconsumed", details)
             continue
         values = stats.lag(recent, group.database, group.topic, group.group, source_of)
@@ -285,7 +287,7 @@ class System:
 
 def _reports_in(database: Database) -> list[WorkerReport]:
     with database.reading() as connection:
-        return rules.workers_in(connection, database)
+        return workers.workers_in(connection, database)
 
 
 def why_unreachable(error: BaseException) -> str:
@@ -362,7 +364,7 @@ class HealthViews(OverDatabases):
 
     def handlers(self) -> list[HandlerRow]:
         """Return what is registered on the living workers, by kind and topic."""
-        return [row for database in self.databases.values() for row in rules.merged(_reports_in(database))]
+        return [row for database in self.databases.values() for row in workers.merged(_reports_in(database))]
 
     def system(self) -> System:
         """Return what all of this runs on; a database that is away hides no other."""

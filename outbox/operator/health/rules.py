@@ -7,29 +7,25 @@ the overview judge them by the same rules. A rule is declared here once. The mod
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import enum
 import itertools
-import json
 import shlex
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from outbox.database.execute import execute
 from outbox.errors import pip_install
 from outbox.operator.health.sql import WORKERS
+from outbox.operator.health.workers import WorkerReport, reports
 from outbox.text import counted, duration
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
+    from sqlalchemy import URL
 
     from outbox.check.checker import Checker
     from outbox.database.execute import Row, Statement, Template
-    from outbox.operator.databases import Database
     from outbox.settings import Settings
 
 #: So many are counted; a number that has come to it means "at least".
@@ -49,16 +45,17 @@ class Thresholds:
     """From where on something is a finding, and how long a ``statement`` may take; durations are seconds.
 
     ``lock``: a lock of dispatch or of a group's queue held by one transaction for so long.
-    ``idle_transaction``, ``running_transaction``, ``prepared_transaction``: a transaction open for so long, while
-    idle, while it works, or prepared by two-phase commit. ``undispatched``: what waits so long for a worker that should
-    take it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals.
-    ``old``: a half that is so many times as old as all its checks should take. ``behind``: a group that has not read
-    what is older than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing``
-    samples. ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, what the producer lost.
-    ``reconciled``: no result of a reconciliation for so long. ``clock``: a clock so far off.
-    ``held_transactions``: a replication slot or standby that keeps what so many transactions left from being vacuumed;
-    ``held_wal``: bytes of WAL kept by a slot. ``connections``: how many more must be possible; None: what one more
-    worker needs.
+    ``idle_transaction``, ``running_transaction``, ``prepared_transaction``: a transaction open for so long, while idle,
+    while it works, or prepared by two-phase commit. ``undispatched``: what waits so long for a worker that should take
+    it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals. ``old``: a
+    half that is so many times as old as all its checks should take. ``behind``: a group that has not read what is older
+    than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing`` samples.
+    ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, what the producer lost.
+    ``unreachable``: a known group that can't be asked, or a callback that fails, for more passes than that.
+    ``confirm``: no pass has ended for so many of its intervals. ``reconciled``: no result of a reconciliation for so
+    long. ``clock``: a clock so far off. ``held_transactions``: a replication slot or standby that keeps what so many
+    transactions left from being vacuumed; ``held_wal``: bytes of WAL kept by a slot. ``connections``: how many more
+    must be possible; None: what one more worker needs.
     """
 
     lock: float = 60.0
@@ -74,6 +71,8 @@ class Thresholds:
     growing: int = 5
     worker_lost: float = 3600.0
     lost: float = 7 * 86400.0
+    unreachable: int = 1
+    confirm: float = 10.0
     reconciled: float = 2 * 86400.0
     clock: float = 5.0
     held_transactions: int = 1_000_000
@@ -205,6 +204,41 @@ RULES: Mapping[str, Rule] = {
         value="overdue",
         details="topic messages=overdue overdue=oldest_overdue",
         page="scheduled?topic",
+    ),
+    "delivery.exhausted": Rule(
+        "{messages:message of topic|messages of topic} {topic!r} {messages:=was|were} sent again as often as the "
+        "settings say, and {messages:=isn't|aren't} in the inbox of a known group; the first ({message_id}, in group "
+        "{group!r}) for {age:duration}.",
+        "see it: outbox messages show {message_id} {at}\n"
+        "find out why the inbox loses it; then send it again: outbox messages resend {message_id} --reason … {at}",
+        value="exhausted",
+        details="topic messages=exhausted age=oldest_exhausted message_id=exhausted_id group=exhausted_group",
+        page="messages?topic&status=resend_exhausted",
+    ),
+    "delivery.unreachable": Rule(
+        "Group {group!r} of topic {topic!r} can't be asked what became of its messages, for {passes:pass|passes} in a "
+        "row: {error}",
+        "see that its database or status service is there, and that its address and token are right",
+        value="passes",
+        over="unreachable",
+        details="topic group passes error",
+        page="handlers",
+    ),
+    "delivery.callback_failing": Rule(
+        "{callback} fails for messages of topic {topic!r} in group {group!r}, such as {message_id}, for {passes:pass|"
+        "passes} in a row: {error}",
+        "see the log of the worker, and mend what the error names\n"
+        "it is called again with each pass: outbox messages show {message_id} {at}",
+        value="passes",
+        over="unreachable",
+        details="topic group callback message_id passes error",
+        page="handlers",
+    ),
+    "delivery.late": Rule(
+        "Worker {worker} has not ended a pass that confirms deliveries for {age:duration}: a consumer doesn't answer, "
+        "or a callback hangs.",
+        "see the log of the worker; what hangs is cut off when it is stopped, and a pass goes on where that one was",
+        page="handlers",
     ),
     "prune.behind": Rule(
         "{halves:half|halves} decided {oldest:duration} ago at the earliest should have been deleted after the "
@@ -343,6 +377,13 @@ RULES: Mapping[str, Rule] = {
     ),
     "duty.missing/check": Rule(
         "No living worker checks undecided halves in database {database!r}.", _WORKER + " --roles check", page="halves"
+    ),
+    "duty.missing/confirm": Rule(
+        "No living worker asks what became of the messages of topic {topic!r} in group {group!r}, which is known in "
+        "database {database!r}.",
+        _WORKER + " --roles confirm" + _GONE,
+        Severity.NOTE,
+        page="handlers",
     ),
     "duty.missing/bulk": Rule(
         "{jobs:bulk job waits|bulk jobs wait} in database {database!r}, the oldest for {age:duration}: no living "
@@ -499,85 +540,6 @@ class _Sentences(string.Formatter):
         if format_spec.startswith("="):
             return one if value == 1 else several
         return counted(value, one, several)
-
-
-# --- the workers, each of which writes a row every few seconds (outbox/worker/report.py), and deletes it at its end ---
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker as it reported last; ``alive`` if that was within three of its reports. ``duties`` by name: health."""
-
-    database: str
-    id: UUID
-    name: str
-    version: str
-    roles: list[str]
-    started_at: dt.datetime
-    seen_at: dt.datetime
-    alive: bool
-    duties: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """What one worker reported last, ``seconds`` ago; ``handlers`` are as `outbox.worker.report` writes them."""
-
-    row: WorkerRow
-    handlers: list[dict[str, Any]]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerRow:
-    """What is registered for a topic on the living workers; ``kind``: consumer, checker, compensation, reconciliation.
-
-    ``workers`` are the names of those that have it.
-    """
-
-    database: str
-    kind: str
-    topic: str
-    name: str
-    group: str | None
-    options: dict[str, Any]
-    workers: list[str]
-
-
-def workers_in(connection: Connection, database: Database) -> list[WorkerReport]:
-    """Return what the workers of a database report."""
-    return reports(database.name, execute(connection, WORKERS(database.schema))[0])
-
-
-def reports(database: str, rows: Iterable[Row]) -> list[WorkerReport]:
-    """Return the rows of `sql.WORKERS`, which a database has."""
-    return [
-        WorkerReport(handlers=row.pop("handlers"), seconds=row.pop("seconds"), row=WorkerRow(database, **row))
-        for row in WORKERS.named(rows)
-    ]
-
-
-def merged(reports: Iterable[WorkerReport]) -> list[HandlerRow]:
-    """Return each handler once, with the living workers that have it; one that differs between them more than once."""
-    found: dict[str, HandlerRow] = {}
-    for worker in reports:
-        for handler in worker.handlers if worker.row.alive else ():
-            kind, topic, name, group = (handler.get(key) for key in ("kind", "topic", "name", "group"))
-            options = handler.get("options", {})
-            row = HandlerRow(worker.row.database, str(kind), str(topic), str(name), group, options, [])
-            found.setdefault(json.dumps(handler, sort_keys=True), row).workers.append(worker.row.name)
-    return sorted(found.values(), key=lambda row: (row.kind, row.topic, row.group or "", row.name))
-
-
-def alive(reports: Iterable[WorkerReport]) -> bool:
-    """Return whether any worker is alive."""
-    return any(worker.row.alive for worker in reports)
-
-
-def done(reports: Iterable[WorkerReport], duty: str) -> bool:
-    """Return whether any living worker has this duty."""
-    names = [name for worker in reports if worker.row.alive for name in worker.row.duties]
-    return any(name == duty or name.startswith(f"{duty} #") for name in names)
 
 
 # --- what is judged -----------------------------------------------------------------------------------------------

@@ -81,6 +81,27 @@ SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
  GROUP BY h.topic ORDER BY h.topic
 """)
 
+# What a group has after all, since an operator sent it again, has a newer delivery.
+#: Counts of messages that were given up in some known group, ``limit`` at most: a part of `TopicStats`.
+EXHAUSTED = Query("""
+-- topic exhausted oldest_exhausted exhausted_id exhausted_group
+SELECT topic, count(DISTINCT half_id), extract(epoch FROM clock_timestamp() - min(recorded_at))::float8,
+       (array_agg(half_id ORDER BY recorded_at))[1], (array_agg(consumer_group ORDER BY recorded_at))[1]
+  FROM (SELECT topic, half_id, consumer_group, recorded_at FROM {s}.delivery d
+         WHERE status = 'resend_exhausted'
+           AND NOT EXISTS (SELECT FROM {s}.delivery n WHERE n.half_id = d.half_id
+                              AND n.consumer_group = d.consumer_group AND n.number > d.number)
+         LIMIT %(limit)s) d
+ GROUP BY topic ORDER BY topic
+""")
+
+#: The groups that confirm passes have asked. Rows: ``(topic, group, SQL that forgets the group)``, at most ``limit``.
+CONFIRMED_GROUPS = Template("""
+SELECT DISTINCT topic, consumer_group,
+       format('DELETE FROM {s}.delivery_cursor WHERE topic = %%L AND consumer_group = %%L;', topic, consumer_group)
+  FROM {s}.delivery_cursor ORDER BY 1, 2 LIMIT %(limit)s
+""")
+
 #: The end of each queue. Rows: ``(topic, queue, last position)``.
 HEADS = Template("""
 SELECT t.name, q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = t.name AND m.queue = q), 0)

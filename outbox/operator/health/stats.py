@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 _IN_SAMPLE_OF_TOPIC = (
-    "messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled", "capped",
+    "messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled",
+    "exhausted", "capped",
 )  # fmt: skip
 _IN_SAMPLE_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
 
@@ -43,7 +44,8 @@ class TopicStats:
     since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
     far. ``undispatched``: committed, but not a message yet. ``scheduled``: committed for later, the next at
     ``next_due``; ``overdue`` of them should have been released, the first ``oldest_overdue`` seconds ago. ``messages``:
-    all there ever were.
+    all there ever were. ``exhausted``: sent again as often as the settings say, and still not in a group's inbox; the
+    first of them, ``exhausted_id``, in ``exhausted_group``, since ``oldest_exhausted`` seconds.
     """
 
     topic: str
@@ -61,6 +63,10 @@ class TopicStats:
     overdue: int = 0
     oldest_overdue: float | None = None
     messages: int = 0
+    exhausted: int = 0
+    oldest_exhausted: float | None = None
+    exhausted_id: UUID | None = None
+    exhausted_group: str | None = None
     capped: list[str] = field(default_factory=list)
 
 
@@ -114,10 +120,11 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
-            undecided, scheduled, heads = execute(
+            undecided, scheduled, exhausted, heads = execute(
                 connection,
                 sql.UNDECIDED(schema, limit=LIMIT),
                 sql.SCHEDULED(schema, undispatched=limits.undispatched, limit=LIMIT),
+                sql.EXHAUSTED(schema, limit=LIMIT),
                 sql.HEADS(schema),
             )
             for name, _, position in heads:
@@ -125,6 +132,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             counts = {
                 "undecided": sql.UNDECIDED.named(undecided),
                 "scheduled": sql.SCHEDULED.named(scheduled),
+                "exhausted": sql.EXHAUSTED.named(exhausted),
                 "undispatched": undispatched(connection, schema),
             }
             for row in itertools.chain(*counts.values()):

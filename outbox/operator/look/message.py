@@ -24,7 +24,7 @@ from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
-from outbox.operator.health.rules import HandlerRow, merged, workers_in
+from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import audit_row, audit_targets
 from outbox.operator.look.message_sql import PRODUCER_SIDE

@@ -23,6 +23,7 @@ from outbox.telemetry.events.messages import (
     SendRefused,
 )
 from outbox.telemetry.events.settling import (
+    CallbackReturned,
     CheckerHangs,
     CheckerMissing,
     CheckSkipped,
@@ -31,6 +32,7 @@ from outbox.telemetry.events.settling import (
     CompensationEnded,
     CompensationPostponed,
     CompensationsHeld,
+    DeliveriesConfirmed,
     DeliveryCallbackFailed,
     FencesChecked,
     HalfChecked,
@@ -67,6 +69,7 @@ __all__ = [
     "AfterCommitFailed",
     "BatchUndone",
     "BulkItemFailed",
+    "CallbackReturned",
     "CheckSkipped",
     "CheckTimedOut",
     "CheckerHangs",
@@ -76,6 +79,7 @@ __all__ = [
     "CompensationPostponed",
     "CompensationsHeld",
     "CrashFound",
+    "DeliveriesConfirmed",
     "DeliveryCallbackFailed",
     "EpochBegun",
     "FencesChecked",

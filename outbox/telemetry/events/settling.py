@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -186,6 +187,30 @@ class CompensationPostponed(_Compensated):
 
 
 # --- delivery --------------------------------------------------------------------------------------------------------
+
+
+@event("delivery.confirmed", "delivery", logging.DEBUG, "of topic %(topic)r, group %(group)r: %(numbers)s")
+class DeliveriesConfirmed(TelemetryEvent):
+    """It became known what became of so many messages in a group, by their status. Told only to hooks."""
+
+    topic: str
+    group: str
+    numbers: Mapping[str, int]
+
+
+@event(
+    "delivery.called_back",
+    "delivery",
+    logging.DEBUG,
+    "%(callback)s was called for message %(message_id)s of topic %(topic)r in group %(group)r",
+)
+class CallbackReturned(TelemetryEvent):
+    """What the producer does about a message's fate is done, and committed."""
+
+    message_id: UUID
+    topic: str
+    group: str
+    callback: str
 
 
 @event(
