@@ -23,6 +23,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── MessageNotFound                     no registered database knows this message
     ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── BulkJobNotFound                     no registered database has this bulk job
+    ├── RunNotFound                         no registered database has this run of a reconciliation, or its finding
     ├── BulkJobTooLarge                     more messages than one bulk job may have
     ├── DecisionError
     │   ├── HalfNotFound                    no half message has this id
@@ -218,6 +219,12 @@ class DatabaseUnreached(OutboxError):
 
 class BulkJobNotFound(OutboxError):
     """No registered database has this bulk job."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class RunNotFound(OutboxError):
+    """No registered database has this run of a reconciliation, or it found nothing of the message."""
 
     kind = ErrorKind.NOT_FOUND
 

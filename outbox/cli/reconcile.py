@@ -6,6 +6,7 @@ these over what an application says.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import importlib
 import importlib.util
@@ -15,22 +16,21 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from outbox.cli import options, output
-from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, find_url, opened
+from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, engine_of, find_url
 from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
 from outbox.reader import option, variable
-from outbox.reconcile import record
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 from outbox.settings import Settings
@@ -38,6 +38,7 @@ from outbox.text import described
 
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest
+    from outbox.reconcile.record.views import FindingRow, Reconciliations, Run
     from outbox.reconcile.rows import JobResult
 
 PRODUCER_VARIABLE = "OUTBOX_PRODUCER_URL"
@@ -342,16 +343,18 @@ class RecordOptions:
     )
     schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
 
-    @contextmanager
-    def opened(self) -> Iterator[tuple[Connection, str]]:
-        """Open the database in which runs are recorded; yield it with the schema."""
+    def opened(self) -> Reconciliations:
+        """Open the database in which runs are recorded; return what it has of them."""
+        from outbox.operator.databases import Databases, open_database  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.reconcile.record.views import Reconciliations  # noqa: PLC0415 - what the other commands needn't import
+
         url = _find_url(self.consumer, "--consumer", CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
         settings = Settings.from_env(schema=self.schema or None)
-        with opened(url, settings) as (connection, parts):
-            if "consumer" not in parts:
-                found = f"only the producer's tables are in {described(url, settings.schema)}"
-                raise Failure(f"{found}; name the consumer's database", Code.CONFIG)
-            yield connection, settings.schema
+        database = open_database(str(url.database), engine_of(url), settings)
+        if "consumer" not in database.parts:
+            found = f"only the producer's tables are in {described(url, settings.schema)}"
+            raise Failure(f"{found}; name the consumer's database", Code.CONFIG)
+        return Reconciliations(Databases([database]))
 
 
 @command(app, "runs")
@@ -370,9 +373,13 @@ def show_runs(
       running     or it died: it has no end
       an error    why it came to no result
     """
-    with where.opened() as (connection, schema):
-        rows = record.runs(connection, schema, topic, group, limit)
-    output.print_rows(rows, _RUNS, form)
+    from outbox.operator.look.paging import every  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.reconcile.record.views import Run, RunFilter  # noqa: PLC0415 - what the other commands needn't import
+
+    runs, criteria = where.opened(), RunFilter(topic=topic, group=group)
+    rows = list(every(lambda page: runs.runs(criteria, page), limit))
+    columns = "run=id topic group since=window_start until=window_end started=started_at took> repairs=applied schedule"
+    output.print_rows(rows, RowShape(Run, f"{columns} result", {"took": _took, "result": _result}), form)
 
 
 @command(app, "show")
@@ -381,52 +388,70 @@ def show_run(
     where: RecordOptions,
     limit: LimitOption = 50,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Go on after this finding.")] = 0,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only findings of this kind.")] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """Show one run, and its findings: what differed, and what was done about it.
+    """Show one run: differences by kind, sums, findings; what differed, and what was done about it.
 
     \b
     Example:
       outbox reconcile show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --limit 500
     """
-    run_id = options.as_id(run, "RUN")
-    with where.opened() as (connection, schema):
-        if not (found := next(iter(record.runs(connection, schema, run_id=run_id)), None)):
-            raise Failure(f"no run {run_id} is recorded here; see `outbox reconcile runs`", Code.NOT_FOUND)
-        findings = record.findings(connection, schema, run_id, after, limit)
-    following = findings[-1]["id"] if len(findings) == limit else None
-    read = {"counts", "plan", "error", "differences"}
-    facts = {"result": _result(found)} | {name: value for name, value in found.items() if name not in read}
-    facts |= (found["counts"] or {}) | {"plan": "; ".join((found["plan"] or {}).get("why", ()))}
+    from outbox.operator.look.paging import every  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.reconcile.record.views import FindingFilter  # noqa: PLC0415 - what the other commands needn't import
+
+    runs, run_id = where.opened(), options.as_id(run, "RUN")
+    found, criteria = runs.run(run_id), FindingFilter(kind=kind, after=after)
+    findings = list(every(lambda page: runs.findings(run_id, criteria, page), limit))
+    following = findings[-1].id if len(findings) == limit else None
+    if form is Output.JSON:
+        output.print_json({"run": found.run, "kinds": found.kinds, "findings": findings, "next": following})
+        return
+    read = {"counts", "plan", "error", "differences", "measures", "database"}
+    values = dataclasses.asdict(found.run)
+    facts = {"result": _result(found.run)} | {name: value for name, value in values.items() if name not in read}
+    facts |= (found.run.counts or {}) | {"plan": "; ".join((found.run.plan or {}).get("why", ()))}
+    output.print_table(output.facts_table("run", facts))
+    columns = "kind number> repair=action done> healed> refused> left> meaning"
+    output.print_table(output.rows_table(columns, found.kinds, "Differences by kind"))
+    if found.run.measures:
+        columns = "measure value key producer> rolled_back> consumer> in_flight> unexplained>"
+        output.print_table(output.rows_table(columns, _sums(found.run), "Sums", key=_key))
     columns = "number>=id message=message_id kind action result acted_at detail"
-    tables = (output.facts_table("run", facts), output.rows_table(columns, findings, "Findings", detail=_detail))
-    output.print_as(form, {"run": found, "findings": findings, "next": following}, *tables)
-    if following is not None and form is Output.TABLE:
+    output.print_table(output.rows_table(columns, findings, "Findings", detail=_detail))
+    if following is not None:
         say(f"there may be more: --after {following}")
 
 
-def _result(row: dict[str, Any]) -> str:
-    if row["error"]:
-        return str(row["error"])
-    if row["finished_at"] is None:
+def _sums(run: Run) -> list[dict[str, Any]]:
+    """Return the sums of a run: the totals, and the keys that don't add up."""
+    return [
+        {"measure": measure["name"], **row}
+        for measure in run.measures
+        for row in (*measure["totals"], *(each for each in measure["rows"] if Decimal(each["unexplained"])))
+    ]
+
+
+def _key(row: dict[str, Any]) -> str:
+    return ", ".join(row["key"])
+
+
+def _result(run: Run) -> str:
+    if run.error:
+        return run.error
+    if run.finished_at is None:
         return "running, or died"
-    return f"{row['differences']:,} differences" if row["differences"] else "in sync"
+    found = f"{run.differences:,} differences" if run.differences else ""
+    unexplained = [f"{each['name']} unexplained" for each in run.measures if not each["in_sync"]]
+    return "; ".join(filter(None, [found, *unexplained])) or "in sync"
 
 
-def _took(row: dict[str, Any]) -> str:
-    return output.age((row["finished_at"] - row["started_at"]).total_seconds()) if row["finished_at"] else ""
+def _took(run: Run) -> str:
+    return "" if run.seconds is None else output.age(run.seconds)
 
 
-_RUNS: RowShape[dict[str, Any]] = RowShape(
-    (*record.RUN, "differences"),
-    "run=id topic group since=window_start until=window_end started=started_at took> repairs=applied schedule result",
-    {"took": _took, "result": _result},
-    itemgetter("id"),
-)
-
-
-def _detail(row: dict[str, Any]) -> str:
-    details = (row["detail"] or {}).items()
+def _detail(row: FindingRow) -> str:
+    details = row.detail.items()
     return ", ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in details)
 
 

@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, lists, probes
+from outbox.console.api import acts, lists, probes, reconciliations
 from outbox.console.api.requests import PROBLEM_SCHEMA
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 Metrics = Literal["off", "authenticated", "open"]
 
 #: Fixed paths come before those that have an id at the same level.
-_API = (lists.router, acts.router, probes.document)
+_API = (lists.router, acts.router, reconciliations.router, probes.document)
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 #: What of a scope isn't the work of the application around the console.
 _OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",

@@ -33,6 +33,7 @@ from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS, DECLARATIONS
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
+from outbox.reconcile.record.views import Reconciliations
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -259,6 +260,12 @@ class RequestContext:
         if self.identity is not None and self.may(REVEAL):
             return everything
         return MaskedOperator(everything.databases, everything.redactor)
+
+    @property
+    def reconciliations(self) -> Reconciliations:
+        """What the sender can see of reconciliations; as `operator`."""
+        everything = self.console.source()
+        return Reconciliations(everything.databases, everything.redactor)
 
     @property
     def principal(self) -> Principal:

@@ -95,7 +95,7 @@ _COUNTED = {
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
     "producer": "check_history compensation delivery delivery_cursor half_error",
-    "consumer": "attempt_history reconciliation_run reconciliation_finding segment_hold",
+    "consumer": "attempt_history reconciliation_run reconciliation_finding reconciliation_order segment_hold",
 }
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
@@ -237,6 +237,7 @@ DUTIES = (
         consumer_offset="SELECT DELETE",
         reconciliation_run="SELECT DELETE",
         reconciliation_finding="SELECT DELETE",
+        reconciliation_order="SELECT DELETE",
     ),
     _duty("prune records", "consumer", _RECORDS),
     _duty("bulk", "consumer", _BULK, consumer_message="SELECT UPDATE"),

@@ -517,8 +517,30 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("applied", Boolean, nullable=False, server_default=text("false")),
             Column("schedule", _NAME),
             Column("plan", JSONB),
+            # The sums of the pair's measures, as the report has them: all totals, and keys that don't add up.
+            Column("measures", JSONB),
             # Serves "the last run of this pair".
             Index(None, "topic", "consumer_group", "started_at"),
+        ],
+        # A run that an operator has ordered of a worker's reconciliation, which is known by its name and its first
+        # pair. The worker that takes it writes of which job the runs are.
+        "reconciliation_order": [
+            Column("id", Uuid, primary_key=True),
+            Column("schedule", _NAME, nullable=False),
+            Column("topic", _NAME, nullable=False),
+            Column("consumer_group", _NAME, nullable=False),
+            Column("dry_run", Boolean, nullable=False),
+            Column("requested_by", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            Column("origin", JSONB),
+            Column("created_at", _TIME, nullable=False, server_default=_NOW),
+            Column("taken_at", _TIME),
+            Column("job_id", Uuid),
+            CheckConstraint("(taken_at IS NULL) = (job_id IS NULL)", name="taken"),
+            # Serves workers: what is to be done.
+            Index("ix_reconciliation_order_open", "created_at", postgresql_where=text("taken_at IS NULL")),
+            # Serves "who ordered this".
+            Index(None, "job_id"),
         ],
         "reconciliation_finding": [
             Column("id", BigInteger, Identity(always=True), primary_key=True),

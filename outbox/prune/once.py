@@ -119,7 +119,7 @@ def prune_consumer_once(
     offsets = _replaced(connection, schema, OFFSETS, sql.old_offsets(schema, **values), batch, stopping)
     attempts = sql.old_attempts(schema, retention=settings.record_retention, limit=batch)
     records = _delete_all(connection, attempts, batch, stopping)
-    for old_records in (sql.old_findings, sql.old_runs):
+    for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
         statement = old_records(schema, **values, retention=settings.record_retention)
         records += _delete_all(connection, statement, batch, stopping)
     deleted = prune_inbox(connection, source, settings, group, topic, stopping)

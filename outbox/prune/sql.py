@@ -167,6 +167,17 @@ DELETE FROM {s}.reconciliation_run
 RETURNING 1
 """)
 
+#: Delete what operators ordered of reconciliations ``retention`` seconds ago. Rows: one for each.
+old_orders: Template = Template("""
+DELETE FROM {s}.reconciliation_order
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM {s}.reconciliation_order
+        WHERE topic = %(topic)s AND consumer_group = %(group)s
+          AND created_at < clock_timestamp() - make_interval(secs => %(retention)s)
+        LIMIT %(limit)s))
+RETURNING 1
+""")
+
 #: Delete samples that are ``age`` seconds old. Rows: one for each.
 old_samples: Template = Template("""
 DELETE FROM {s}.stats_sample

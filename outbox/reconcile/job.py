@@ -54,6 +54,10 @@ class Repair(enum.StrEnum):
     CHECK = "check", "has it checked"
 
 
+#: What came of a repair: it was done, or nothing was left to do. All else is why it was refused.
+DONE, HEALED = "done", "healed"
+
+
 class Outcome(enum.IntEnum):
     """What comparing the two sides of one message comes to, what that means, and what can be done about it.
 
@@ -114,6 +118,41 @@ class Outcome(enum.IntEnum):
         """Return what is done about it under a policy."""
         return policy.get(self, self.repairs[0])
 
+    @property
+    def by_hand(self) -> str:
+        """What a human does about it, where no repair is."""
+        return _BY_HAND[self]
+
+    def mend(self, policy: Mapping[Outcome, Repair]) -> str:
+        """Return what mends it under a policy: an action with ``--apply``, or what a human does."""
+        action = self.repair(policy)
+        if action is not Repair.ALERT:
+            return f"--apply {action.does} ({self.label} = {action.value})"
+        others = (repair for repair in self.repairs if repair is not Repair.ALERT)
+        return "; ".join([self.by_hand, *(f"the policy {self.label} = {each.value} {each.does}" for each in others)])
+
+
+_BY_HAND: Mapping[Outcome, str] = {
+    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
+    "`outbox messages show ID` tells its story",
+    Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
+    Outcome.LOST: "undo its effect at the consumer, or do at the producer once more what it has forgotten",
+    Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
+    "then undo its effect at the consumer",
+    Outcome.DIGEST_MISMATCH: "find out what changed the body, and correct its effect at the consumer",
+    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out what took it away",
+    Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
+    Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
+    Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
+    Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
+    Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
+    Outcome.MISSING: "send it once more: `outbox messages resend ID`",
+    Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
+    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
+    Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
+    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
+    "`outbox half rollback ID` decides by hand",
+}
 
 #: The differences, gravest first.
 KINDS: tuple[Outcome, ...] = tuple(outcome for outcome in Outcome if outcome.differs)

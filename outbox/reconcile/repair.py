@@ -30,12 +30,10 @@ from outbox.message.model import Status
 from outbox.operator.acts import ACTS, STATES
 from outbox.operator.changes import ActRequest, ActRun, apply, lock, resend
 from outbox.operator.model import Target
-from outbox.reconcile.job import Job, Outcome, Pair, Repair
+from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Pair, Repair
 from outbox.reconcile.rows import Finding, InboxState, ProducerState, Repaired
 from outbox.text import summary_of
 
-DONE = "done"
-HEALED = "healed"
 BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
 
 #: How many messages an act is about at most.

@@ -27,7 +27,7 @@ from outbox.reconcile.pairing import Pairing, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
-from outbox.reconcile.rows import FINDING, JobResult, PairResult, Repaired, to_findings, to_uuids
+from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
 from outbox.reconcile.source import as_time, engine_of, snapshots_of
 from outbox.reconcile.sql import LAST_ID
 
@@ -118,7 +118,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
                 Pairing(run_id, job, pair, snapshots, engine, progress).compare()
                 for run_id, pair in zip(ids.runs, job.pairs, strict=True)
             ]
-            measures = []
+            measures: list[MeasureResult] = []
             if job.measures:
                 found = [
                     Compared(first.result.pair, in_transit(first.result.findings), first.rules.starts)
@@ -133,6 +133,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             _confirm(job, result, progress)
         for result in results:
             record.findings(result)
+            record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
         for result in results:
             record.end(result)
     return JobResult(as_time(snapshots.consumer.now), results, measures, time.monotonic() - began, policy=job.policy)

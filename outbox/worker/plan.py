@@ -33,7 +33,7 @@ from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Duty, Lane
 from outbox.worker.listener import Listener
-from outbox.worker.report import Reporter
+from outbox.worker.report import ReconciledPairs, Reporter
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -116,6 +116,7 @@ class Plan:
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
         self._upkeep: dict[WorkerDatabase, Lane] = {}
+        self._reconciled: list[ReconciledPairs] = []
         self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
         if producing:
             self._plan_producer(outbox)
@@ -131,7 +132,7 @@ class Plan:
         if "prune" in roles and self._own in self.parts:
             self._plan_prune("prune records", prune_records_once)
         if self.duties:
-            upkeep, reporter = self._upkeep_of(self._own), Reporter(outbox, self._roles, self.duties)
+            upkeep, reporter = self._upkeep_of(self._own), Reporter(outbox, self._roles, self.duties, self._reconciled)
             self.report = self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
             self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
@@ -253,6 +254,7 @@ class Plan:
         lane = self._lane(name="reconcile")
         self.parts[self._own].add("consumer")
         for reconciler in reconcilers(outbox, self._stopping):
+            self._reconciled.append((reconciler.declared.name, reconciler.pairs))
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
 
     def _plan_bulk(self, outbox: Outbox, *, producing: bool) -> None:

@@ -3,8 +3,8 @@
 No transaction or lock is held while it runs. The record keeps the other workers off: under a transaction-level lock a
 worker makes sure that no run has begun since the reconciliation was due, and writes that one begins.
 
-When it is due follows from its timetable, from how the last run ended, and from the database's clock; the hosts' clocks
-may differ. So APScheduler's `CronTrigger` only says which moment follows the last run.
+When it is due follows from its timetable, from how the last run ended, and from the database's clock
+(`outbox.reconcile.record.timetable`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from apscheduler.triggers.cron import CronTrigger
+from typing import TYPE_CHECKING, Any
 
 from outbox.database.execute import execute, lock_key
 from outbox.database.sql import try_lock
@@ -26,7 +24,7 @@ from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Interrupted, Job, Reconciliation
-from outbox.reconcile.record import last_scheduled
+from outbox.reconcile.record.timetable import LastRun, Timetable, last_scheduled
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     ReconciliationFailed,
@@ -47,57 +45,8 @@ logger: logging.Logger = logging.getLogger("outbox.worker")
 #: The longest and the shortest time (seconds) between two readings of the record.
 READ_EVERY = 60.0
 _READ_FIRST = 0.1
-#: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
-RETRY_AFTER = 600.0
-#: A run without an end counts as lost after so many seconds: its worker was killed.
-LOST_AFTER = 3600.0
-_MOMENT = dt.timedelta(microseconds=1)
 _SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PAIRS_NAMED = 3
-
-
-class LastRun(NamedTuple):
-    """The newest run of a reconciliation, by the clock of the database that has its record."""
-
-    now: dt.datetime
-    began: dt.datetime | None
-    ended: dt.datetime | None
-    running: bool | None
-    failed: bool | None
-
-
-class Timetable:
-    """Computes when a reconciliation is due again.
-
-    One that has never run is due at once, and one that was missed, however often, once.
-
-    Raises:
-        InvalidSettings: no such time zone, or fields of cron that can't be read.
-    """
-
-    def __init__(self, declared: Reconciliation) -> None:
-        self._seconds = declared.seconds
-        self._trigger = None
-        if declared.fields is not None:
-            try:
-                self._trigger = CronTrigger.from_crontab(declared.fields, timezone=declared.timezone)
-            except (ValueError, KeyError, OSError) as error:
-                raise declared.refused(f"{declared.fields!r} in time zone {declared.timezone!r}: {error}") from None
-
-    def due_in(self, last: LastRun) -> float:
-        """Return in how many seconds it is due; 0 or less if it is."""
-        if last.began is None:
-            return 0.0
-        if last.running or last.ended is None:
-            due = last.began + dt.timedelta(seconds=LOST_AFTER)
-        else:
-            due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
-            if self._trigger is not None:
-                following = self._trigger.get_next_fire_time(None, last.began + _MOMENT)
-                due = following or dt.datetime.max.replace(tzinfo=dt.UTC)
-            if last.failed:
-                due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
-        return (due - last.now).total_seconds()
 
 
 def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[Reconciler]:
@@ -155,16 +104,16 @@ class Reconciler:
     """One reconciliation of groups that consume from one database; its calls are the passes of a duty."""
 
     def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event) -> None:
-        self._declared = declared
+        self.declared: Reconciliation = declared
         self._values = values
         self._timetable = Timetable(declared)
         self._progress = _Stoppable(stopping)
         self._due_at = time.monotonic()
         # Refused now rather than at night.
         job = self._job(_SOME_TIME)
-        self._names = [pair.names for pair in job.pairs]
+        self.pairs: list[tuple[str, str]] = [pair.names for pair in job.pairs]
         self._schema = job.consumer.schema
-        self._key = lock_key("reconcile", self._schema, declared.name, *self._names[0])
+        self._key = lock_key("reconcile", self._schema, declared.name, *self.pairs[0])
         shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
         rest = f", and {more} more" if more > 0 else ""
         self.name: str = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
@@ -189,10 +138,10 @@ class Reconciler:
         try:
             return job_of(self._values, lambda _: now)
         except InvalidSettings as error:
-            raise self._declared.refused(str(error)) from None
+            raise self.declared.refused(str(error)) from None
 
     def _last(self, connection: Connection) -> LastRun:
-        return LastRun(*last_scheduled(connection, self._schema, self._declared.name, self._names))
+        return last_scheduled(connection, self._schema, self.declared.name, self.pairs)
 
     def _is_due(self, last: LastRun) -> bool:
         due_in = self._timetable.due_in(last)
@@ -208,7 +157,7 @@ class Reconciler:
             # Read again under the lock, by a statement that sees what earlier holders of the lock have committed.
             if not taken or not self._is_due(self._last(connection)):
                 return None
-            ids = RunIds.new(job, self._declared.name)
+            ids = RunIds.new(job, self.declared.name)
             execute(connection, *ids.begin(job))
         return ids
 
@@ -230,11 +179,11 @@ class Reconciler:
         reached = verdict(result)
         self._tell(ReconciliationFinished, reached.sentence, clean=not (reached.left or reached.measures))
         try:
-            if self._declared.report is not None:
-                self._declared.report(result)
+            if self.declared.report is not None:
+                self.declared.report(result)
         except Exception as error:  # it is the application's function
             self._tell(ReconciliationReportFailed, f"its report failed: {why_of(error, job)}", error=error)
         return True
 
     def _tell(self, kind: Callable[..., TelemetryEvent], sentence: str, **facts: Any) -> None:
-        emit(kind(duty=self.name, reconciliation=self._declared.name, sentence=sentence, **facts))
+        emit(kind(duty=self.name, reconciliation=self.declared.name, sentence=sentence, **facts))

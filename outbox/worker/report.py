@@ -73,6 +73,10 @@ SELECT stats::text, extract(epoch FROM clock_timestamp() - sampled_at)::float8
 _LEAVE = Template("DELETE FROM {s}.worker WHERE id = %s")
 
 
+#: The name of a reconciliation that a worker runs, and the topics and groups that it compares.
+ReconciledPairs = tuple[str, Sequence[tuple[str, str]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a worker reports of itself.
@@ -126,11 +130,14 @@ def _json(connection: Connection, value: object) -> str:
 class Reporter:
     """Reports one worker into the database of its `Outbox`; its calls are the passes of a duty.
 
-    ``duties`` are all that it does, also those that are added later.
+    ``duties`` are all that it does, also those that are added later; ``reconciled`` what its reconciliations compare.
     """
 
-    def __init__(self, outbox: Outbox, roles: Collection[str], duties: Sequence[Duty]) -> None:
+    def __init__(
+        self, outbox: Outbox, roles: Collection[str], duties: Sequence[Duty], reconciled: Collection[ReconciledPairs]
+    ) -> None:
         self._outbox = outbox
+        self._reconciled = reconciled
         self._settings = outbox.settings
         self._roles = sorted(roles)
         self._duties = duties
@@ -143,7 +150,9 @@ class Reporter:
         from outbox import __version__  # noqa: PLC0415 - the package itself
 
         duties = {duty.name: health_of(duty) for duty in self._duties}
-        facts = Facts(self._id, self._name, __version__, self._roles, handlers_of(self._outbox), duties)
+        facts = Facts(
+            self._id, self._name, __version__, self._roles, handlers_of(self._outbox, self._reconciled), duties
+        )
         counts = report_once(connection, self._settings, facts, self._sample)
         if listeners.hooks:
             self._tell_statistics(connection)
@@ -203,8 +212,11 @@ def health_of(duty: Duty) -> dict[str, Any]:
     }
 
 
-def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
-    """Return what is registered with an `Outbox`, as JSON can hold it."""
+def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) -> list[dict[str, Any]]:
+    """Return what is registered with an `Outbox`, as JSON can hold it.
+
+    A reconciliation that this worker runs also has its ``pairs``: one for each database that its groups consume from.
+    """
     handlers: list[dict[str, Any]] = []
 
     def add(kind: str, topic: str, name: str, group: str | None = None, **options: Any) -> None:
@@ -223,7 +235,8 @@ def handlers_of(outbox: Outbox) -> list[dict[str, Any]]:
         add("compensation", compensation.topic, storable(compensation.name), consumers=consumers)
     for declared in list(outbox.reconciliations.values()):
         options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
-        add("reconciliation", "", declared.name, **options)
+        for pairs in [pairs for name, pairs in reconciled if name == declared.name] or [()]:
+            add("reconciliation", "", declared.name, **options, pairs=pairs)
     return handlers
 
 

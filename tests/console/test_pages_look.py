@@ -30,6 +30,8 @@ PAGES = {
     "scheduled?recalled=yes": "Scheduled",
     "inbox": "Inbox",
     "bulk-jobs": "Bulk jobs",
+    "reconciliations": "Reconciliation",
+    "reconciliations?state=in_sync": "Reconciliation",
     "handlers": "Handlers",
     "audit": "Audit",
     "system": "System",

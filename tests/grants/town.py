@@ -35,6 +35,7 @@ from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.job import Access, Job, Pair, Window
+from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
 from outbox.worker.report import Facts, leave, report_once
@@ -400,6 +401,10 @@ def compare(town: Town) -> None:
 def look(town: Town) -> None:
     """Read all that the console shows."""
     (parked,) = town.parked()
+    town.consumer.run(
+        "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group)"
+        " VALUES (gen_random_uuid(), gen_random_uuid(), 't', 'g')"
+    )
     operator = town.operator(*PARTS)
     page = model.PageRequest()
     operator.messages(model.MessageFilter(), page)
@@ -415,6 +420,10 @@ def look(town: Town) -> None:
     operator.workers()
     operator.system()
     operator.locks()
+    reconciliations = Reconciliations(operator.databases)
+    reconciliations.schedules()
+    for run in reconciliations.runs(RunFilter(), page).items:
+        reconciliations.run(run.id)
 
 
 def order(part: Part) -> Callable[[Town], None]:

@@ -18,6 +18,7 @@ ANSWERS = {
     "AttributeError",
     "BlockingIOError",
     "BulkJobNotFound",
+    "RunNotFound",
     "Empty",
     "FileNotFoundError",
     "ImportError",

@@ -31,6 +31,7 @@ NEW = [
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",
+    "consumer_0005",
 ]
 # Those of the first revision.
 TABLES = [table for part in SEGMENTED.values() for table in part if table != "delivery"]

@@ -364,7 +364,9 @@ def test_runs_and_show(sides: Town) -> None:
     assert len({row["message_id"] for row in seen}) == 5
     assert {(row["kind"], row["action"], row["result"]) for row in seen} == {("missing", "resend", "done")}
     shown = run_cli("reconcile", "show", newest, "--limit", "2")
-    assert shown.out.count("resend") == 2
+    assert shown.out.count("resend") == 3  # of its kind, and of each finding
+    assert run_cli("reconcile", "show", newest, "--kind", "parked", "-o", "json").json["findings"] == []
+    assert "must be one of" in run_cli("reconcile", "show", newest, "--kind", "odd").err
     assert "every row is read" in shown.out
     assert "there may be more: --after" in shown.err
 

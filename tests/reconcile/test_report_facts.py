@@ -20,7 +20,6 @@ from outbox.reconcile.report import (
     first_findings,
     first_rows,
     kinds,
-    mend,
     sentence_of,
     shares,
     verdict,
@@ -101,7 +100,7 @@ def test_every_kind_is_explained(kind: Outcome) -> None:
     """Each kind has a meaning, a mend under every policy that is possible, and a sentence about what was seen."""
     assert kind.meaning
     for action in kind.repairs:
-        text = mend(kind, {kind: action})
+        text = kind.mend({kind: action})
         assert text.startswith("--apply ") == (action is not Repair.ALERT)
         others = [other for other in kind.repairs if other is not Repair.ALERT] if action is Repair.ALERT else [action]
         assert all(f"{kind.label} = {other.value}" in text for other in others)

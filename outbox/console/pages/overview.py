@@ -56,6 +56,7 @@ _TO_DO = {
     "handlers": "See the workers",
     "locks": "See who holds it",
     "bulk-jobs": "See the jobs",
+    "reconciliations": "See the runs",
     "system": "See the system",
 }
 #: What acts on that page heal; of all else the finding says what does.

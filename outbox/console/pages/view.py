@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, TypeVar
@@ -41,6 +42,7 @@ NAVIGATION = (
     ("scheduled", "Scheduled", "clock", "s"),
     ("inbox", "Inbox", "inbox", "i"),
     ("bulk-jobs", "Bulk jobs", "list", "p"),
+    ("reconciliations", "Reconciliation", "scales", "c"),
     ("handlers", "Handlers", "braces", "l"),
     ("audit", "Audit", "ledger", "a"),
     ("system", "System", "server", "y"),
@@ -106,6 +108,12 @@ _CHIPS = {
     "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
     "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
     "given_up": Chip("x", "bad", "failed", "it was tried, and given up"),
+    # A run of a reconciliation.
+    "in_sync": Chip("check", "good", "in sync", "no difference, and all sums add up"),
+    "different": Chip("alert", "bad", "different", "differences were found, or sums don't add up"),
+    "run_failed": Chip("x", "bad", "failed", "it came to no result"),
+    "unended": Chip("question", "warn", "no end", "it has had no end for over an hour: its process must have died"),
+    "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
     # A worker, a finding, a check.
     "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
     "silent": Chip("alert", "warn", "silent", "missed three of its reports"),
@@ -318,7 +326,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (day, iso, utc, ago, number, many, elapsed, short, text, sentence)
+    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence)
     environment.filters |= {each.__name__: each for each in filters}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
@@ -374,6 +382,11 @@ def number(value: float | None) -> str:
     if abs(value) >= 1:
         return f"{value:,.1f}"
     return f"{value:.3f}".rstrip("0") if abs(value) >= 0.001 else "< 0.001"
+
+
+def amount(digits: str) -> str:
+    """Return a decimal for people, with all of its digits: ``-1,234.50``."""
+    return f"{Decimal(digits):,f}"
 
 
 def elapsed(seconds: float | None) -> str:

@@ -334,19 +334,19 @@ RULES: Mapping[str, Rule] = {
     "reconciliation.failed": Rule(
         "The last reconciliation of topic {topic!r} with group {group!r} failed {age:duration} ago: {error}",
         "see: outbox reconcile runs {at}",
-        page="system?group&topic",
+        page="reconciliations?group&topic",
     ),
     "reconciliation.differences": Rule(
         "The last reconciliation of topic {topic!r} with group {group!r} found {differences:difference|differences} "
         "{age:duration} ago{repaired}; see: outbox reconcile runs",
         "see: outbox reconcile runs {at}",
-        page="system?group&topic",
+        page="reconciliations?group&topic",
     ),
     "reconciliation.overdue": Rule(
         "No reconciliation of topic {topic!r} with group {group!r} has come to a result {since}.",
         "see: outbox reconcile runs {at}\nrun a worker that declares it: " + _WORKER,
         Severity.NOTE,
-        page="system?group&topic",
+        page="reconciliations?group&topic",
     ),
     # --- workers -------------------------------------------------------------------------------------------------
     "worker.none": Rule(

@@ -12,11 +12,14 @@ from outbox.database.execute import Statement, execute, statement
 from outbox.message.model import uuid7
 from outbox.reader import plain
 from outbox.reconcile.job import Interrupted, Job, hidden
-from outbox.reconcile.rows import Finding, PairResult, Repaired, to_findings
+from outbox.reconcile.report import measure_as_json
+from outbox.reconcile.rows import Finding, MeasureResult, PairResult, Repaired, to_findings
 from outbox.reconcile.source import connected
 from outbox.text import summary_of
 
 _BATCH = 2_000
+#: Of so many keys of a measure its sums are kept; all totals are.
+_KEYS = 100
 
 _BEGIN = """
 INSERT INTO {s}.reconciliation_run (id, job_id, topic, consumer_group, window_start, window_end, schedule)
@@ -31,6 +34,8 @@ UPDATE {s}.reconciliation_run
    SET finished_at = clock_timestamp(), counts = %(counts)s::jsonb, plan = %(plan)s::jsonb
  WHERE id = %(id)s
 """
+
+_MEASURES = "UPDATE {s}.reconciliation_run SET measures = %(measures)s::jsonb WHERE id = %(id)s"
 
 _FAIL = "UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), error = %(error)s WHERE id = %(id)s"
 
@@ -101,6 +106,11 @@ class Record:
                 details=[json.dumps(detail_of(each)) for each in some],
                 actions=[each.outcome.repair(self._job.policy).value for each in some],
             )
+
+    def measures(self, run_id: UUID, found: Sequence[MeasureResult]) -> None:
+        """Write the sums of a pair's measures: all totals, and first of all the keys that don't add up."""
+        shown = [measure_as_json(each, _KEYS) for each in found]
+        self._write(_MEASURES, run_id, measures=json.dumps(shown))
 
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
         """Write what was done about differences."""

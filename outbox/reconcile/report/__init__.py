@@ -24,6 +24,7 @@
       faults[]                                  sentences about what couldn't be read
       totals[]    {key[], value, producer, rolled_back, consumer, in_flight, unexplained}
       rows[]      the same, for each key
+      rows_left_out
 
 The other forms show parts of the same: what it says of a kind of difference, of one finding, and in all.
 """
@@ -33,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
@@ -43,8 +44,7 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.reader import plain
-from outbox.reconcile.job import Outcome, Repair
-from outbox.reconcile.repair import DONE, HEALED
+from outbox.reconcile.job import DONE, HEALED, Outcome, Repair
 from outbox.reconcile.rows import (
     EXACT,
     Finding,
@@ -59,38 +59,6 @@ from outbox.reconcile.rows import (
     to_findings,
 )
 from outbox.text import counted, duration
-
-# What a human does about it, where no action is.
-_BY_HAND: Mapping[Outcome, str] = {
-    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
-    "`outbox messages show ID` tells its story",
-    Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
-    Outcome.LOST: "undo its effect at the consumer, or do at the producer once more what it has forgotten",
-    Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
-    "then undo its effect at the consumer",
-    Outcome.DIGEST_MISMATCH: "find out what changed the body, and correct its effect at the consumer",
-    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out what took it away",
-    Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
-    Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
-    Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
-    Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
-    Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
-    Outcome.MISSING: "send it once more: `outbox messages resend ID`",
-    Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
-    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
-    Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
-    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
-    "`outbox half rollback ID` decides by hand",
-}
-
-
-def mend(kind: Outcome, policy: Mapping[Outcome, Repair]) -> str:
-    """Return what mends a kind of difference under a policy: an action with ``--apply``, or what a human does."""
-    action = kind.repair(policy)
-    if action is not Repair.ALERT:
-        return f"--apply {action.does} ({kind.label} = {action.value})"
-    others = (repair for repair in kind.repairs if repair is not Repair.ALERT)
-    return "; ".join([_BY_HAND[kind], *(f"the policy {kind.label} = {each.value} {each.does}" for each in others)])
 
 
 def sentence_of(finding: Finding, now: dt.datetime) -> str:
@@ -203,7 +171,7 @@ def kinds(pair: PairResult, result: JobResult) -> list[KindSummary]:
     summaries = []
     for kind, number in pair.differences.items():
         done, healed = results[kind].pop(DONE, 0), results[kind].pop(HEALED, 0)
-        action, text = kind.repair(result.policy), mend(kind, result.policy)
+        action, text = kind.repair(result.policy), kind.mend(result.policy)
         summaries.append(KindSummary(kind, number, action, text, result.applied, done, healed, results[kind]))
     return summaries
 
@@ -353,7 +321,7 @@ def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
             "differences": reached.differences,
             "left": reached.left,
             "pairs": [_pair(pair) for pair in reports(result, limit)],
-            "measures": [_measure(measure) for measure in result.measures],
+            "measures": [measure_as_json(measure) for measure in result.measures],
         }
     )
     return value
@@ -393,10 +361,14 @@ def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:
     return {"id": id_, "kind": kind, "sentence": sentence_of(finding, now), "since": finding.since, **fields}
 
 
-def _measure(measure: MeasureResult) -> dict[str, Any]:
+def measure_as_json(measure: MeasureResult, limit: int | None = None) -> dict[str, Any]:
+    """Return a measure as a value of plain JSON types, with at most ``limit`` of its rows (`first_rows`)."""
     named = {name: getattr(measure, name) for name in ("name", "by", "in_sync", "faults")}
+    shown = list(measure.rows) if limit is None else first_rows(measure, limit)
     tables = {
         name: [dataclasses.asdict(row) | {"unexplained": row.unexplained} for row in rows]
-        for name, rows in (("totals", measure.totals), ("rows", measure.rows))
+        for name, rows in (("totals", measure.totals), ("rows", shown))
     }
-    return named | {"topic": measure.pair.topic, "group": measure.pair.group} | tables
+    pair = {"topic": measure.pair.topic, "group": measure.pair.group}
+    value: dict[str, Any] = plain(named | pair | tables | {"rows_left_out": len(measure.rows) - len(shown)})
+    return value

@@ -11,7 +11,10 @@ from sqlalchemy.orm import Session
 from outbox import Resolution, testing
 from outbox.message.model import Status
 from outbox.operator.model import Actor, InboxFilter, PageRequest, Selector, Target
-from tests.console.browser.town import CLERK, CREDIT, Town
+from outbox.reconcile.job import Access, Job, Pair, Window
+from outbox.reconcile.measure import Measure
+from outbox.reconcile.run import reconcile
+from tests.console.browser.town import CLERK, CREDIT, NOTE, Town
 from tests.kit import wait_until
 
 #: Whatever of this is taken for markup sets ``window.hacked``, or is asked for.
@@ -43,6 +46,7 @@ class Museum:
     parked_half: UUID
     done: UUID
     running: UUID
+    run: UUID
 
     def at(self, path: str) -> str:
         """Return a path with the ids that it names: ``messages/{parked}``."""
@@ -52,6 +56,7 @@ class Museum:
 def furnish(town: Town, console: str) -> Museum:
     """Do all that leaves something to look at."""
     operator = town.operator
+    town.bank_b.reconciliation(at="03:00", timezone="Europe/Berlin")
     town.bank_a.checker(LOAN, max_checks=1)(_undecided)
     consumed, *_ = transfers = [town.transfer(amount) for amount in ("10.00", "20.00", "30.00")]
     parked = [town.transfer("5.00", receiver) for receiver in ("BB-404", "BB-405", "BB-406")]
@@ -81,8 +86,20 @@ def furnish(town: Town, console: str) -> Museum:
     wait_until(operator.workers, "workers report")
     return Museum(
         town, console, consumed, parked[1], parked[0], hostile, failing, discarded, scheduled, half, parked_half,
-        rollback.id, slow.id,
+        rollback.id, slow.id, _reconciled(town),
     )  # fmt: skip
+
+
+def _reconciled(town: Town) -> UUID:
+    """Compare the notes with what their clerk did with them, and return the run."""
+    producer, consumer = (Access(engine.url.render_as_string(False), town.settings) for engine in (town.a, town.b))
+    sums = f"SELECT $q${HOSTILE}$q$ AS clerk, {{}} AS notes, {{}} AS weight"
+    measure = Measure(
+        "weighed", NOTE, CLERK, ("clerk",), ("notes", "weight"),
+        producer=sums.format(8, "1234567.10"), consumer=sums.format(8, "1234566.05"),
+    )  # fmt: skip
+    job = Job(producer, consumer, (Pair(NOTE, CLERK),), window=Window(grace=0.0), measures=(measure,))
+    return reconcile(job).pairs[0].run_id
 
 
 def _undecided(_: object) -> Resolution:

@@ -1,0 +1,89 @@
+"""When a reconciliation is due: by its timetable, by how its last run ended, and by the database's clock."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from apscheduler.triggers.cron import CronTrigger
+
+from outbox.database.execute import execute, statement
+from outbox.database.sql import plan_by_index
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.reconcile.job import Reconciliation
+
+#: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
+RETRY_AFTER = 600.0
+#: A run without an end counts as lost after so many seconds: its worker was killed.
+LOST_AFTER = 3600.0
+_MOMENT = dt.timedelta(microseconds=1)
+
+# The runs of the newest job of the schedule, found pair by pair at the end of an index.
+_LAST_SCHEDULED = """
+WITH run AS MATERIALIZED (
+    SELECT r.* FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS p (topic, consumer_group)
+     CROSS JOIN LATERAL (SELECT job_id, started_at, finished_at, error FROM {s}.reconciliation_run r
+                          WHERE r.topic = p.topic AND r.consumer_group = p.consumer_group
+                            AND r.schedule = %(schedule)s
+                          ORDER BY r.started_at DESC LIMIT 1) r
+)
+SELECT clock_timestamp(), min(started_at), max(finished_at), bool_or(finished_at IS NULL), bool_or(error IS NOT NULL)
+  FROM run WHERE job_id = (SELECT job_id FROM run ORDER BY started_at DESC LIMIT 1)
+"""
+
+
+class LastRun(NamedTuple):
+    """The newest run of a reconciliation, by the clock of the database that has its record."""
+
+    now: dt.datetime
+    began: dt.datetime | None
+    ended: dt.datetime | None
+    running: bool | None
+    failed: bool | None
+
+
+def last_scheduled(connection: Connection, schema: str, schedule: str, pairs: Sequence[tuple[str, str]]) -> LastRun:
+    """Return how the newest job of a schedule on pairs (topic, group) fares; all but the time is None without one."""
+    topics, groups = map(list, zip(*pairs, strict=True))
+    values = {"topics": topics, "groups": groups, "schedule": schedule}
+    _, (row,) = execute(connection, plan_by_index(), statement(schema, _LAST_SCHEDULED, values))
+    return LastRun(*row)
+
+
+class Timetable:
+    """Computes when a reconciliation is due again.
+
+    One that has never run is due at once, and one that was missed, however often, once. The hosts' clocks may differ,
+    so APScheduler's `CronTrigger` only says which moment follows the last run.
+
+    Raises:
+        InvalidSettings: no such time zone, or fields of cron that can't be read.
+    """
+
+    def __init__(self, declared: Reconciliation) -> None:
+        self._seconds = declared.seconds
+        self._trigger = None
+        if declared.fields is not None:
+            try:
+                self._trigger = CronTrigger.from_crontab(declared.fields, timezone=declared.timezone)
+            except (ValueError, KeyError, OSError) as error:
+                raise declared.refused(f"{declared.fields!r} in time zone {declared.timezone!r}: {error}") from None
+
+    def due_in(self, last: LastRun) -> float:
+        """Return in how many seconds it is due; 0 or less if it is."""
+        if last.began is None:
+            return 0.0
+        if last.running or last.ended is None:
+            due = last.began + dt.timedelta(seconds=LOST_AFTER)
+        else:
+            due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
+            if self._trigger is not None:
+                following = self._trigger.get_next_fire_time(None, last.began + _MOMENT)
+                due = following or dt.datetime.max.replace(tzinfo=dt.UTC)
+            if last.failed:
+                due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
+        return (due - last.now).total_seconds()

@@ -1,0 +1,420 @@
+"""What operators see of reconciliations: runs, their findings and sums, one finding with both sides, timetables.
+
+Commands, endpoints and pages show it as it is. Nothing here needs a library of the extra: a process that only shows
+what was found compares nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from outbox.database.execute import execute
+from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, RunNotFound
+from outbox.operator.databases import Database, Databases, OverDatabases, Query, is_away
+from outbox.operator.health.workers import HandlerRow, merged, workers_in
+from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
+from outbox.operator.look.redact import MASK, Redactor
+from outbox.operator.model import LONGEST, Page, PageRequest
+from outbox.reader import option
+from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
+from outbox.reconcile.record.timetable import LOST_AFTER, Timetable, last_scheduled
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_LABELS = [kind.label for kind in KINDS]
+
+
+class RunState(enum.StrEnum):
+    """How a run went; ``unended``: it has had no end for so long that its process must have died."""
+
+    RUNNING = "running"
+    UNENDED = "unended"
+    FAILED = "failed"
+    DIFFERENT = "different"
+    IN_SYNC = "in_sync"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs; what isn't given fits all."""
+
+    database: str | None = option(None, "Only of this database.", most=LONGEST, metavar="NAME")
+    topic: str | None = option(None, "Only this topic.", most=LONGEST)
+    group: str | None = option(None, "Only this group.", most=LONGEST, metavar="NAME")
+    schedule: str | None = option(None, "Only runs by this timetable.", most=LONGEST, metavar="NAME")
+    state: RunState | None = option(None, "Only runs of this state.")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A pair of topic and group, compared; the runs of one job have its ``job_id``.
+
+    ``counts`` are by outcome, ``differences`` is how many of them are differences: None before there is a result.
+    ``applied``: the run itself repaired. ``measures`` are the sums of business tables, as the JSON report has them; a
+    list of runs has only their totals. ``plan`` says how it was compared, and why so. ``seconds`` is how long it took.
+    ``ordered_by`` is the operator who ordered the run, ``schedule`` the timetable by which it began.
+    """
+
+    database: str
+    id: UUID
+    job_id: UUID
+    topic: str
+    group: str
+    state: str
+    window_start: dt.datetime | None
+    window_end: dt.datetime | None
+    started_at: dt.datetime
+    finished_at: dt.datetime | None
+    seconds: float | None
+    applied: bool
+    counts: dict[str, int] | None
+    differences: int | None
+    measures: list[dict[str, Any]]
+    plan: dict[str, Any] | None
+    error: str | None
+    schedule: str | None
+    ordered_by: str | None
+
+    @property
+    def kinds(self) -> dict[Outcome, int]:
+        """How many differences there are of each kind, gravest first."""
+        counts = self.counts or {}
+        return {kind: counts[kind.label] for kind in KINDS if counts.get(kind.label)}
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfRun:
+    """The differences of one kind in a run: what they mean, what is to be done about them, and what became of that.
+
+    ``action`` is the repair that the policy of the run has for them, and ``does`` what that does to a message;
+    ``repairs`` are those that there are. ``refused`` were tried in vain, ``why`` says so of one of them. ``left`` are
+    neither repaired nor healed. ``by_hand`` is what a human does.
+    """
+
+    kind: str
+    meaning: str
+    number: int
+    action: str
+    does: str
+    repairs: list[str]
+    done: int
+    healed: int
+    refused: int
+    why: str | None
+    left: int
+    by_hand: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run, and its differences by kind, gravest first."""
+
+    run: Run
+    kinds: list[KindOfRun]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingFilter:
+    """Which findings of a run."""
+
+    kind: str | None = option(None, f"Only of this kind: {', '.join(_LABELS)}.", most=LONGEST, metavar="KIND")
+    left: bool = option(False, "Only what is neither repaired nor healed.")
+    after: int = option(0, "Only findings behind the one of this number.", least=0, most=2**63 - 1, metavar="N")
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """A difference; ``detail`` is what either side said of the message, without what it didn't say.
+
+    ``id`` is its number. ``action`` is what the policy of the run does about it, ``result`` what came of that: None as
+    long as it wasn't tried.
+    """
+
+    id: int
+    message_id: UUID
+    kind: str
+    detail: dict[str, Any]
+    action: str
+    result: str | None
+    acted_at: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """A difference with both sides as they were found: ``producer`` and ``consumer`` have the names of ``detail``.
+
+    ``meaning`` says what its kind is, ``by_hand`` what a human does about it, ``repairs`` what can be done, and what
+    each does.
+    """
+
+    run: Run
+    finding: FindingRow
+    producer: dict[str, Any]
+    consumer: dict[str, Any]
+    meaning: str
+    by_hand: str
+    repairs: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A reconciliation that workers have declared, by its timetable.
+
+    ``pairs`` are the topics and groups that it compares: none where no living worker with the role ``reconcile`` has
+    it. ``next_at`` is when it is due, None where that isn't known. ``last`` are the runs of its newest job.
+    """
+
+    database: str
+    name: str
+    cron: str | None
+    every: float | None
+    timezone: str
+    pairs: list[tuple[str, str]]
+    workers: list[str]
+    last: list[Run]
+    next_at: dt.datetime | None
+
+
+_OUTCOMES = {kind.label: kind for kind in KINDS}
+#: What of a finding the producer said, and what the consumer.
+_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "producer_digest")
+_CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects", "consumer_digest")
+
+_NEWEST: SortOrder[Run] = SortOrder(key=lambda run: (run.started_at, run.id), shape=(dt.datetime, UUID))
+_BY_NUMBER: SortOrder[FindingRow] = SortOrder(key=lambda row: (row.id,), shape=(int,), newest_first=False)
+
+_ROWS = """
+-- id job_id topic group state window_start window_end started_at finished_at seconds applied counts:json differences \
+measures:json plan:json error schedule ordered_by
+SELECT id, job_id, topic, consumer_group, state, window_start, window_end, started_at, finished_at,
+       extract(epoch FROM finished_at - started_at)::float8, applied, counts::text, differences, {measures}::text,
+       plan::text, error, schedule,
+       (SELECT o.requested_by FROM {{s}}.reconciliation_order o WHERE o.job_id = r.job_id LIMIT 1)
+  FROM (SELECT n.*, d.differences,
+               CASE WHEN n.finished_at IS NULL AND n.started_at < clock_timestamp() - make_interval(secs => {lost})
+                    THEN 'unended'
+                    WHEN n.finished_at IS NULL THEN 'running'
+                    WHEN n.error IS NOT NULL THEN 'failed'
+                    WHEN d.differences > 0 OR n.measures @> '[{{"in_sync": false}}]' THEN 'different'
+                    ELSE 'in_sync' END AS state
+          FROM {{s}}.reconciliation_run n
+         CROSS JOIN LATERAL (SELECT CASE WHEN n.counts IS NOT NULL THEN coalesce(sum(value::int8), 0)::int8 END
+                               FROM jsonb_each_text(n.counts) WHERE key = ANY (%(kinds)s::text[])) d (differences)) r"""
+_TOTALS = "(SELECT jsonb_agg(m - 'rows') FROM jsonb_array_elements(measures) m)"
+
+_RUNS = Query(f"""{_ROWS.format(measures=_TOTALS, lost=LOST_AFTER)}
+ WHERE (%(topic)s::text IS NULL OR topic = %(topic)s) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
+   AND (%(schedule)s::text IS NULL OR schedule = %(schedule)s) AND (%(state)s::text IS NULL OR state = %(state)s)
+   AND (%(at)s::timestamptz IS NULL OR (started_at, id) < (%(at)s::timestamptz, %(after)s::uuid))
+ ORDER BY started_at DESC, id DESC LIMIT %(limit)s
+""")
+
+_RUN = Query(f"{_ROWS.format(measures='measures', lost=LOST_AFTER)}\n WHERE id = %(id)s")
+
+_NEWEST_JOB = Query(f"""{_ROWS.format(measures=_TOTALS, lost=LOST_AFTER)}
+ WHERE job_id = (SELECT job_id FROM {{s}}.reconciliation_run WHERE schedule = %(schedule)s
+                    AND (topic, consumer_group) = ANY (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
+                  ORDER BY started_at DESC LIMIT 1)
+ ORDER BY topic, consumer_group
+""")
+
+#: What nothing is left to do about.
+SETTLED = f"result IN ('{DONE}', '{HEALED}')"
+
+_BY_KIND = Query(f"""
+-- kind action number done healed refused why
+SELECT kind, coalesce(action, 'alert'), count(*), count(*) FILTER (WHERE result = '{DONE}'),
+       count(*) FILTER (WHERE result = '{HEALED}'), count(*) FILTER (WHERE NOT {SETTLED}),
+       min(result) FILTER (WHERE NOT {SETTLED})
+  FROM {{s}}.reconciliation_finding WHERE run_id = %(run)s
+ GROUP BY 1, 2
+""")
+
+_COLUMNS = """
+-- id message_id kind detail:json action result acted_at
+SELECT id, message_id, kind, coalesce(detail, jsonb_build_object())::text, coalesce(action, 'alert'), result, acted_at
+  FROM {s}.reconciliation_finding
+ WHERE run_id = %(run)s AND message_id IS NOT NULL"""
+
+_FINDINGS = Query(f"""{_COLUMNS} AND id > %(after)s
+   AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+   AND (NOT %(left)s OR {SETTLED} IS NOT TRUE)
+ ORDER BY id LIMIT %(limit)s
+""")
+
+_FINDING = Query(f"{_COLUMNS} AND message_id = %(message)s LIMIT 1")
+
+
+class Reconciliations(OverDatabases):
+    """What an operator sees of reconciliations, in the consumers' databases; ``redactor`` masks the keys of sums.
+
+    Raises (all of its methods):
+        InvalidRequest: a filter or token that isn't one.
+        UnknownDatabase: no database of the name that a filter names.
+        sqlalchemy.exc.DBAPIError: a database can't be reached, or a statement took too long.
+    """
+
+    def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
+        super().__init__(databases)
+        self.redactor: Redactor = redactor or Redactor()
+
+    def runs(self, criteria: RunFilter, page: PageRequest) -> Page[Run]:
+        """Return a page of the runs that fit, the newest first."""
+
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[Run]:
+            at, run_id = after or (None, None)
+            values: dict[str, Any] = {"topic": criteria.topic, "group": criteria.group, "schedule": criteria.schedule}
+            values |= {"state": criteria.state, "at": at, "after": run_id, "limit": limit}
+            return Part(self._read_runs(connection, database, _RUNS, **values))
+
+        databases = self.databases.having("consumer", checked(criteria).database)
+        return page_of(databases, ("runs", criteria), page, _NEWEST, read, self.databases.away_for(criteria.database))
+
+    def run(self, run_id: UUID) -> RunView:
+        """Return a run, and its differences by kind.
+
+        Raises:
+            RunNotFound: no registered database has it.
+            DatabaseUnreached: none of those that can be reached has it.
+        """
+        database, run = self._find(run_id)
+        with database.reading() as connection:
+            rows = _BY_KIND.read(connection, database.schema, run=run_id)
+        found = [_kind_of_run(_OUTCOMES[row.pop("kind")], **row) for row in rows if row["kind"] in _OUTCOMES]
+        found.sort(key=lambda each: _LABELS.index(each.kind))
+        return RunView(run, found)
+
+    def findings(self, run_id: UUID, criteria: FindingFilter, page: PageRequest) -> Page[FindingRow]:
+        """Return a page of the findings of a run that fit, in their order.
+
+        Raises:
+            RunNotFound: no registered database has the run.
+            InvalidRequest: no such kind.
+        """
+        if checked(criteria).kind not in {None, *_LABELS}:
+            raise InvalidRequest(f"kind {criteria.kind!r} must be one of: {', '.join(_LABELS)}", field="kind")
+        database, _ = self._find(run_id)
+
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[FindingRow]:
+            behind = after[0] if after else criteria.after
+            values: dict[str, Any] = {"run": run_id, "kind": criteria.kind, "left": criteria.left, "after": behind}
+            rows = _FINDINGS.read(connection, database.schema, **values, limit=limit)
+            return Part([FindingRow(**row) for row in rows])
+
+        return page_of([database], ("findings", run_id, criteria), page, _BY_NUMBER, read)
+
+    def finding(self, run_id: UUID, message_id: UUID) -> FindingView:
+        """Return what a run found of a message, with both sides as they were.
+
+        Raises:
+            RunNotFound: there is no such run, or it found nothing of the message.
+        """
+        database, run = self._find(run_id)
+        with database.reading() as connection:
+            rows = _FINDING.read(connection, database.schema, run=run_id, message=message_id)
+        if not rows or rows[0]["kind"] not in _OUTCOMES:
+            raise RunNotFound(f"run {run_id} found no difference in message {message_id}, or it was pruned")
+        row = FindingRow(**rows[0])
+        kind = _OUTCOMES[row.kind]
+        producer, consumer = ({name: _fact(row, name) for name in names} for names in (_PRODUCER, _CONSUMER))
+        repairs = {each.value: each.does for each in kind.repairs if each is not Repair.ALERT}
+        return FindingView(run, row, producer, consumer, kind.meaning, kind.by_hand, repairs)
+
+    def schedules(self) -> list[Schedule]:
+        """Return the reconciliations that living workers have declared, by database and name.
+
+        Raises:
+            DatabaseUnreached: a database can't be reached.
+        """
+        if self.databases.away:
+            raise DatabaseUnreached(list(self.databases.away))
+        found: list[Schedule] = []
+        for database in self.databases.having("consumer"):
+            with database.reading() as connection:
+                declared = _with_pairs(merged(workers_in(connection, database)))
+                found += [self._schedule(connection, database, row) for row in declared]
+        return found
+
+    def _schedule(self, connection: Connection, database: Database, row: HandlerRow) -> Schedule:
+        cron, every = row.options.get("cron"), row.options.get("every")
+        zone, pairs = str(row.options.get("timezone", "UTC")), [tuple(pair) for pair in row.options.get("pairs", ())]
+        schedule = Schedule(database.name, row.name, cron, every, zone, pairs, row.workers, [], None)
+        if not pairs:
+            return schedule
+        topics, groups = map(list, zip(*pairs, strict=True))
+        values = {"schedule": row.name, "topics": topics, "groups": groups}
+        runs = self._read_runs(connection, database, _NEWEST_JOB, **values)
+        last = last_scheduled(connection, database.schema, row.name, pairs)
+        try:
+            due_in = Timetable(Reconciliation(row.name, cron=cron, every=every, timezone=zone)).due_in(last)
+        except InvalidSettings:  # a worker of another version
+            return replace(schedule, last=runs)
+        return replace(schedule, last=runs, next_at=last.now + dt.timedelta(seconds=max(0.0, due_in)))
+
+    def _find(self, run_id: UUID) -> tuple[Database, Run]:
+        unreached = list(self.databases.away)
+        for database in self.databases.having("consumer"):
+            try:
+                with database.reading() as connection:
+                    for run in self._read_runs(connection, database, _RUN, id=run_id):
+                        return database, run
+            except SQLAlchemyError as error:
+                if not is_away(error):
+                    raise
+                unreached.append(database.name)
+        if unreached:
+            raise DatabaseUnreached(unreached)
+        raise RunNotFound(f"no registered database ({', '.join(self.databases)}) has run {run_id}, or it was pruned")
+
+    def _read_runs(self, connection: Connection, database: Database, query: Query, **values: object) -> list[Run]:
+        (rows,) = execute(connection, query(database.schema, kinds=_LABELS, **values))
+        runs = [Run(database=database.name, **row | {"measures": row["measures"] or []}) for row in query.named(rows)]
+        return [replace(run, measures=[self._masked(each) for each in run.measures]) for run in runs]
+
+    def _masked(self, measure: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a measure with the parts of its keys masked that stand under telling names, as in bodies."""
+        names = list(measure.get("by", ()))
+
+        def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+            key = [self.redactor.document({name: part})[name] if self.redactor.display != "hidden" else MASK
+                   for name, part in zip(names, row["key"], strict=False)]  # fmt: skip
+            return {**row, "key": key}
+
+        return {**measure, "rows": [shown(row) for row in measure.get("rows", ())]}
+
+
+def _fact(row: FindingRow, name: str) -> Any:
+    value: Any = row.detail.get(name)
+    is_time = name in {"at", "received_at", "changed_at"} and isinstance(value, str)
+    return dt.datetime.fromisoformat(value) if is_time else value
+
+
+def _kind_of_run(kind: Outcome, *, action: str, **counts: Any) -> KindOfRun:
+    repairs = [each.value for each in kind.repairs if each is not Repair.ALERT]
+    does = Repair(action).does if action in set(Repair) else action
+    return KindOfRun(
+        kind=kind.label,
+        meaning=kind.meaning,
+        by_hand=kind.by_hand,
+        action=action,
+        does=does,
+        repairs=repairs,
+        left=counts["number"] - counts["done"] - counts["healed"],
+        **counts,
+    )
+
+
+def _with_pairs(handlers: Iterable[HandlerRow]) -> list[HandlerRow]:
+    """Return the reconciliations that say what they compare; one of a name that none says it of, once."""
+    rows = [row for row in handlers if row.kind == "reconciliation"]
+    saying = {row.name for row in rows if row.options.get("pairs")}
+    first = {row.name: row for row in reversed(rows) if row.name not in saying}
+    return sorted([row for row in rows if row.options.get("pairs")] + list(first.values()), key=lambda row: row.name)
