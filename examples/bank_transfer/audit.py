@@ -1,8 +1,8 @@
 """The proof: every transfer left one account, arrived in another, once, and not a cent is missing.
 
 The audit trusts no other module. It compares the transfers of bank A with the credits of bank B one by one, every
-balance with the movements of its account, the decisions on half messages and reservations with what was debited, and
-the sum of all money with that before the first transfer.
+balance with the movements of its account, the state of each transfer with both ledgers, the decisions on half messages
+and reservations with what was debited, and the sum of all money with that before the first transfer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Uuid, any_, func, literal, select
 
-from . import bank_a, bank_b, halves, reservations
+from . import bank_a, bank_b, halves, reservations, states
 from .banks import Banks
 from .evidence import AMOUNT, HALVES, INBOX, TRANSFER
 from .halves import Halves
+from .message import GROUP
 from .sentences import counts_differ, one_each, transfers_found
+from .states import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,10 @@ class Audit:
     parked: tuple[Parked, ...]
     refunded: Mapping[int, Decimal]
     in_flight: int
+    states: States
     halves: Halves
     reservations: Counter[str]
     faults: tuple[str, ...]
-
-
-def settled(connection: Connection) -> int:
-    """Return how many messages bank B is done with: consumed, parked, or quarantined since they were rolled back."""
-    done = INBOX.c.status.in_(("consumed", "parked", "quarantined"))
-    query = select(func.count()).where(INBOX.c.consumer_group == bank_b.GROUP, done)
-    return connection.scalar(query) or 0
 
 
 def money(banks: Banks) -> Sums:
@@ -78,12 +74,18 @@ def money(banks: Banks) -> Sums:
 
 
 def audit(
-    banks: Banks, before: Sums, orders: int, resent: int = 0, tried: Callable[[int], bool] = lambda _: True
+    banks: Banks,
+    before: Sums,
+    orders: int,
+    resent: int = 0,
+    tried: Callable[[int], bool] = lambda _: True,
+    *,
+    by_hand: bool = False,
 ) -> Audit:
     """Compare the two banks with each other, with ``before``, and with the number of orders not refused.
 
     ``resent`` is how many messages were sent once more, to repair what was lost. ``tried`` tells which transfers were
-    reserved first, where some were.
+    reserved first, where some were. What is parked is a fault, unless an operator is to refund it ``by_hand``.
     """
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))
@@ -99,8 +101,10 @@ def audit(
             *_unbalanced("B", b, bank_b),
             *halves.faults(decisions, a, b, transfers, resent),
             *reservations.faults(a, {each: amount for each, amount in transfers.items() if tried(each)}),
+            *states.faults(a, b, {p.transfer for p in parked} if by_hand else ()),
         ]
         reserved = reservations.read(a)
+        ended = states.read(a)
 
     refunded: dict[int, Decimal] = {transfer: amount for transfer, amount in refunds if transfer is not None}
     arrived = {transfer for transfer, _ in arrivals}
@@ -136,6 +140,7 @@ def audit(
         parked=tuple(parked),
         refunded=refunded,
         in_flight=len(in_flight),
+        states=ended,
         halves=decisions,
         reservations=reserved,
         faults=tuple(faults),
@@ -151,7 +156,7 @@ def _money_of(connection: Connection, account: type[bank_a.Account] | type[bank_
 
 
 def _inbox(connection: Connection) -> tuple[int, int, dict[UUID, str]]:
-    of_group = INBOX.c.consumer_group == bank_b.GROUP
+    of_group = INBOX.c.consumer_group == GROUP
     retries = func.coalesce(func.sum(func.greatest(INBOX.c.attempts - 1, 0)), 0)
     rows, tries = connection.execute(select(func.count(), retries).where(of_group)).one()
     parked = select(INBOX.c.message_id, INBOX.c.last_error).where(of_group, INBOX.c.status == "parked")

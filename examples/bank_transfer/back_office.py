@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Connection, exists, select, update
+from sqlalchemy import Connection, select, update
+from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.consumer.subscription import DIGEST_BYTES
@@ -22,7 +23,7 @@ from . import bank_b, corrections
 from .bank_a import Transfer
 from .banks import Banks
 from .evidence import HALVES, INBOX
-from .message import TransferOrdered
+from .message import GROUP, TransferOrdered
 
 OPERATOR = "operator"
 
@@ -112,14 +113,14 @@ def _retry(finding: Finding, banks: Banks) -> str | None:
     """Have bank B try again where its account is there now; otherwise the message stays parked."""
     with banks.a.connect() as a:
         body = a.execute(select(HALVES.c.body).where(HALVES.c.id == finding.id)).scalar_one()
-    receiver = TransferOrdered.model_validate_json(body).receiver
-    with banks.b.connect() as b:
-        if not b.scalar(select(exists().where(bank_b.Account.id == receiver))):
+    transfer = TransferOrdered.model_validate_json(body)
+    with Session(banks.b) as b:
+        if bank_b.objection(transfer.receiver, transfer.amount, b.get(bank_b.Account, transfer.receiver)) is not None:
             return None
         reason = b.scalar(
-            select(INBOX.c.last_error).where(INBOX.c.consumer_group == bank_b.GROUP, INBOX.c.message_id == finding.id)
+            select(INBOX.c.last_error).where(INBOX.c.consumer_group == GROUP, INBOX.c.message_id == finding.id)
         )
-    Outbox(banks.b, group=bank_b.GROUP).operator.retry(
-        finding.id, group=bank_b.GROUP, by=OPERATOR, why="nothing stands against it any more"
+    Outbox(banks.b, group=GROUP).operator.retry(
+        finding.id, group=GROUP, by=OPERATOR, why="nothing stands against it any more"
     )
     return f"gave it to bank B again: {reason}"

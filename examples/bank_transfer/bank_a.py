@@ -4,10 +4,11 @@ There are three ways to execute an order. Debit and message in one local transac
 can be (`order_transfer`). With a half message first, the intent is on record before the work begins
 (`order_transfer_two_phase`). When the outcome is known only later, the money is reserved meanwhile (`bank_a_tcc`).
 
-A transfer that bank B can't credit is refunded when an operator says so (`refund`).
+Before, both banks are asked whether they would execute the order (`bank_a_inquiry`). After, each transfer ends as
+credited or refunded (`bank_a_settlement`).
 
-``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, dispatches what was sent, and
-refunds.
+``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, dispatches what was sent, asks
+bank B what became of it, and refunds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED
 
-from .bank_a_refund import refund
+from .bank_a_settlement import note_credit, refund
 from .bank_a_tables import (
     Account,
     AlreadyExecuted,
@@ -44,6 +45,7 @@ __all__ = [
     "Reservation",
     "Transfer",
     "engine",
+    "note_credit",
     "order_transfer",
     "order_transfer_tcc",
     "order_transfer_two_phase",

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import ClassVar
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Numeric, create_engine, func
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Index, Numeric, create_engine, func, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Outbox
@@ -16,6 +16,9 @@ from .message import TransferOrdered
 from .orders import Order
 
 URL = os.environ.get("BANK_A_URL", "postgresql+psycopg://localhost/bank_a")
+
+#: What becomes of a transfer: its amount is debited; then bank B has credited it, or the sender has it back.
+DEBITED, CREDITED, REFUNDED = "debited", "credited", "refunded"
 
 engine = create_engine(URL)
 outbox = Outbox(engine, group="bank-a")
@@ -39,10 +42,18 @@ class Account(Base):
 
 
 class Transfer(Base):
-    """An executed payment order; its id is that of the order, so that no order is executed twice."""
+    """An executed payment order; its id is that of the order, so that no order is executed twice.
+
+    ``state`` begins as debited, and ends as credited or refunded, at ``settled_at`` (`bank_a_settlement`).
+    """
 
     __tablename__ = "transfer"
-    __table_args__ = (CheckConstraint("amount > 0", name="transfer_positive"),)
+    __table_args__ = (
+        CheckConstraint("amount > 0", name="transfer_positive"),
+        CheckConstraint(f"state IN ('{DEBITED}', '{CREDITED}', '{REFUNDED}')", name="transfer_state"),
+        CheckConstraint(f"(state = '{DEBITED}') = (settled_at IS NULL)", name="transfer_settled"),
+        Index("transfer_open", "id", postgresql_where=text(f"state = '{DEBITED}'")),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
@@ -50,6 +61,8 @@ class Transfer(Base):
     amount: Mapped[Decimal]
     purpose: Mapped[str]
     ordered_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    state: Mapped[str] = mapped_column(server_default=DEBITED)
+    settled_at: Mapped[datetime | None]
 
 
 class LedgerEntry(Base):

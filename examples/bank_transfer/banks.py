@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from outbox.database.migration import upgrade
 
 from . import bank_a, bank_b
-from .options import RICHEST
+from .message import RICHEST
 from .orders import OrdersUnreadable
 from .source import Survey
 

@@ -10,14 +10,14 @@ from outbox.reconcile.measure import Measure
 
 from . import bank_a, bank_b
 from .banks import Banks
-from .message import TOPIC
+from .message import GROUP, TOPIC
 from .options import DemoOptions, Mode
 
 #: How many ranges of ids are compared at once.
 WORKERS = 2
 
 #: Every message of the topic is to have one row in bank B's ledger.
-PAIR = Pair(TOPIC, bank_b.GROUP, effect=Effect("ledger_entry", "message_id"))
+PAIR = Pair(TOPIC, GROUP, effect=Effect("ledger_entry", "message_id"))
 
 _BODY = {"receiver": "receiver", "transfers": "*", "amount": "amount"}
 _CREDITED = "SELECT account_id AS receiver, count(*) AS transfers, sum(amount) AS amount FROM ledger_entry GROUP BY 1"
@@ -26,14 +26,15 @@ SELECT body ->> 'receiver' AS receiver, count(*) AS transfers, sum((body ->> 'am
   FROM (SELECT convert_from(h.body, 'UTF8')::jsonb AS body, coalesce(o.resolution, 'none') AS resolution
           FROM {bank_a.outbox.settings.schema}.half_message h
           LEFT JOIN {bank_a.outbox.settings.schema}.op_message o ON o.half_id = h.id
-         WHERE h.topic = '{TOPIC}') h
+         WHERE h.topic = '{TOPIC}'
+           AND NOT EXISTS (SELECT FROM {bank_a.outbox.settings.schema}.compensation c WHERE c.half_id = h.id)) h
 """
 
 #: What bank A debited, and did not refund, is what bank B credited, and what is on its way.
 DEBITED = Measure(
     name="debited",
     topic=TOPIC,
-    group=bank_b.GROUP,
+    group=GROUP,
     by=("receiver",),
     values=("transfers", "amount"),
     producer="SELECT t.receiver, count(*) AS transfers, -sum(l.amount) AS amount "
@@ -43,11 +44,11 @@ DEBITED = Measure(
     in_flight=_BODY,
 )
 
-#: What was promised by half messages is what was credited, what is on its way, and what was rolled back.
+#: What was promised by half messages, and not taken back, is what was credited, is on its way, or was rolled back.
 PROMISED = Measure(
     name="promised",
     topic=TOPIC,
-    group=bank_b.GROUP,
+    group=GROUP,
     by=("receiver",),
     values=("transfers", "amount"),
     producer=f"{_PROMISED} GROUP BY 1",

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, delete, insert, select, update
 from . import bank_b
 from .bank_b import LedgerEntry
 from .evidence import INBOX
-from .message import TransferOrdered
+from .message import GROUP, TransferOrdered
 
-_OF_GROUP = INBOX.c.consumer_group == bank_b.GROUP
+_OF_GROUP = INBOX.c.consumer_group == GROUP
 
 
 def credit(connection: Connection, message_id: UUID, transfer: TransferOrdered) -> None:
@@ -47,7 +47,7 @@ def mark(connection: Connection, message_id: UUID, **columns: object) -> None:
 
 def insert_inbox_row(connection: Connection, message_id: UUID, **columns: object) -> None:
     """Write an inbox row of a message that is consumed."""
-    row = {"consumer_group": bank_b.GROUP, "message_id": message_id, "status": "consumed", "attempts": 1, **columns}
+    row = {"consumer_group": GROUP, "message_id": message_id, "status": "consumed", "attempts": 1, **columns}
     connection.execute(insert(INBOX).values(row))
 
 

@@ -23,7 +23,7 @@ from .orders import OrdersUnreadable
 from .processes import ProcessError
 from .report import Report
 from .sentences import counted
-from .source import Source, survey
+from .source import Source, choose_closing, survey
 from .workday import Plan, work
 
 __all__ = ["DemoOptions", "run"]
@@ -61,7 +61,8 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
 def _run(options: DemoOptions, screen: Console, before_audit: Callable[[Banks], None] | None) -> Report:
     source = Source(options.orders, options.transfers, options.seed)
     known = read_accounts(options.accounts) if options.accounts else None
-    plan = Plan(options, source, survey(source, options.producers, known))
+    closed = choose_closing(source, options.seed) if options.closes_accounts else ()
+    plan = Plan(options, source, survey(source, options.producers, known), closed)
     screen.print(str(plan))
 
     with (
@@ -71,21 +72,20 @@ def _run(options: DemoOptions, screen: Console, before_audit: Callable[[Banks], 
         begun = time.monotonic()
         create_tables(banks)
         open_accounts(banks, plan.survey, known, options.opening_balance)
-        if options.console:
-            open_console.close_accounts(banks, options.seed)
         before = audit.money(banks)
         processes = work(plan, banks, screen)
         if options.console:
-            open_console.keep_open(banks, options.console_port, screen)
+            open_console.keep_open(banks, plan.environment(banks), options.console_port, screen)
         reconciled = reconciliation.run(banks, options, screen) if options.reconcile else None
         if before_audit is not None:
             before_audit(banks)
         refusals = sorted({*plan.survey.refusals, *processes.refusals})
+        resent = reconciled.resent if reconciled else 0
         return Report(
             orders=plan.survey.rows,
             refusals=tuple(refusals),
             before=before,
-            audit=audit.audit(banks, before, plan.survey.rows - len(refusals), reconciled.resent if reconciled else 0),
+            audit=audit.audit(banks, before, plan.survey.rows - len(refusals), resent, by_hand=options.console),
             mode=options.mode,
             kills=processes.kills,
             aimed_kills=processes.aimed_kills,

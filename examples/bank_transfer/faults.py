@@ -22,7 +22,7 @@ from . import bank_a, bank_b, corrections
 from .banks import Banks
 from .evidence import HALVES, INBOX, MESSAGES, OPS
 from .halves import ROLLBACK
-from .message import TOPIC, TransferOrdered
+from .message import GROUP, TOPIC, TransferOrdered
 
 #: One fault of each kind for so many transfers, but at least one and not too many.
 _EVERY, _MOST = 200, 25
@@ -133,8 +133,9 @@ class Saboteur:
     def _settled(self) -> list[UUID]:
         """Return the messages that are credited and consumed, in the order of their transfers.
 
-        The last of each queue are left out: without the end of its queue, the next message would take its
-        position, which the consumer has passed.
+        Those to accounts that are closed by now are left out: bank B couldn't credit them again. So are the last of
+        each queue: without the end of its queue, the next message would take its position, which the consumer has
+        passed.
         """
         ends = select(MESSAGES.c.queue, func.max(MESSAGES.c.position)).group_by(MESSAGES.c.queue)
         last = select(MESSAGES.c.half_id).where(tuple_(MESSAGES.c.queue, MESSAGES.c.position).in_(ends))
@@ -142,7 +143,8 @@ class Saboteur:
         credited = (
             select(INBOX.c.message_id)
             .join(bank_b.LedgerEntry, bank_b.LedgerEntry.message_id == INBOX.c.message_id)
-            .where(INBOX.c.consumer_group == bank_b.GROUP, INBOX.c.status == "consumed")
+            .join(bank_b.Account)
+            .where(INBOX.c.consumer_group == GROUP, INBOX.c.status == "consumed", ~bank_b.Account.closed)
             .order_by(bank_b.LedgerEntry.transfer_id)
         )
         return [message for message in self._b.scalars(credited) if message not in spared]

@@ -1,4 +1,4 @@
-"""What bank A tells bank B: the contract of the topic `transfer`, and all that the two banks share."""
+"""What bank A asks and tells bank B: the contract of the topic `transfer`, and all that the two banks share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 TOPIC = "transfer"
+#: What bank B calls itself when it consumes; bank A asks what became of its messages there.
+GROUP = "bank-b"
 
 #: Money is a decimal with two places, in the databases (numeric(14,2)) and on its way (a JSON string).
 Money = Annotated[Decimal, Field(max_digits=14, decimal_places=2)]
+#: The most that an account may hold.
+RICHEST = Decimal("999999999999.99")
 
 
 class TransferOrdered(BaseModel):
@@ -27,3 +31,21 @@ class TransferOrdered(BaseModel):
     receiver: str
     amount: Annotated[Money, Field(gt=0)]
     purpose: str = ""
+
+
+class Inquiry(BaseModel):
+    """Bank A asks before it debits: would bank B credit this?"""
+
+    model_config = ConfigDict(frozen=True)
+
+    transfer_id: int
+    receiver: str
+    amount: Annotated[Money, Field(gt=0)]
+
+
+class Reply(BaseModel):
+    """What bank B has against it at this moment; None is nothing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    objection: str | None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from outbox.reconcile.job import EngineName
 
-RICHEST = Decimal("999999999999.99")  # numeric(14,2)
+from .message import RICHEST
+
 _DEFAULT_KILLS = 30
 
 
@@ -29,11 +30,13 @@ class DemoOptions:
     ``accounts``: a file of the account ids that bank A knows; None: all that the orders name.
     ``opening_balance``: what every account of bank A begins with; None: what covers its orders.
     ``producers``, ``consumers``: numbers of processes of tellers at bank A, and of workers at bank B.
-    ``crash``: kill processes at random; ``kills`` says how many (and implies ``crash``), by default 30.
+    ``crash``: kill processes at random, and close accounts of bank B in between; ``kills`` says how many (and implies
+    ``crash``), by default 30.
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
     two are compared, and what was damaged is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
-    ``console``: when the work is done, the banks stay open, with the admin console at ``console_port``.
+    ``console``: accounts are closed, and nobody but an operator refunds; when the work is done, the banks stay open,
+    with the admin console at ``console_port``.
     ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
 
     Raises:
@@ -94,3 +97,8 @@ class DemoOptions:
     def planned_kills(self) -> int:
         """How many kills the run will see."""
         return self.kills or (_DEFAULT_KILLS if self.crash else 0)
+
+    @property
+    def closes_accounts(self) -> bool:
+        """Do customers of bank B close their accounts while the banks work?"""
+        return self.planned_kills > 0 or self.console

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,18 @@ class BankProcess:
 
     ``role`` is what the report calls its kind; a worker is never done, a teller is at some time. ``ready`` tells
     that it has begun to work, ``refusals`` are the orders that it reported as refused, ``late`` how often it was too
-    slow for the check. In the moment in which it reports a step that fits its ``target`` it gets the signal.
+    slow for the check. In the moment in which it reports a step that fits its ``target`` it gets the signal. It
+    ``inherits`` these open files of its parent, in each of its lives.
     """
 
-    def __init__(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        role: str,
+        module: str,
+        arguments: Iterable[str],
+        environment: Mapping[str, str],
+        inherits: Sequence[int] = (),
+    ) -> None:
         self.role = role
         self._ends = module == "teller"
         self.refusals: set[Refusal] = set()
@@ -55,6 +63,7 @@ class BankProcess:
         self.output_tail: deque[str] = deque(maxlen=30)
         # -P: the folder we were started in may hold another copy of the package.
         self._command = [sys.executable, "-P", "-m", f"{__package__}.{module}", *arguments]
+        self._inherits = inherits
         self._environment = {**os.environ, **environment, "PYTHONPATH": _python_path()}
         self._allowed = 0
         self.start()
@@ -70,6 +79,7 @@ class BankProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            pass_fds=self._inherits,
             # A group of its own: Ctrl-C reaches the demo alone, which stops the others in order.
             process_group=0,
         )
@@ -172,9 +182,16 @@ class Processes:
         """Return how often tellers were too slow for the check, and had to begin an order anew."""
         return sum(process.late for process in self.members)
 
-    def start(self, role: str, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> BankProcess:
+    def start(
+        self,
+        role: str,
+        module: str,
+        arguments: Iterable[str],
+        environment: Mapping[str, str],
+        inherits: Sequence[int] = (),
+    ) -> BankProcess:
         """Start one more process."""
-        process = BankProcess(role, module, arguments, environment)
+        process = BankProcess(role, module, arguments, environment, inherits)
         self.members.append(process)
         return process
 

@@ -18,10 +18,11 @@ from outbox.reconcile.repair import DONE
 from outbox.reconcile.rows import JobResult, Repaired, to_findings
 from outbox.reconcile.run import reconcile
 
-from . import back_office, bank_b, comparison, faults
+from . import back_office, comparison, faults
 from .back_office import ByHand
 from .banks import Banks
 from .evidence import INBOX
+from .message import GROUP
 from .options import DemoOptions
 from .sentences import counted, counts_differ
 from .workday import wait_for, workers_running
@@ -149,7 +150,7 @@ def _one_session(options: DemoOptions) -> Iterator[None]:
 
 def _repair(banks: Banks, options: DemoOptions, show: StageDisplay) -> tuple[JobResult, tuple[ByHand, ...]]:
     """Repair, first by policy and then by hand, while the banks' workers consume what they are given again."""
-    with workers_running(banks) as processes:
+    with workers_running(banks.environment) as processes:
         repaired = reconcile(comparison.job(banks, options, apply=True), show)
         by_hand = tuple(back_office.mend(repaired, banks))
         again = {repair.id for repair in repairs(repaired)} | {hand.message for hand in by_hand if hand.retried}
@@ -160,7 +161,7 @@ def _repair(banks: Banks, options: DemoOptions, show: StageDisplay) -> tuple[Job
 def _settled(banks: Banks, ids: Collection[UUID]) -> int:
     """Return how many of these messages bank B is done with."""
     of_ids = INBOX.c.message_id == any_(literal(list(ids), ARRAY(Uuid)))
-    query = select(func.count()).where(INBOX.c.consumer_group == bank_b.GROUP, of_ids, INBOX.c.status.in_(_SETTLED))
+    query = select(func.count()).where(INBOX.c.consumer_group == GROUP, of_ids, INBOX.c.status.in_(_SETTLED))
     with banks.b.connect() as b:
         return b.scalar(query) or 0
 

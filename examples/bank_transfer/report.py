@@ -13,6 +13,7 @@ from rich.table import Table
 
 from . import report_reconciliation
 from .audit import Audit, Sums
+from .bank_a_tables import CREDITED, DEBITED, REFUNDED
 from .options import Mode
 from .orders import Refusal
 from .reconciliation import Reconciliation
@@ -79,6 +80,8 @@ class Report:
             "parked": [
                 {"transfer": p.transfer, "amount": f"{p.amount:.2f}", "reason": p.reason} for p in self.audit.parked
             ],
+            "states": {"refused": len(self.refusals), **self._states()},
+            "slowest": round(self.audit.states.slowest, 1),
             "refunded": {str(transfer): f"{amount:.2f}" for transfer, amount in self.audit.refunded.items()},
             "in_flight": self.audit.in_flight,
             "kills": self.kills,
@@ -100,6 +103,7 @@ class Report:
     def print(self, console: Console) -> None:
         """Print the tables and the verdict."""
         console.print(self._counts())
+        console.print(self._ends())
         if self.mode is not Mode.SEND:
             for table in tables(self.audit):
                 console.print(table)
@@ -124,7 +128,6 @@ class Report:
             (self.audit.inbox_rows, "inbox rows", "at bank B"),
             (self.audit.retries, "retries", "at bank B"),
             (len(self.audit.parked), "parked", "for a human"),
-            (len(self.audit.refunded), "refunded", "by bank A"),
             (self.audit.in_flight, "in flight", ""),
             (self.kills.total(), "kills", _by_role(self.kills)),
             (self.restarts.total(), "restarts", _by_role(self.restarts)),
@@ -137,6 +140,26 @@ class Report:
             table.add_row(f"{count:,}", what, more)
         table.add_row(f"{self.seconds:.1f}", "seconds", "")
         return table
+
+    def _ends(self) -> Table:
+        """How each order ended."""
+        table = Table(title="The orders", title_justify="left", show_header=False, box=None, pad_edge=False)
+        table.add_column(justify="right", style="bold")
+        table.add_column()
+        table.add_column(style="dim")
+        slowest = f"; the slowest after {self.audit.states.slowest:.1f} s" if self.audit.states.slowest else ""
+        meaning = {
+            CREDITED: f"bank B has confirmed it{slowest}",
+            REFUNDED: "bank B couldn't credit it any more; the sender has the money back",
+            DEBITED: "neither credited nor refunded",
+        }
+        table.add_row(f"{len(self.refusals):,}", "refused", "before the debit, by one of the banks")
+        for state, number in self._states().items():
+            table.add_row(f"{number:,}", state, meaning[state])
+        return table
+
+    def _states(self) -> dict[str, int]:
+        return {state: self.audit.states.counts[state] for state in (CREDITED, REFUNDED, DEBITED)}
 
     def _money(self) -> Table:
         table = Table(title="The money", title_justify="left")

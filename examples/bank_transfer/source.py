@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -9,6 +10,9 @@ from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 
 from .orders import Order, Refusal, generate_orders, read_orders
+
+#: One account is closed for so many orders, but at least so many, and not too many.
+_CLOSED_EVERY, _FEWEST_CLOSED, _MOST_CLOSED = 100, 2, 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,20 @@ def survey(source: Source, tellers: int, known: Collection[int] | None = None) -
 def teller_of(order: Order, tellers: int) -> int:
     """Return the number of the teller that executes this order."""
     return order.account_id % tellers
+
+
+def choose_closing(source: Source, seed: int) -> list[int]:
+    """Return some orders, each of another receiver, who closes the account when bank A has just asked about it.
+
+    Raises:
+        OrdersUnreadable: the file as a whole is of no use.
+    """
+    dice, chosen, seen, orders = random.Random(seed), dict[str, int](), Counter[str](), 0
+    for order in source:
+        if isinstance(order, Order):
+            orders += 1
+            seen[order.receiver] += 1
+            if dice.randrange(seen[order.receiver]) == 0:
+                chosen[order.receiver] = order.id
+    number = min(max(orders // _CLOSED_EVERY, _FEWEST_CLOSED), _MOST_CLOSED, len(chosen))
+    return dice.sample(list(chosen.values()), number)

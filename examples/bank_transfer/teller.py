@@ -25,6 +25,7 @@ from .bank_a import (
     order_transfer_tcc,
     order_transfer_two_phase,
 )
+from .bank_a_inquiry import require_acceptance
 from .bank_a_tcc import StillReserved
 from .lifeline import Lifeline, Steps
 from .options import Mode
@@ -61,6 +62,7 @@ def work(source: Source, teller: int, tellers: int, mode: Mode, lifeline: Lifeli
 def _execute(order: Order, mode: Mode, lifeline: Lifeline) -> bool:
     """Execute an order; False if it has to be executed again."""
     try:
+        require_acceptance(order)
         _EXECUTE[mode](order)
     except Refused as refused:
         lifeline.report(line=order.line, refused=str(refused))

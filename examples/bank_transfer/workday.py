@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import audit, halves, teller
+from . import bank_b_desk, halves, states, teller
 from .banks import Banks
 from .lifeline import BETWEEN, SECOND
 from .monkey import Monkey
@@ -24,13 +25,18 @@ _POLL_SECONDS = 0.05
 # On a busy machine processes that were killed may need a minute until they are back at work.
 _STALL_SECONDS = 180.0
 
-#: Orphans are to be decided within the run, so that check and tellers have shorter times than by default (seconds).
+#: Transfers are to end, and orphans to be decided, within the run: all has shorter times than by default (seconds).
 _SHORT_TIMES = {
+    "OUTBOX_CONFIRM_INTERVAL": "0.5",
+    "OUTBOX_CONFIRM_GRACE": "0.5",
+    "BANK_A_REFUND_AFTER": "0.5",
     "OUTBOX_IMMUNITY": "0.5",
     "OUTBOX_CHECK_INTERVAL": "0.5",
     "OUTBOX_CHECK_TIMEOUT": "1",
     "BANK_A_CONFIRM_WITHIN": "1",
 }
+#: As many as are parked: the limit is for a real bank, which wouldn't refund a whole day's business while it sleeps.
+_ANY_NUMBER = 1_000_000_000
 _HOW = {
     Mode.SEND: "",
     Mode.TWO_PHASE: " Each order begins with a half message, and ends in the transaction that debits.",
@@ -40,25 +46,36 @@ _HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The orders of a run, and how they are to be executed."""
+    """The orders of a run, and how they are to be executed.
+
+    ``closing``: the orders about which bank A has just asked when the receiver closes the account.
+    """
 
     options: DemoOptions
     source: Source
     survey: Survey
+    closing: Sequence[int] = ()
+
+    def environment(self, banks: Banks) -> dict[str, str]:
+        """Return the variables that the processes of the banks need."""
+        # With the console, it is the operator who refunds.
+        policy = {"OUTBOX_COMPENSATE_PARKED": "0" if self.options.console else str(_ANY_NUMBER)}
+        return banks.environment | _SHORT_TIMES | policy
 
     def __str__(self) -> str:
         options, kills = self.options, self.options.planned_kills
         processes = (
             f"{counted(options.producers, 'teller')} and {counted(DISPATCHERS, 'dispatcher')} at bank A, "
-            f"{counted(options.consumers, 'consumer')} at bank B"
+            f"{counted(options.consumers, 'consumer')} and a desk at bank B"
         )
         orders = f"{counted(self.survey.rows, 'order')} ({self.source})"
         monkey = f"; {counted(kills, 'time')} one of them is killed" if kills else ""
+        monkey += f"; {counted(len(self.closing), 'account')} of bank B closed meanwhile" if self.closing else ""
         return f"Two banks, a database each. {orders}; {processes}{monkey}.{_HOW[options.mode]}"
 
 
 def work(plan: Plan, banks: Banks, screen: Console) -> Processes:
-    """Let the banks work until every order is refused or settled at bank B, and every half message decided.
+    """Let the banks work until every order is refused, credited or refunded, and every half message decided.
 
     When nothing moves any more, it ends too: the audit is going to say what is missing.
 
@@ -68,25 +85,25 @@ def work(plan: Plan, banks: Banks, screen: Console) -> Processes:
         ProcessError: a process ends again and again without having been killed.
     """
     processes = Processes()
-    try:
-        moments = () if plan.options.mode is Mode.SEND else (BETWEEN, SECOND)
-        monkey = Monkey(
-            processes, _start_all(plan, banks, processes), plan.options.planned_kills, plan.options.seed, moments
-        )
-        with _progress(plan.survey.shares.total(), screen) as show:
-            _settle(plan.survey.shares.total(), banks, processes, monkey, show)
-    finally:
-        processes.stop()
+    moments = () if plan.options.mode is Mode.SEND else (BETWEEN, SECOND)
+    with socket.create_server(("127.0.0.1", 0)) as desk:
+        try:
+            tellers = _start_all(plan, banks, processes, desk)
+            monkey = Monkey(processes, tellers, plan.options.planned_kills, plan.options.seed, moments)
+            with _progress(plan.survey.shares.total(), screen) as show:
+                _settle(plan, banks, processes, monkey, show)
+        finally:
+            processes.stop()
     return processes
 
 
 @contextmanager
-def workers_running(banks: Banks) -> Iterator[Processes]:
+def workers_running(environment: Mapping[str, str]) -> Iterator[Processes]:
     """Have a worker of each bank at work, without tellers, and without kills."""
     processes = Processes()
     try:
-        processes.start("dispatcher", "worker", ["bank_a"], banks.environment)
-        processes.start("consumer", "worker", ["bank_b"], banks.environment)
+        processes.start("dispatcher", "worker", ["bank_a"], environment)
+        processes.start("consumer", "worker", ["bank_b"], environment)
         yield processes
     finally:
         processes.stop()
@@ -104,14 +121,19 @@ def wait_for(fact: Callable[[], bool], processes: Processes) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _start_all(plan: Plan, banks: Banks, processes: Processes) -> dict[BankProcess, int]:
-    """Start all processes; return the tellers with the number of orders each has to execute."""
+def _start_all(plan: Plan, banks: Banks, processes: Processes, desk: socket.socket) -> dict[BankProcess, int]:
+    """Start all processes; return the tellers with the number of orders each has to execute.
+
+    ``desk`` is where bank B listens to inquiries: it stays open while the process that answers is killed.
+    """
     options = plan.options
-    where = banks.environment if options.mode is Mode.SEND else banks.environment | _SHORT_TIMES
+    host, port = desk.getsockname()
+    where = plan.environment(banks) | {"BANK_B_DESK": f"http://{host}:{port}"}
     for _ in range(DISPATCHERS):
         processes.start("dispatcher", "worker", ["bank_a"], where)
     for _ in range(options.consumers):
         processes.start("consumer", "worker", ["bank_b"], where)
+    processes.start("desk", "bank_b_desk", bank_b_desk.arguments(desk, plan.closing), where, [desk.fileno()])
     tellers = {}
     for number in range(options.producers):
         arguments = teller.arguments(plan.source, number, options.producers, options.mode)
@@ -119,13 +141,13 @@ def _start_all(plan: Plan, banks: Banks, processes: Processes) -> dict[BankProce
     return tellers
 
 
-def _settle(orders: int, banks: Banks, processes: Processes, monkey: Monkey, show: Callable[[int], None]) -> None:
+def _settle(plan: Plan, banks: Banks, processes: Processes, monkey: Monkey, show: Callable[[int], None]) -> None:
+    orders, by_hand = plan.survey.shares.total(), plan.options.console
     done, waiting, moved_at = -1, 0, time.monotonic()
     while (done < orders or not monkey.done or waiting) and time.monotonic() - moved_at < _STALL_SECONDS:
         processes.restart_dead()
-        with banks.b.connect() as b:
-            now = audit.settled(b) + len(processes.refusals)
-        with banks.a.connect() as a:
+        with banks.a.connect() as a, banks.b.connect() as b:
+            now = states.settled(a) + (states.parked(b) if by_hand else 0) + len(processes.refusals)
             # An orphan of the last order may outlive it.
             left = halves.waiting(a) if now >= orders else 0
         if (now, left) != (done, waiting):

@@ -221,7 +221,7 @@ class DemoChoices:
     transfers: int = option(1000, "How many orders to generate.")
     producers: int = option(2, "Processes of bank A.")
     consumers: int = option(2, "Processes of bank B.")
-    crash: bool = option(False, "Kill processes at random moments, and start them again.")
+    crash: bool = option(False, "Kill processes at random, and close accounts while transfers are on their way.")
     kills: int | None = option(None, "How many to kill; implies --crash. Default: 30.")
     two_phase: bool = option(False, "Prepare a half message before each debit; a fence decides the orphans.")
     tcc: bool = option(False, "Reserve, then confirm or cancel; a checker decides the orphans.")
@@ -246,8 +246,12 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
     At the end the message tables and ledgers of the two banks are reconciled. With --faults they are damaged before:
     the report says what was found, what was repaired, and what an operator had to mend.
 
-    With --console the banks stay open when the work is done, until Ctrl-C: bank B has closed some accounts, so that
-    there are parked transfers to be found in the admin console, and to be refunded or retried.
+    With --crash, processes are killed, and accounts of bank B closed between bank A's inquiry and its debit. Each
+    transfer ends as credited or refunded all the same, without an operator.
+
+    With --console the banks stay open when the work is done, until Ctrl-C: some accounts of bank B were closed, and
+    nothing is refunded by itself, so that there are parked transfers to be found in the admin console, and to be
+    refunded or retried.
 
     With --two-phase or --tcc, kills and stalls are aimed at the moments between a half message and its decision. The
     report says how each orphan was decided.

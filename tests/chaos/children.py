@@ -123,7 +123,7 @@ def worker(lifeline: Pipe, reports: Pipe, bank: str) -> None:
 
 
 def operator(lifeline: Pipe, reports: Pipe) -> None:
-    """Order the refund of each transfer that bank B has parked."""
+    """Order the refund of transfers that bank B has parked, in a race with bank A's policy."""
     _begin(lifeline)
     parked = select(INBOX.c.message_id).where(INBOX.c.status == "parked").limit(10)
     reports.send(("works", 0))

@@ -2,8 +2,8 @@
 
 A kill is a SIGKILL of a process (a teller, a worker of either bank, the operator), also of one that was stopped first;
 a connection that the server ends; or a SIGKILL of all of a database server, which then recovers. All of them fall at
-random moments of work. At the end the survivors finish what there is, and three things are compared: what tellers were
-told, what bank A has, and what bank B has.
+random moments of work. At the end the survivors finish what there is, so that each transfer is credited or refunded,
+and three things are compared: what tellers were told, what bank A has, and what bank B has.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _TERMINATE = text("""
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1
 """)
-_UNSETTLED = text("SELECT (SELECT count(*) FROM outbox.half_message), (SELECT count(*) FROM outbox.half_check)")
+_UNSETTLED = text("""
+SELECT (SELECT count(*) FROM outbox.half_message), (SELECT count(*) FROM outbox.half_check),
+       (SELECT count(*) FROM transfer WHERE state = 'debited')
+""")
 _ROLLED_BACK = text("SELECT count(*) FROM outbox.op_message WHERE resolution = 'rollback'")
 _SETTLED = text("SELECT count(*) FROM outbox.consumer_message WHERE status IN ('consumed', 'quarantined')")
 _OPEN_JOBS = text("SELECT count(*) FROM outbox.bulk_job WHERE finished_at IS NULL")
@@ -103,8 +106,10 @@ class Outcome:
     seconds: float
 
 
-def chaos(kills: int, seed: int, *, show: Callable[[int], None] = lambda _: None) -> Outcome:
-    """Make so many kills, let the banks finish, and compare; ``show`` hears how many were made.
+def chaos(kills: int, seed: int, *, flows: int = 0, show: Callable[[int], None] = lambda _: None) -> Outcome:
+    """Make so many kills, go on killing until so many orders (``flows``) were given, let the banks finish, and compare.
+
+    ``show`` hears how many kills were made.
 
     Raises:
         Stuck: the banks don't get on any more.
@@ -127,8 +132,13 @@ def chaos(kills: int, seed: int, *, show: Callable[[int], None] = lambda _: None
             "OUTBOX_MAX_CHECKS": "1000",
             "OUTBOX_MAX_CLAIMS": "30000",
             "BANK_A_CONFIRM_WITHIN": "1",
+            # Bank A hears of each transfer, and refunds what an operator doesn't.
+            "OUTBOX_CONFIRM_INTERVAL": "0.5",
+            "OUTBOX_CONFIRM_GRACE": "1",
+            "OUTBOX_COMPENSATE_PARKED": "1000000000",
+            "BANK_A_REFUND_AFTER": "0.2",
         }
-        return Chaos(servers, stack, random.Random(seed)).run(kills, show)  # noqa: S311 - no secret
+        return Chaos(servers, stack, random.Random(seed)).run(kills, flows, show)  # noqa: S311 - no secret
 
 
 class Chaos:
@@ -140,16 +150,16 @@ class Chaos:
         stack.callback(self._banks.close)
         self._open_accounts()
         self._kills: Counter[str] = Counter()
-        self._limit = 0
+        self._least_kills = self._least_flows = 0
         self._told: dict[str, set[int]] = {"executed": set(), "refused": set()}
         self._stopped: dict[int, tuple[Member, float]] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.chaos.children"])
         self._members = list(stack.enter_context(self._started()))
 
-    def run(self, kills: int, show: Callable[[int], None]) -> Outcome:
+    def run(self, kills: int, flows: int, show: Callable[[int], None]) -> Outcome:
         """Make the kills, let the banks finish, and compare."""
-        self._limit = kills
+        self._least_kills, self._least_flows = kills, flows
         before, began = money(self._banks), time.monotonic()
         self._work(show)
         self._finish()
@@ -194,7 +204,7 @@ class Chaos:
     def _work(self, show: Callable[[int], None]) -> None:
         look_at = moved_at = 0.0
         unsettled = done = 0
-        while self._kills.total() < self._limit:
+        while self._goes_on():
             self._hear()
             now = time.monotonic()
             if now >= look_at:
@@ -205,11 +215,15 @@ class Chaos:
             self._require_life()
             self._grant(unsettled)
             self._resume()
-            if self._kills.total() < self._limit and any(member.granted for member in self._members):
+            if self._goes_on() and any(member.granted for member in self._members):
                 self._kill(self._dice.choices(list(_KINDS), list(_KINDS.values()))[0])
             show(self._kills.total())
             # The moment of the next kill: it must be one that nothing else decides.
             time.sleep(self._dice.expovariate(1 / _PAUSE))
+
+    def _goes_on(self) -> bool:
+        """Are there kills to be made?"""
+        return self._kills.total() < self._least_kills or sum(map(len, self._told.values())) < self._least_flows
 
     def _kill(self, kind: str) -> None:
         if kind == "server":
@@ -246,7 +260,7 @@ class Chaos:
             if ending or time.monotonic() >= until:
                 del self._stopped[id(member)]
                 os.kill(member.process.pid or 0, signal.SIGCONT)
-                if self._kills.total() < self._limit and self._dice.random() < 1 / 2:
+                if self._goes_on() and self._dice.random() < 1 / 2:
                     self._end(member, f"{member.role}, stopped")
 
     def _require_life(self) -> None:
@@ -283,10 +297,10 @@ class Chaos:
         """Return how many halves aren't settled, and how many are; None while a database is down."""
         try:
             with self._banks.a.connect() as a, self._banks.b.connect() as b:
-                ((halves, undecided),) = a.execute(_UNSETTLED)
+                ((halves, undecided, debited),) = a.execute(_UNSETTLED)
                 rolled_back, jobs = a.scalar(_ROLLED_BACK) or 0, a.scalar(_OPEN_JOBS) or 0
                 settled = rolled_back + (b.scalar(_SETTLED) or 0)
-                return halves - settled + undecided + jobs, settled
+                return halves - settled + undecided + debited + jobs, settled
         except DBAPIError:
             return None
 

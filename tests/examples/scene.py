@@ -19,6 +19,7 @@ from sqlalchemy import text
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.audit import Audit, Sums, audit, money
 from examples.bank_transfer.banks import Banks, open_accounts
+from examples.bank_transfer.message import GROUP, TOPIC, TransferOrdered
 from examples.bank_transfer.options import Mode
 from examples.bank_transfer.source import Source, survey
 from examples.bank_transfer.teller import arguments
@@ -128,9 +129,13 @@ class Scene:
 
     # --- what is to be seen --------------------------------------------------------------------------------
 
-    def audit(self, *, executed: int) -> Audit:
+    def audit(self, *, executed: int, by_hand: bool = False) -> Audit:
         """Return the audit, by which so many orders ought to have been executed."""
-        return audit(self.banks, self.before, orders=executed)
+        return audit(self.banks, self.before, orders=executed, by_hand=by_hand)
+
+    def states(self) -> list[str]:
+        """Return the states of the transfers, in the order of their ids."""
+        return [row[0] for row in self._rows("SELECT state FROM transfer ORDER BY id")]
 
     def halves(self) -> list[tuple[str | None, str | None]]:
         """Return resolution and decider of each half message, in the order in which they were prepared."""
@@ -166,17 +171,27 @@ def check(banks: Banks, *, after: dt.timedelta) -> Counts:
     """Check what is undecided, as the workers of bank A do, and as if so much time had gone by."""
     with banks.a.begin() as connection:
         connection.execute(text("UPDATE outbox.half_message SET born_at = born_at - :after"), {"after": after})
-    worker = Outbox(banks.a, group="bank-a", settings=Settings())
-    worker.checkers.update(bank_a.outbox.checkers)
-    return testing.check(worker)
+    return testing.check(bank_a_at(banks))
+
+
+def bank_a_at(banks: Banks, *, refund_after: float = 3600.0) -> Outbox:
+    """Return bank A as its workers know it, on these databases; what is parked for so long (seconds) is refunded."""
+    outbox = Outbox(banks.a, group="bank-a", settings=Settings())
+    outbox.checkers.update(bank_a.outbox.checkers)
+    outbox.known_group(TOPIC, group=GROUP, consumer=banks.b)
+    outbox.on_delivered(TOPIC, model=TransferOrdered)(bank_a.note_credit)
+    parked: dict[str, Any] = {"when": "parked", "after": refund_after}
+    outbox.compensation(TOPIC, model=TransferOrdered, consumers=[banks.b], **parked)(bank_a.refund)
+    return outbox
 
 
 def deliver(banks: Banks) -> None:
-    """Dispatch at bank A, and consume at bank B, all that there is."""
+    """Dispatch at bank A, consume at bank B all that there is, and let bank A know what became of it."""
     settings = Settings()
-    consumer = Consumer(bank_b.outbox.subscriptions["transfer", bank_b.GROUP], settings)
+    consumer = Consumer(bank_b.outbox.subscriptions[TOPIC, GROUP], settings)
     with banks.a.connect() as source, banks.b.connect() as connection:
         dispatch_once(source, settings)
         consumer.start(connection, source)
         while consumer.consume_once(connection, source):
             pass
+    testing.confirm(bank_a_at(banks))

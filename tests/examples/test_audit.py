@@ -72,6 +72,36 @@ def _without_inbox_row(connection: Connection) -> None:
     )
 
 
+def _in_state(state: str) -> Callable[[Connection], Any]:
+    last = select(func.max(bank_a.Transfer.id)).scalar_subquery()
+    settled_at = None if state == "debited" else func.now()
+    change = update(bank_a.Transfer).where(bank_a.Transfer.id == last).values(state=state, settled_at=settled_at)
+    return lambda connection: connection.execute(change)
+
+
+def _refund_by_hand(connection: Connection) -> None:
+    """Give a sender money that bank B has credited already."""
+    entry, account = bank_a.LedgerEntry, bank_a.Account
+    transfer = connection.execute(
+        select(bank_a.Transfer.id, bank_a.Transfer.account_id, bank_a.Transfer.amount)
+    ).first()
+    assert transfer
+    connection.execute(
+        insert(entry).values(account_id=transfer.account_id, refund_of=transfer.id, amount=transfer.amount)
+    )
+    more = update(account).where(account.id == transfer.account_id).values(balance=account.balance + transfer.amount)
+    connection.execute(more)
+
+
+def _quarantine(connection: Connection) -> None:
+    connection.execute(
+        text(
+            "UPDATE outbox.consumer_message SET status = 'quarantined' "
+            "WHERE message_id = (SELECT message_id FROM outbox.consumer_message LIMIT 1)"
+        )
+    )
+
+
 @pytest.mark.parametrize(
     ("bank", "theft", "finding"),
     [
@@ -81,8 +111,18 @@ def _without_inbox_row(connection: Connection) -> None:
         ("b", _cent(bank_b.Account), "but its ledger adds up to"),
         ("b", _credit_twice, "1 transfer with more than one credit"),
         ("b", _without_inbox_row, "2 inbox rows, but 3 halves with a message"),
+        ("b", _without(bank_b.LedgerEntry), "1 transfer credited by their state, and not by bank B's ledger"),
+        ("a", _in_state("refunded"), "1 transfer refunded by their state, and not by bank A's ledger"),
+        ("a", _in_state("refunded"), "1 transfer credited by bank B's ledger, and not by their state"),
+        ("a", _in_state("debited"), "1 transfer neither credited nor refunded"),
+        ("a", _refund_by_hand, "1 transfer refunded by bank A's ledger, and not by their state"),
+        ("a", _refund_by_hand, "1 transfer refunded, and not compensated"),
+        ("b", _quarantine, "0 transfers compensated, but 1 message quarantined at bank B"),
     ],
-    ids=["debit-gone", "credit-gone", "cent-at-a", "cent-at-b", "credited-twice", "inbox-row-gone"],
+    ids=[
+        *("debit-gone", "credit-gone", "cent-at-a", "cent-at-b", "credited-twice", "inbox-row-gone"),
+        *("not-credited", "not-refunded", "credited-though", "no-end", "refunded-though", "by-hand", "quarantined"),
+    ],
 )
 def test_a_thief_is_found(
     banks: Banks, auditor: Auditor, bank: str, theft: Callable[[Connection], Any], finding: str

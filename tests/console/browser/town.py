@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from examples.bank_transfer import bank_a_tables as bank_a
 from examples.bank_transfer import bank_b
-from examples.bank_transfer.bank_a_refund import refund
-from examples.bank_transfer.message import TOPIC, TransferOrdered
+from examples.bank_transfer.bank_a_settlement import refund
+from examples.bank_transfer.message import GROUP, TOPIC, TransferOrdered
 from examples.bank_transfer.orders import Order
 from outbox import Message, Outbox, Park, Settings
 from outbox.operator.operator import Operator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 #: Groups of bank B: one credits transfers, one reads notes, which do as they say.
-CREDIT = bank_b.GROUP
+CREDIT = GROUP
 NOTE, CLERK = "note", "clerk"
 
 OPENING = Decimal("1000.00")
