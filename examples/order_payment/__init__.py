@@ -1,19 +1,23 @@
-"""Orders and balances: an order is placed in one service, its price moves from balance to balance in another.
+"""Orders and accounts: a user pays in one service; in another the order is marked as paid and the enterprise credited.
 
-The order service and the balance service have a database each. Placing an order tells the balance service to debit the
-user's balance and credit the enterprise's. At the end both sides are compared: what was lost is resent, what
-was only forgotten is written down again, and the sums are equal to the cent. Run it in a checkout::
+The account service and the order service have a database each. Paying debits the user and tells the order service.
+Each minute a scheduler asks the order service, by HTTP, what became of the messages: it brings its own states to those
+of the other side, sends again what was lost, and gives up after a while. What the order service can't settle is rolled
+back: by itself when it is parked, by an operator when it was given up; the user has the money back. Run it in a
+checkout::
 
-    python -m examples.order_payment                    # compared in this process
-    python -m examples.order_payment --engine spark     # compared by Spark
-    python -m examples.order_payment --orders 2000 --seed 7
+    python -m examples.order_payment                    # minutes of one second
+    python -m examples.order_payment --minute 5 --log   # slower, and both services say what fails
+    python -m examples.order_payment --engine spark     # compared by Spark at the end
 
-Read it in this order:
+It prints the states of all messages over time. Read it in this order:
 
-1. `message`: what the order service tells the balance service.
-2. `order_service`: the producer. One decorated function places the order and sends the message, both or neither.
-3. `balance_service`: the consumer. One handler moves the money, once; an order that the user can't pay is parked.
-4. `accidents`: what may happen to tables in a bad night.
-5. `comparison`: the reconciliation of the two services, declared; and what an operator does about the rest.
-6. `demo`: the day from end to end.
+1. `message`: what the account service tells the order service.
+2. `account_service`: the producer. One decorated function debits the user and sends the message, both or neither; one
+   is told that a message was consumed, another gives the money back.
+3. `order_service`: the consumer. One handler settles the order, once; its inbox is asked by HTTP.
+4. `accidents`: how the order service loses messages.
+5. `timeline`: the states of both sides, as their tables have them.
+6. `comparison`: the reconciliation of the two services, declared.
+7. `demo`: from end to end.
 """

@@ -1,4 +1,4 @@
-"""What the order service tells the balance service: the contract of the topic `order-payment`."""
+"""What the account service tells the order service: the contract of the topic `order-paid`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-TOPIC = "order-payment"
+TOPIC = "order-paid"
+#: What the order service calls itself when it consumes; the account service asks what became of its messages there.
+GROUP = "order-service"
+
+CARD, VOUCHER = "card", "voucher"
 
 
-class PaymentDue(BaseModel):
-    """An order was placed: its price is to go from the balance of the user to that of the enterprise."""
+class OrderPaid(BaseModel):
+    """The user was debited: the order is to be marked as paid, and its enterprise credited with the price."""
 
     model_config = ConfigDict(frozen=True)
 
