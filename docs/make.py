@@ -50,7 +50,7 @@ nav = [
   { "Frameworks" = ["fastapi.md", "litestar.md", "flask.md", "django.md"] },
   { "Operations" = ["operating.md", "observing.md", "console.md", "deploying.md"] },
   { "Reconciling" = ["reconciling.md", "spark.md"] },
-  { "How it works" = ["how-it-works.md", "peer_rules.md"] },
+  { "How it works" = ["how-it-works.md", "peer_rules.md", "order_balance.md"] },
   { "Reference" = [REFERENCE] },
 ]
 
