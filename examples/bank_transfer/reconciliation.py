@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.status import Status
 from sqlalchemy import ARRAY, Uuid, any_, func, literal, select
 
-from outbox.reconcile.job import EngineName, Outcome, Repair, Spark
-from outbox.reconcile.repair import DONE
+from outbox.reconcile.job import DONE, EngineName, Outcome, Repair, Spark
 from outbox.reconcile.rows import JobResult, Repaired, to_findings
 from outbox.reconcile.run import reconcile
 
