@@ -1,6 +1,8 @@
 # The public names, declared once: for type checkers, and for `__init__.py`, which imports each when it is first used.
 from outbox.app import Outbox as Outbox
 from outbox.errors import OutboxError as OutboxError
+from outbox.flow.saga import Flow as Flow
+from outbox.flow.saga import Saga as Saga
 from outbox.message.model import Answer as Answer
 from outbox.message.model import Counts as Counts
 from outbox.message.model import Decision as Decision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -121,6 +121,12 @@ class Outbox(Declarations):
             _active.reset(token)
 
     @property
+    def current(self) -> Outbox:
+        """The tenant's Outbox that is `active` here, if this one or a tenant of it is; else this one."""
+        tenants = (each for each in reversed(_active.get()) if each.subscriptions is self.subscriptions)
+        return next(tenants, self)
+
+    @property
     def _bound(self) -> _Binding:
         if self._binding is not None:
             return self._binding
@@ -229,7 +235,8 @@ class Outbox(Declarations):
 
         ``body`` is a dict, dataclass, pydantic model, str or bytes; of a declared `topic`, what fits its model. The
         options are those of `SendOptions`: ``key``, ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``,
-        ``id``, ``content_type``, ``queue``, ``reply_to``, ``correlation``, ``conversation``, ``cause``.
+        ``id``, ``content_type``, ``queue``, ``reply_to``, ``correlation``, ``refusal``, ``conversation``,
+        ``cause``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
@@ -240,10 +247,9 @@ class Outbox(Declarations):
         """
         return self._producer.send(carrier, self._name_of(topic), Outgoing(body, **options))
 
-    def _send_reply(self, carrier: Any, topic: str, message: Outgoing, headers: Mapping[str, str]) -> Any:
+    def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.
-        tenants = (each for each in reversed(_active.get()) if each.subscriptions is self.subscriptions)
-        return next(tenants, self)._producer.send(carrier, topic, message, headers)
+        return self.current._producer.send(carrier, topic, message)
 
     @overload
     def prepare(

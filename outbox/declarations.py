@@ -62,7 +62,7 @@ class Declarations(DeliveryDeclarations):
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
         self.delivery_callbacks = other.delivery_callbacks
 
-    def _send_reply(self, carrier: Any, topic: str, message: Outgoing, headers: Mapping[str, str]) -> Any:
+    def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ class Settings:
 
     ``retention`` keeps decided halves, their ops and messages; ``inbox_retention`` keeps inbox rows, and
     must outlive the former by the retry horizon, or a message could be delivered again to an inbox that
-    has forgotten it. ``record_retention`` keeps what reconciliations found, and failed attempts.
+    has forgotten it. ``record_retention`` keeps what reconciliations found, failed attempts, and ended sagas.
     ``max_claims`` is how often a message may be started without ever finishing (the process died) before it is parked.
 
     Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is

@@ -94,7 +94,7 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery delivery_cursor half_error",
+    "producer": "check_history compensation delivery delivery_cursor half_error saga saga_command",
     "consumer": "attempt_history reconciliation_run reconciliation_finding reconciliation_order segment_hold",
 }
 # Of both parts, wherever the duty is done.
@@ -136,6 +136,7 @@ DUTIES = (
         topic="SELECT(name queues)",  # where a sender chooses the queue
     ),
     _duty("decide", "producer", _DECIDE, half_error="INSERT"),
+    _duty("saga", "producer", saga="SELECT INSERT UPDATE", saga_command="SELECT INSERT UPDATE"),
     _duty(
         "flow control",
         "producer",
@@ -167,6 +168,8 @@ DUTIES = (
         delivery="SELECT DELETE",
         delivery_cursor="SELECT DELETE",
         half_error="SELECT(half_id) DELETE",
+        saga="SELECT DELETE",
+        saga_command="SELECT DELETE",
     ),
     _duty("prune records", "producer", _RECORDS),
     _duty(
@@ -268,7 +271,7 @@ _STATS, _SIGNAL = "pg_read_all_stats", "pg_signal_backend"
 ROLES: Mapping[str, GrantRole] = {
     role.name: role
     for role in (
-        GrantRole("producer", "sends, prepares and decides", ("send", "decide", "flow control")),
+        GrantRole("producer", "sends, prepares and decides", ("send", "decide", "saga", "flow control")),
         GrantRole(
             "worker",
             "is the producer's worker",

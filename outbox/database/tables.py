@@ -364,6 +364,43 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("written_at", _TIME, nullable=False, server_default=_NOW),
             CheckConstraint("cardinality(starts) = cardinality(positions)", name="queues"),
         ],
+        # A saga that was started. It changes until it has ended. What the columns mean: outbox/flow/saga.py.
+        "saga": [
+            Column("id", Uuid, primary_key=True),
+            Column("name", _NAME, nullable=False),
+            Column("status", Text, nullable=False, server_default=text("'running'")),
+            Column("content_type", Text, nullable=False),
+            Column("body", LargeBinary, nullable=False),
+            Column("started_at", _TIME, nullable=False, server_default=_NOW),
+            Column("ended_at", _TIME),
+            Column("reason", Text),
+            CheckConstraint("status IN ('running', 'compensating', 'completed', 'compensated')", name="status"),
+            CheckConstraint("(ended_at IS NULL) = (status IN ('running', 'compensating'))", name="ended"),
+            # Serves "what is on its way".
+            Index("ix_saga_open", "id", postgresql_where=text("ended_at IS NULL")),
+            # Serves prune.
+            Index(None, "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+        ],
+        # A command of a saga, by the id of its message, and what was answered.
+        "saga_command": [
+            Column("message_id", Uuid, primary_key=True),
+            Column("saga_id", Uuid, nullable=False),
+            Column("number", Integer, nullable=False),
+            Column("step", _NAME, nullable=False),
+            Column("kind", Text, nullable=False),
+            Column("sent_at", _TIME, nullable=False, server_default=_NOW),
+            Column("overdue_at", _TIME),
+            Column("answered_at", _TIME),
+            Column("answer", Text),
+            Column("reason", Text),
+            Column("result_type", Text),
+            Column("result", LargeBinary),
+            CheckConstraint("kind IN ('action', 'compensation')", name="kind"),
+            CheckConstraint("answer IN ('done', 'refused')", name="answer"),
+            CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
+            # Serves each transition: all commands of a saga; and no two have the same number.
+            Index(None, "saga_id", "number", unique=True),
+        ],
     }
     metadata = _metadata(schema, tables)
     # Table(postgresql_with=…) is of SQLAlchemy 2.1.

@@ -288,18 +288,6 @@ class Message(_Decoded[T_co]):
             InvalidMessage: the sender expects no answer (`reply_to` is None); or the message isn't one that a consumer
                 handles.
         """
-        return self._answer(carrier, body, options, {})
-
-    def refuse(self, carrier: Any, reason: str, **options: Unpack[SendOptions]) -> Any:
-        """Answer that what the message asks for will not be done; return the answer's id.
-
-        Otherwise as `reply`. What the handler has changed before is kept: look first, then refuse or change.
-        """
-        return self._answer(
-            carrier, {"refused": reason}, options, {REFUSAL_HEADER: storable(reason)[:_LONGEST_REFUSAL]}
-        )
-
-    def _answer(self, carrier: Any, body: Any, options: SendOptions, more: Mapping[str, str]) -> Any:
         topic = self.reply_to
         if topic is None:
             raise InvalidMessage(
@@ -311,11 +299,19 @@ class Message(_Decoded[T_co]):
                 f"message {self.id} of topic {self.topic!r} can't be answered here: only the handler of a consumer can"
             )
         merged: SendOptions = {"key": self.key, "correlation": self.id, "cause": self, **options}
-        return self.send_reply(carrier, topic, Outgoing(body, **merged), more)
+        return self.send_reply(carrier, topic, Outgoing(body, **merged))
+
+    def refuse(self, carrier: Any, reason: str, **options: Unpack[SendOptions]) -> Any:
+        """Answer that what the message asks for will not be done; return the answer's id.
+
+        Otherwise as `reply`. What the handler has changed before is kept: look first, then refuse or change.
+        """
+        merged: SendOptions = {"refusal": reason, **options}
+        return self.reply(carrier, {"refused": reason}, **merged)
 
 
-#: Sends an answer: given the carrier, the topic, what is sent, and headers that say more of it.
-ReplySender = Callable[[Any, str, "Outgoing", Mapping[str, str]], Any]
+#: Sends an answer: given the carrier, the topic, and what is sent.
+ReplySender = Callable[[Any, str, "Outgoing"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +340,8 @@ class SendOptions(TypedDict, total=False):
     ``reply_to`` is the topic that the sender expects an answer in (`Message.reply`). What is sent while a message is
     handled has that as its cause, and belongs to its conversation; ``cause`` names the message where nobody can know
     it (in a handler that takes a list, in a thread of its own), ``conversation`` the first one of a chain that was
-    written down. ``correlation`` is the message that this one answers, where it isn't `Message.reply` that does.
+    written down. ``correlation`` is the message that this one answers, ``refusal`` why it says no, where that isn't
+    done by `Message.reply` and `Message.refuse`.
     """
 
     key: str | None
@@ -358,6 +355,7 @@ class SendOptions(TypedDict, total=False):
     queue: int | None
     reply_to: str | Topic[Any] | None
     correlation: UUID | None
+    refusal: str | None
     conversation: UUID | None
     cause: Message | Orphan | None
 
@@ -386,6 +384,8 @@ def chain_headers(options: SendOptions) -> dict[str, str]:
             headers[header] = str(value)
     if (topic := options.get("reply_to")) is not None:
         headers[REPLY_TO_HEADER] = topic.name if isinstance(topic, Topic) else check_topic(topic)
+    if (reason := options.get("refusal")) is not None:
+        headers[REFUSAL_HEADER] = storable(reason)[:_LONGEST_REFUSAL]
     return headers
 
 

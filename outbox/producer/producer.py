@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -67,10 +66,6 @@ if TYPE_CHECKING:
 
     Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
     AnyCarrier = Carrier | RawConnection | RawAsyncConnection
-
-
-#: Of a message that the framework has nothing to say of.
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,11 +522,9 @@ class Producer:
         joinable = running is not None and running.engine is self._engine and running.is_async is is_async
         return running.open() if running is not None and joinable else None
 
-    def send(
-        self, carrier: AnyCarrier, topic: str, message: Outgoing, own_headers: Mapping[str, str] = NO_HEADERS
-    ) -> Any:
-        """See `Outbox.send`; ``own_headers`` are the framework's."""
-        half, added = _with_added_headers(self._half(topic, message, own_headers))
+    def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
+        """See `Outbox.send`."""
+        half, added = _with_added_headers(self._half(topic, message))
         limit, nudge = self._settings.max_transaction_bytes, self._settings.listen
         write = Write(self._own, self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added)
         return self._add(carrier, write)
@@ -631,7 +624,7 @@ class Producer:
             raise already(decision)
         return decision
 
-    def _half(self, topic: str, message: Outgoing, own_headers: Mapping[str, str] = NO_HEADERS) -> HalfMessage:
+    def _half(self, topic: str, message: Outgoing) -> HalfMessage:
         options = message.options
         times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
         delivery = content.check_delivery(*times, self._settings.delay_levels)
@@ -643,7 +636,7 @@ class Producer:
             raise InvalidMessage(f"queue {queue!r} must be a whole number from 0 on")
         key, headers = options.get("key"), options.get("headers")
         # A refusal has no body of the topic's model.
-        if (declared := self._topics.get(topic)) is None or content.REFUSAL_HEADER in own_headers:
+        if (declared := self._topics.get(topic)) is None or options.get("refusal") is not None:
             raw, content_type = self.codecs.encode(message.body, options.get("content_type"))
         else:
             body = declared.validated(message.body)
@@ -662,8 +655,8 @@ class Producer:
             raise InvalidMessage(f"header {content.ENCODING_HEADER!r} is for compressed bodies alone; leave it out")
         if not content.CHAIN_HEADERS.isdisjoint(headers):  # those of a message that is passed on
             headers = {name: value for name, value in headers.items() if name not in content.CHAIN_HEADERS}
-        if own := {**chain_headers(options), **own_headers}:
-            headers = {**headers, **own}
+        if chain := chain_headers(options):
+            headers = {**headers, **chain}
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers

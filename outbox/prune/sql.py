@@ -26,6 +26,17 @@ DELETE FROM {s}.delivery_cursor
 RETURNING 1
 """)
 
+#: Delete sagas that ended long ago, with their commands. Rows: one for each saga.
+old_sagas: Template = Template("""
+WITH old AS MATERIALIZED (
+    SELECT id FROM {s}.saga
+     WHERE ended_at < clock_timestamp() - make_interval(secs => %(retention)s) ORDER BY ended_at LIMIT %(limit)s
+), commands AS (
+    DELETE FROM {s}.saga_command WHERE saga_id IN (SELECT id FROM old)
+)
+DELETE FROM {s}.saga WHERE id IN (SELECT id FROM old) RETURNING id
+""")
+
 #: Delete offsets that newer ones have replaced. Rows: one for each.
 old_offsets: Template = Template("""
 DELETE FROM {s}.consumer_offset

@@ -28,6 +28,7 @@ NEW = [
     "producer_0005",
     "producer_0006",
     "producer_0007",
+    "producer_0008",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",

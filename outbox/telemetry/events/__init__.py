@@ -41,6 +41,8 @@ from outbox.telemetry.events.settling import (
     MessageCompensated,
     MessageResent,
     ResendExhausted,
+    SagaOverdue,
+    UndoRefused,
 )
 from outbox.telemetry.events.working import (
     BulkItemFailed,
@@ -112,9 +114,11 @@ __all__ = [
     "ReconciliationReportFailed",
     "ResendExhausted",
     "RollbackFailed",
+    "SagaOverdue",
     "SampleFailed",
     "SendRefused",
     "StatisticsRead",
+    "UndoRefused",
     "WorkerCutOff",
     "WorkerStarted",
     "WorkerStopped",

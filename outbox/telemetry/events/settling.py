@@ -276,3 +276,48 @@ class CompensationsHeld(TelemetryEvent):
     topic: str
     waiting: int
     limit: int
+
+
+# --- sagas -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SagaCommand(TelemetryEvent):
+    """Something about a command of a saga: which flow has sent it, for which step, by which message."""
+
+    saga: str
+    flow_id: UUID
+    step: str
+    command: str
+    message_id: UUID
+
+
+@event(
+    "saga.overdue",
+    "flow",
+    logging.WARNING,
+    "saga %(saga)s, flow %(flow_id)s: the %(command)s of step %(step)s, message %(message_id)s, isn't answered"
+    " (told %(times)d times)",
+)
+class SagaOverdue(_SagaCommand):
+    """A participant hasn't answered in time; told for the ``times``-th time."""
+
+    times: int
+
+    @property
+    def level(self) -> int:
+        """ERROR from the second time on, and where something isn't undone: a human must look."""
+        return logging.ERROR if self.times > 1 or self.command == "compensation" else logging.WARNING
+
+
+@event(
+    "saga.undo_refused",
+    "flow",
+    logging.ERROR,
+    "saga %(saga)s, flow %(flow_id)s: step %(step)s isn't undone, for its participant refuses to (%(reason)s);"
+    " the command is sent again",
+)
+class UndoRefused(_SagaCommand):
+    """A participant refuses to undo what it has done; the command is sent again, for ever."""
+
+    reason: str
