@@ -193,6 +193,7 @@ class Declarations(DeliveryDeclarations):
         consumers: Collection[Engine | AsyncEngine | str] = (),
         when: Literal["ordered", "parked"] = "ordered",
         after: dt.timedelta | float = 0.0,
+        timeout: dt.timedelta | float | None = None,
     ) -> Any:
         """Register how the local transaction behind a message of ``topic`` is undone when that is ordered.
 
@@ -204,6 +205,9 @@ class Declarations(DeliveryDeclarations):
         An operator orders it; with ``when="parked"`` also a worker, for what a group that is known (`known_group`, or
         one that consumes the topic by this Outbox in its own database) has parked ``after`` (timedelta or seconds) ago.
 
+        What takes longer than ``timeout`` (by default the setting ``compensation_timeout``) has failed: it loses its
+        connection, and with that all that it did.
+
         Raises:
             InvalidHandler: the topic has a compensation already, or the function can't be called so.
             InvalidMessage: the topic isn't a name.
@@ -213,8 +217,17 @@ class Declarations(DeliveryDeclarations):
         def register(function: F) -> F:
             if (earlier := self.compensations.get(topic)) is not None:
                 raise InvalidHandler(f"topic {topic!r} has a compensation already: {earlier.name}; one undoes them all")
-            databases, seconds = as_databases(topic, consumers), check_seconds("after", after)
-            self.compensations[topic] = Compensation(topic, function, model, databases, when, seconds, self.codecs)
+            limit = self.settings.compensation_timeout if timeout is None else check_seconds("timeout", timeout)
+            self.compensations[topic] = Compensation(
+                topic,
+                function,
+                model,
+                as_databases(topic, consumers),
+                when,
+                check_seconds("after", after),
+                self.codecs,
+                limit,
+            )
             return function
 
         return register

@@ -139,6 +139,11 @@ class Settings:
         page="delivering",
     )
 
+    # Three times as long as a checker: it writes, and may wait for the locks of others.
+    compensation_timeout: Seconds = option(
+        30.0, "How long a compensation may take.", above=0, most=86400, page="delivering"
+    )
+
     # Deploying
     schema: str = option("outbox", "The schema of the tables.", page="deploying")
     retention: Seconds = option(

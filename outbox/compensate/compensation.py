@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Engine, make_url
@@ -33,7 +34,8 @@ class Compensation:
     ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
     was sent. ``consumers`` are the databases, beside the producer's own, in which groups consume the topic. ``model``
     is the type that bodies are read as, ``codecs`` read those of other content types. ``when`` says who orders it:
-    operators alone, or the policy too, for what a known group has parked ``after`` seconds ago.
+    operators alone, or the policy too, for what a known group has parked ``after`` seconds ago. ``timeout`` is how long
+    (seconds) the function may take; ``left_behind`` are the threads of this process in which it took longer.
 
     Raises:
         InvalidHandler: a function that can't be called so, or consumers that are none.
@@ -48,6 +50,8 @@ class Compensation:
     when: Literal["ordered", "parked"] = "ordered"
     after: float = 0.0
     codecs: Codecs = field(default_factory=Codecs, repr=False)
+    timeout: float = 30.0
+    left_behind: list[Thread] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -57,6 +61,8 @@ class Compensation:
             raise InvalidHandler(f"{what}: when = {self.when!r} must be 'ordered' or 'parked'")
         if self.after and self.when != "parked":
             raise InvalidHandler(f"{what}: after says how long a message stays parked before; it needs when='parked'")
+        if not self.timeout > 0:
+            raise InvalidHandler(f"{what}: timeout = {self.timeout!r} must be greater than 0 (seconds)")
         for number, consumer in enumerate(self.consumers, 1):
             _check_database(f"{what}: number {number} of consumers", consumer)
 
@@ -64,6 +70,14 @@ class Compensation:
     def name(self) -> str:
         """What the function is called."""
         return function_name(self.function)
+
+    @property
+    def hanging(self) -> int:
+        """In how many threads of this process it still runs, although it was given up."""
+        for thread in list(self.left_behind):
+            if not thread.is_alive():
+                self.left_behind.remove(thread)
+        return len(self.left_behind)
 
     @property
     def is_async(self) -> bool:

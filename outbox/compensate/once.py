@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
-from outbox.compensate.run import CompensationItem, CompensationRun, ItemTable, StaleItem
+from outbox.compensate.run import (
+    LEASE,
+    CompensationItem,
+    CompensationRun,
+    CompensationTimedOut,
+    ItemTable,
+    StaleItem,
+    run_in_time,
+)
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
@@ -42,6 +50,8 @@ if TYPE_CHECKING:
 #: twice as long.
 MAX_ATTEMPTS = 5
 FIRST_RETRY = 30.0
+#: In so many threads of a process a topic's compensation may hang; then the topic rests, and the others go on.
+MOST_LEFT_BEHIND = 5
 
 
 def compensate_once(
@@ -73,7 +83,8 @@ def compensate_once(
         )
     if not due:
         return Counts()
-    items, databases = ItemTable(connection, settings.schema), InboxDatabases(connection, settings.schema)
+    lease = LEASE + max(each.timeout for each in compensations.values())
+    items, databases = ItemTable(connection, settings.schema, lease), InboxDatabases(connection, settings.schema)
     run = _CompensationPass(items, databases, settings, compensations, new_runner, stopping)
     counts = Counts()
     try:
@@ -197,14 +208,19 @@ class _CompensationPass:
             database.run(lambda each: quarantine.release(each, self._settings.schema, order, doubt=doubt))
 
     def _perform(self, run: CompensationRun, databases: list[InboxDatabase]) -> str:
-        item = run.item
+        item, compensation = run.item, run.compensation
+        if compensation.hanging >= MOST_LEFT_BEHIND:
+            raise Postponed(f"{compensation.name} hangs in every thread that it may have", UNREACHABLE)
         error: Exception | None
         try:
-            is_async = run.compensation.is_async
+            is_async = compensation.is_async
             if is_async not in self._runners:
                 self._runners[is_async] = self._new_runner(is_async)
-            self._runners[is_async].run(run.hold)
+            run_in_time(run, self._runners[is_async])
             error = run.error
+        except CompensationTimedOut as timed_out:
+            del self._runners[is_async]
+            error = timed_out
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
         if run.done:

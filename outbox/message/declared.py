@@ -70,6 +70,7 @@ class CompensationOptions(TypedDict, total=False):
     consumers: Collection[Engine | AsyncEngine | str]
     when: Literal["ordered", "parked"]
     after: dt.timedelta | float
+    timeout: dt.timedelta | float | None
 
 
 class HandlerDecorator(Protocol[T]):

@@ -232,7 +232,8 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
         add("checker", checker.topic, storable(checker.name), **options)
     for compensation in list(outbox.compensations.values()):
         consumers = [_address(bind) for bind in compensation.consumers]
-        add("compensation", compensation.topic, storable(compensation.name), consumers=consumers)
+        options = {"consumers": consumers, **_options(compensation, "when", "after", "timeout")}
+        add("compensation", compensation.topic, storable(compensation.name), **options)
     for declared in list(outbox.reconciliations.values()):
         options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
         for pairs in [pairs for name, pairs in reconciled if name == declared.name] or [()]:
