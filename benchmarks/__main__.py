@@ -13,7 +13,10 @@ from benchmarks.measure import Figure
 from outbox import embedded
 from outbox.database import migration
 
-NAMES = ("send", "carriers", "dispatch", "consume", "effect", "latency", "pinned", "check", "imports", "reconcile")
+NAMES = (
+    *("send", "carriers", "dispatch", "consume", "effect", "latency", "pinned", "check", "confirm"),
+    *("imports", "reconcile"),
+)
 #: Run only when asked for: they take a quarter of an hour, an hour and ten minutes; the first two 10 and 30 GB of disk.
 _LONG = ("console", "reconcile_growth", "endurance")
 

@@ -188,7 +188,8 @@ def test_what_is_registered(engine: Engine, settings: Settings) -> None:
         "batch": 5, "retries": 2, "on_exhausted": "park",
     }  # fmt: skip
     assert (checker["kind"], checker["topic"], checker["options"]["max_checks"]) == ("checker", "order", 15)
-    assert (compensation["kind"], compensation["options"]) == ("compensation", {"consumers": ["elsewhere:6432/bank"]})
+    options = {"consumers": ["elsewhere:6432/bank"], "when": "ordered", "after": 0.0, "timeout": 30.0}
+    assert (compensation["kind"], compensation["options"]) == ("compensation", options)
     assert reconciliation["options"]["cron"] == "0 3 * * *"
     assert "secret" not in json.dumps(handlers_of(app))
 
