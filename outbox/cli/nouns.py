@@ -128,6 +128,51 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
         )
 
 
+@gathered
+def show_conversation(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of one of its messages.")],
+    databases: DatabasesOptions,
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Show the chain of messages that one belongs to: what a handler sent stands below the message that it handled.
+
+    \b
+    Example:
+      outbox messages conversation 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
+    """
+    with databases.opened() as operator:
+        found = operator.conversation(as_id(id_))
+    output.print_as(form, dataclasses.asdict(found), *_tables_of_conversation(found))
+
+
+def _tables_of_conversation(found: model.Conversation) -> Iterator[Any]:
+    tree = list(_tree(found.messages))
+    yield output.rows_table(
+        "message topic key sender status receipts when=born_at",
+        tree,
+        f"Conversation {found.id}",
+        message=lambda each: f"{'  ' * each.depth}{each.id}",
+        status=lambda each: f"compensated by {each.compensated_by}" if each.compensated_by else each.status,
+        receipts=lambda each: ", ".join(f"{receipt.group}: {receipt.status}" for receipt in each.receipts),
+    )
+    if not found.complete:
+        yield output.facts_table("There are more messages than are shown", {"shown": len(tree)})
+    if found.unseen:
+        yield output.facts_table("Not reached", {"databases": ", ".join(found.unseen)})
+
+
+def _tree(messages: list[model.ConversationMessage]) -> Iterator[model.ConversationMessage]:
+    """Yield each message before its effects, and these before the next one."""
+    known = {each.id for each in messages}
+    roots = [each for each in messages if each.depth == 0]
+    effects = {cause: [each for each in messages if each.depth and each.cause == cause] for cause in known}
+    waiting = roots[::-1]
+    while waiting:
+        message = waiting.pop()
+        yield message
+        waiting += effects[message.id][::-1]
+
+
 # --- messages --------------------------------------------------------------------------------------------------------
 
 _MESSAGES = CommandGroup(
@@ -178,6 +223,7 @@ _SCHEDULED = CommandGroup(
 
 messages_app: typer.Typer = commands_of(_MESSAGES)
 messages_app.command("show")(show_message)
+messages_app.command("conversation")(show_conversation)
 groups.add_list(messages_app, _SCHEDULED, "scheduled")
 
 #: What an export with bodies has besides; ``body_base64`` only for bytes that are no text, and are revealed.

@@ -208,6 +208,14 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("queue", Integer),
             CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
             CheckConstraint("octet_length(key) <= 255", name="key"),
+            # Serves operators: the messages of a conversation. An id has 36 characters; a header may be too long for an
+            # index.
+            Index(
+                "ix_half_message_conversation",
+                text("\"left\"(headers ->> 'outbox-conversation', 36)"),
+                "id",
+                postgresql_where=text("headers ? 'outbox-conversation'"),
+            ),
         ],
         # The one row of the producer's side that changes: it lives from prepare to decision.
         "half_check": [

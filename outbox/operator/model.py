@@ -522,3 +522,58 @@ class MessageView(MessageRecord):
     actions: dict[str, list[str]]
     refused: dict[str, str]
     unseen: list[str]
+
+
+# --- a conversation --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a group did with a message of a conversation; ``error`` is the first line of its last one."""
+
+    database: str
+    group: str
+    status: str
+    attempts: int
+    error: str | None
+    changed_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationMessage:
+    """A message of a conversation.
+
+    ``cause`` is the message whose handler sent it, None of the first; ``depth`` how many messages there are between the
+    two that are known. ``sender`` is the group whose handler sent it, else its producer group. ``answers`` is the
+    message that it answers. ``compensated_by`` is the function that undid its local transaction.
+    """
+
+    database: str
+    id: UUID
+    cause: UUID | None
+    answers: UUID | None
+    depth: int
+    sender: str
+    topic: str
+    key: str | None
+    tag: str | None
+    status: str
+    born_at: dt.datetime
+    deliver_at: dt.datetime | None
+    receipts: list[Receipt]
+    compensated_at: dt.datetime | None
+    compensated_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The chain of messages that began with one, in the order in which they were sent; a cause before its effects.
+
+    ``complete`` is False where there are more messages than are shown. ``unseen`` are the databases that couldn't be
+    read: what is in them is missing.
+    """
+
+    id: UUID
+    messages: list[ConversationMessage]
+    complete: bool
+    unseen: list[str]

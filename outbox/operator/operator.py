@@ -32,6 +32,7 @@ from outbox.operator.databases import PATIENCE, Database, Databases
 from outbox.operator.health.locks import LockViews
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.look import inbox_sql
+from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import Lists
 from outbox.operator.look.message import MessageViews, gather
 from outbox.operator.look.redact import Redactor
@@ -51,7 +52,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, MessageViews, BulkJobs, HealthViews, LockViews):
+class Operator(Lists, MessageViews, ConversationViews, BulkJobs, HealthViews, LockViews):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

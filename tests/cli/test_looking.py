@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Settings
 from outbox.cli import groups
@@ -23,6 +24,7 @@ from outbox.dispatch.once import dispatch_once
 from outbox.operator.health import stats
 from outbox.operator.look import lists_sql
 from outbox.operator.model import MessageStatus
+from outbox.testing import drain
 from tests.cli.conftest import Cli
 
 ESCAPE = "\x1b[31mred\x1b[0m [bold]x[/bold]"
@@ -379,7 +381,7 @@ def test_show_failures(cli: Cli, world: World) -> None:
     assert "the till is locked" in failed["last_error"]
     (attempt,) = cli("messages", "show", str(world.failed), "-o", "json").json["attempts"]
     assert (attempt["attempt"], attempt["status"]) == (1, "failed")
-    assert "Failed attempts" in cli("messages", "show", str(world.failed)).stdout
+    assert "Failed attempts" in cli("messages", "show", str(world.failed)).out
     parked = cli("messages", "show", str(world.parked), "-o", "json").json["inbox"][0]
     assert (parked["status"], "looks wrong" in parked["last_error"]) == ("parked", True)
 
@@ -393,6 +395,25 @@ def test_show_what_a_function_raised(cli: Cli, world: World, engine: Engine) -> 
     assert "no money" in out
     assert "trace" not in out
     assert cli("messages", "show", str(world.undecided), "-o", "json").json["raised"]["error"].endswith("trace")
+
+
+def test_conversation(cli: Cli, world: World, outbox: Outbox, engine: Engine) -> None:
+    """What a handler sent stands below its cause, indented."""
+
+    @outbox.consumer("question", group="answering")
+    def answer(message: Message, session: Session) -> None:
+        outbox.send(session, "answer", {})
+
+    with engine.begin() as connection:
+        question = outbox.send(connection, "question", {})
+    drain(outbox)
+    messages = cli("messages", "conversation", str(question), "-o", "json").json["messages"]
+    assert [(each["topic"], each["depth"], each["cause"]) for each in messages] == [
+        ("question", 0, None), ("answer", 1, str(question)),
+    ]  # fmt: skip
+    out = cli("messages", "conversation", messages[1]["id"]).out
+    assert out.index(str(question)) < out.index(f"  {messages[1]['id']}")
+    assert "answering: consumed" in out
 
 
 def test_show_bodies(cli: Cli, world: World) -> None:

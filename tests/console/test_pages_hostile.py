@@ -56,7 +56,8 @@ def visitor(hostile: Shop, ask: Asker) -> Iterator[Visitor]:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "messages", "messages/{id}", "dead", "dead?tab=discarded", "inbox", "bulk-jobs", "audit", "system",
+    ["", "messages", "messages/{id}", "messages/{id}/conversation",
+     "dead", "dead?tab=discarded", "inbox", "bulk-jobs", "audit", "system",
      "messages/{id}/do/retry?group=billing", "messages/{id}/do/compensate",
      "bulk?action=discard&of=inbox&status=parked"],
 )  # fmt: skip

@@ -9,8 +9,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy.orm import Session
 
-from outbox import outcomes
+from outbox import Message, Park, outcomes
 from outbox.console import create_console_router
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
@@ -165,6 +166,35 @@ def test_a_message_shows_what_its_function_raised(acting: Http, shop: Shop) -> N
     well_made(page)
     for text in ("Error of its function", "LookupError: no such <card>", "Traceback", "Its function raised"):
         assert text in page.text, text
+
+
+def test_a_conversation_is_a_diagram_and_a_table(acting: Http, shop: Shop) -> None:
+    """Who sent what to whom, by a handler that answers; the picture needs no script, and the table says the same."""
+
+    @shop.outbox.consumer("question", group="answering")
+    def answer(message: Message, session: Session) -> None:
+        shop.outbox.send(session, "answer", {"to": str(message.id)})
+
+    @shop.outbox.consumer("answer", group="asking")
+    def refuse(message: Message, session: Session) -> Park:
+        return Park("an <answer> that is none")
+
+    with Session(shop.engine) as session, session.begin():
+        question = shop.outbox.send(session, "question", {})
+    for _ in range(2):
+        shop.drain()
+    page = Visitor(acting).go(f"messages/{question}")
+    page = Visitor(acting).go(page.link("as a sequence diagram").removeprefix("/"))
+    well_made(page)
+    svg = next(values for name, values in page.tags if name == "svg" and values.get("role") == "img")
+    assert svg["aria-label"].startswith("Who sent what to whom: shop, answering, asking.")
+    for text in ("question", "answer", "consumed", "parked", "an <answer> that is none", "2 messages that began with"):
+        assert text in page.text, text
+    found = acting.get(f"/messages/{question}/conversation").json()
+    assert [(each["topic"], each["sender"], each["depth"]) for each in found["messages"]] == [
+        ("question", "shop", 0), ("answer", "answering", 1),
+    ]  # fmt: skip
+    assert Visitor(acting).go(f"messages/{uuid4()}/conversation").status == 404
 
 
 def test_who_may_not_act_is_offered_nothing(visitor: Visitor) -> None:

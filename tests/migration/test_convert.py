@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from alembic import command
@@ -29,6 +30,7 @@ NEW = [
     "producer_0006",
     "producer_0007",
     "producer_0008",
+    "producer_0009",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",
@@ -120,6 +122,23 @@ def test_an_index_that_was_interrupted_is_built_again(url: str, old: Engine) -> 
     tables.run("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.op_message_sequence_0002'::regclass")
     assert migration.upgrade(url) == NEW
     assert migration.check(url) == []
+
+
+def test_an_index_of_partitions_is_built_before(url: str, engine: Engine) -> None:
+    """While all goes on, on each partition; the revision makes the index of the table of these, and reads no row."""
+    with runner._turn(url, "outbox", 5.0) as (connection, config, _):
+        connection.execute(text("CREATE SCHEMA outbox"))
+        command.upgrade(config, "producer_0008")
+    tables = Tables(engine)
+    tables.run("CREATE TABLE outbox.half_message_old PARTITION OF outbox.half_message FOR VALUES FROM (:a) TO (:b)"
+               .replace(":a", f"'{UUID(int=1)}'").replace(":b", f"'{UUID(int=2)}'"))  # fmt: skip
+    assert migration.upgrade(url, ["producer"]) == ["producer_0009"]
+    assert migration.check(url) == []
+    sql = """SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_inherits i ON i.inhrelid = indexrelid
+              WHERE i.inhparent = 'outbox.ix_half_message_conversation'::regclass ORDER BY 1"""
+    assert tables.rows(sql) == [
+        ("outbox.half_message_default_conversation", True), ("outbox.half_message_old_conversation", True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("table", ["message", "consumer_message"])

@@ -209,6 +209,12 @@ def message(
     return view
 
 
+@router.get("/messages/{message_id}/conversation", responses=problems(404), tags=["messages"])
+def conversation(context: Context, message_id: UUID) -> model.Conversation:
+    """Return the chain of messages that a message belongs to, in the order in which they were sent."""
+    return context.operator.conversation(message_id)
+
+
 @router.get("/messages/{message_id}/payload", responses=problems(404), tags=["messages"])
 def payload(context: Context, message_id: UUID, request: Request, reveal: bool = False) -> model.Body:
     """Return the body of a message, masked; with ``reveal`` as it is, which is audited."""

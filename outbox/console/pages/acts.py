@@ -15,6 +15,7 @@ from fastapi import APIRouter, Response
 from outbox.console.api.lists import types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
+from outbox.console.pages.diagram import Diagram
 from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
 from outbox.console.pages.view import PageView, View, of_each
 from outbox.errors import InvalidRequest, VersionMismatch
@@ -71,6 +72,13 @@ def _start(
 def message(view: View, message_id: UUID) -> Response:
     """Show a message."""
     return _message_page(view, message_id)
+
+
+@router.get("/messages/{message_id}/conversation")
+def conversation(view: View, message_id: UUID) -> Response:
+    """Show the conversation of a message as a sequence diagram, and as a table."""
+    found = view.operator.conversation(message_id)
+    return view.page("conversation.html", view=found, diagram=Diagram(found))
 
 
 # Not a link: a reveal is recorded, and nothing that follows links by itself may do it.

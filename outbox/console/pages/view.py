@@ -122,6 +122,12 @@ _CHIPS = {
     "no_answer": Chip("alert", "warn", "no answer", "the worker died over it, or was cut off"),
 }
 
+
+def chip_of(status: str) -> Chip:
+    """Return how a status is shown."""
+    return _CHIPS.get(status, _UNKNOWN)
+
+
 #: What each icon stands for: acts, and the kinds of events in a timeline.
 _MEANINGS = {
     "alert": ("raised",),
@@ -334,7 +340,7 @@ def _environment() -> Environment:
         "ICONS": ICONS,
         "acts_for": acts_for,
         "acts_in": lambda noun, state: [act for act in acts_for(noun) if state in act.from_states],
-        "chip_of": lambda status: _CHIPS.get(status, _UNKNOWN),
+        "chip_of": chip_of,
     }
     return environment
 

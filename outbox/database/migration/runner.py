@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _TURN_TIMEOUT = 60.0
 _IS_VALID = text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
+_PARTITIONS = text(
+    "SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p"
+    " ON p.oid = i.inhparent WHERE p.oid = to_regclass(:table) AND p.relkind = 'p' ORDER BY 1"
+)
 # Alembic keeps what it is doing in module globals.
 _one_at_a_time = threading.Lock()
 
@@ -134,12 +138,23 @@ def _build_indexes(bind: Bind, parts: tuple[str, ...], schema: str) -> None:
             return
         connection.rollback()
         connection.execution_options(isolation_level="AUTOCOMMIT")
-        for name, target in missing:
+        for name, target in [leaf for index in missing for leaf in _on_partitions(connection, schema, *index)]:
             valid = connection.scalar(_IS_VALID, {"name": f'"{schema}".{name}'})
             if valid is False:
                 connection.execute(text(f'DROP INDEX CONCURRENTLY IF EXISTS "{schema}".{name}'))
             if not valid:
                 connection.execute(text(f'CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON "{schema}".{target}'))
+
+
+def _on_partitions(connection: Connection, schema: str, name: str, target: str) -> list[tuple[str, str]]:
+    """Return an index as it is, or those on the partitions of its table, which none can be built for at once.
+
+    The index of the table, which a revision makes, takes them over.
+    """
+    table = target.partition(" ")[0]
+    leaves = connection.scalars(_PARTITIONS, {"table": f'"{schema}".{table}'}).all()
+    what = name.removeprefix(f"ix_{table}_")
+    return [(f"{leaf}_{what}", target.replace(table, leaf, 1)) for leaf in leaves] or [(name, target)]
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from outbox.database.execute import Template
 from outbox.database.sql import GROUP_QUEUES, message_status
-from outbox.message.content import ENCODING_HEADER
+from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER
 from outbox.operator.databases import Query
+from outbox.operator.look.inbox_sql import GROUPS
 
 #: The status of an undecided half by its check ``c``: a `outbox.operator.model.HalfStatus`.
 HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
@@ -112,3 +113,38 @@ SELECT f.run_id, r.topic, r.consumer_group, f.kind, f.detail::text, f.action, f.
   LEFT JOIN LATERAL (SELECT * FROM {s}.reconciliation_run WHERE id = f.run_id LIMIT 1) r ON true
  ORDER BY f.id DESC LIMIT 100
 """)
+
+#: Which conversation a message belongs to. Rows: ``(the header or None,)``, none where its half isn't here.
+CONVERSATION_OF = f"SELECT headers ->> '{CONVERSATION_HEADER}' FROM {{s}}.half_message WHERE id = %(id)s"
+
+# Each branch by an index, in each partition; the header's condition is that of the partial one.
+#: The messages of a conversation, in the order of their ids.
+CONVERSATION = Query(f"""
+-- id cause correlation topic key tag producer_group born_at deliver_at status compensated_at compensated_by
+SELECT h.id, h.headers ->> '{CAUSE_HEADER}', h.headers ->> '{CORRELATION_HEADER}', h.topic, h.key, h.tag,
+       h.producer_group, h.born_at, h.deliver_at, {message_status()}, c.compensated_at, c.function
+  FROM (SELECT * FROM {{s}}.half_message WHERE id = %(id)s
+         UNION ALL
+        (SELECT * FROM {{s}}.half_message m
+          WHERE m.headers ? '{CONVERSATION_HEADER}' AND "left"(m.headers ->> '{CONVERSATION_HEADER}', 36) = %(id)s::text
+            AND m.id <> %(id)s
+          ORDER BY "left"(m.headers ->> '{CONVERSATION_HEADER}', 36), m.id LIMIT %(limit)s)) h
+  LEFT JOIN LATERAL (SELECT * FROM {{s}}.op_message WHERE half_id = h.id OFFSET 0) o ON true
+  LEFT JOIN LATERAL (SELECT * FROM {{s}}.scheduled_message WHERE half_id = h.id OFFSET 0) d ON true
+  LEFT JOIN LATERAL (SELECT * FROM {{s}}.compensation WHERE half_id = h.id OFFSET 0) c ON true
+ ORDER BY h.id LIMIT %(limit)s
+""")
+
+#: What the groups of an inbox did with messages.
+RECEIPTS = Query(
+    f"""
+-- message_id group status attempts error received_at changed_at discarded_at
+WITH RECURSIVE {GROUPS}
+SELECT m.message_id, m.consumer_group, m.status, m.attempts, left(split_part(m.last_error, E'\\n', 1), 1000),
+       m.received_at, m.changed_at, m.discarded_at
+  FROM place p CROSS JOIN unnest(%(ids)s::uuid[]) wanted (id)
+ CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
+                      WHERE consumer_group = p.consumer_group AND message_id = wanted.id OFFSET 0) m
+ ORDER BY m.changed_at, m.consumer_group
+"""
+)

@@ -35,6 +35,8 @@ PAGES = [
     "messages/{hostile}",
     "messages/{failing}",
     "messages/{parked_half}",
+    "messages/{rolled_back}/conversation",
+    "messages/{hostile}/conversation",
     "messages/{parked}/do/compensate",
     "messages/{parked}/do/recall",
     "bulk?action=retry&of=inbox&topic=note",

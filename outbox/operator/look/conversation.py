@@ -1,0 +1,150 @@
+"""A conversation: the chain of messages that began with one, over all databases, with what each group did with each.
+
+The header of a message names its conversation, and a partial index finds those that have one: what is read is the
+conversation, however much else there is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from outbox.database.execute import query
+from outbox.errors import OutboxError
+from outbox.operator.databases import Database, OverDatabases, is_away
+from outbox.operator.look.message_sql import CONVERSATION, CONVERSATION_OF, RECEIPTS
+from outbox.operator.model import Conversation, ConversationMessage, Receipt
+
+#: The most messages of a conversation that are shown.
+MOST_MESSAGES = 500
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the databases know of a conversation: its messages, by id, and their receipts."""
+
+    messages: dict[UUID, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    receipts: defaultdict[UUID, list[Receipt]] = field(default_factory=lambda: defaultdict(list))
+    complete: bool = True
+
+
+class ConversationViews(OverDatabases):
+    """What an operator sees of the conversation that a message belongs to."""
+
+    def conversation(self, message_id: UUID) -> Conversation:
+        """Return the conversation of a message, its first or any other one: `MOST_MESSAGES` of it at most.
+
+        A database that can't be read is named in ``unseen``.
+
+        Raises:
+            MessageNotFound: no database has the message, or any that it has caused, and all could be read.
+            DatabaseUnreached: none that could be read has.
+        """
+        unseen = list(self.databases.away)
+        errors: list[Exception] = []
+
+        def read(database: Database, work: Any) -> None:
+            if database.name in unseen:
+                return
+            try:
+                work(database)
+            except (SQLAlchemyError, OutboxError) as error:
+                if not is_away(error):
+                    raise
+                unseen.append(database.name)
+                errors.append(error)
+
+        named: list[UUID] = []
+        for database in self.databases.having("producer"):
+            read(database, lambda each: named.extend(_conversation_of(each, message_id)))
+        conversation_id, facts = named[0] if named else message_id, _Facts()
+        for database in self.databases.having("producer"):
+            read(database, lambda each: _add_messages(facts, each, conversation_id))
+        if not facts.messages:
+            raise errors[0] if errors else self.not_found(message_id)
+        for database in self.databases.having("consumer"):
+            read(database, lambda each: _add_receipts(facts, each))
+        return Conversation(conversation_id, _in_order(facts), facts.complete, unseen)
+
+
+def _as_id(text: str | None) -> UUID | None:
+    """Return the id that a header has; None where a sender wrote something else into it."""
+    try:
+        return None if text is None else UUID(text)
+    except ValueError:
+        return None
+
+
+def _conversation_of(database: Database, message_id: UUID) -> list[UUID]:
+    with database.reading() as connection:
+        rows = query(connection, database.schema, CONVERSATION_OF, id=message_id)
+    return [first for (text,) in rows if (first := _as_id(text)) is not None]
+
+
+def _add_messages(facts: _Facts, database: Database, first: UUID) -> None:
+    with database.reading() as connection:
+        rows = CONVERSATION.read(connection, database.schema, id=first, limit=MOST_MESSAGES + 1)
+    facts.complete &= len(rows) <= MOST_MESSAGES
+    facts.messages |= {row["id"]: (database.name, row) for row in rows[:MOST_MESSAGES]}
+
+
+def _add_receipts(facts: _Facts, database: Database) -> None:
+    with database.reading() as connection:
+        rows = RECEIPTS.read(connection, database.schema, ids=list(facts.messages))
+    for row in rows:
+        status = "discarded" if row["discarded_at"] else row["status"]
+        receipt = Receipt(database.name, row["group"], status, row["attempts"], row["error"], row["changed_at"])
+        facts.receipts[row["message_id"]].append(receipt)
+
+
+def _in_order(facts: _Facts) -> list[ConversationMessage]:
+    """Return the messages by time, each after its cause: the clocks of two databases may differ."""
+    effects: defaultdict[UUID | None, list[UUID]] = defaultdict(list)
+    for message_id in sorted(facts.messages):
+        cause = _as_id(facts.messages[message_id][1]["cause"])
+        # Of a cause that is pruned, nothing is known but its id.
+        effects[cause if cause in facts.messages and cause != message_id else None].append(message_id)
+    found: dict[UUID, tuple[dt.datetime, int, ConversationMessage]] = {}
+    # Those last that name each other as their cause, which no handler's messages do.
+    for root in (*effects[None], *sorted(facts.messages)):
+        open_messages = [(root, 0, facts.messages[root][1]["born_at"])]
+        while open_messages:
+            message_id, depth, earliest = open_messages.pop()
+            if message_id in found:
+                continue
+            message = _message(facts, message_id, depth)
+            at = max(earliest, message.born_at)
+            found[message_id] = (at, depth, message)
+            open_messages += [(effect, depth + 1, at) for effect in effects[message_id]]
+    in_order = sorted(found.values(), key=lambda each: (*each[:2], each[2].id))
+    return [message for *_, message in in_order[:MOST_MESSAGES]]
+
+
+def _message(facts: _Facts, message_id: UUID, depth: int) -> ConversationMessage:
+    database, row = facts.messages[message_id]
+    cause = _as_id(row["cause"])
+    return ConversationMessage(
+        database=database,
+        cause=cause,
+        answers=_as_id(row["correlation"]),
+        depth=depth,
+        sender=_sender(facts, cause, database, row["producer_group"]),
+        receipts=facts.receipts[message_id],
+        **{name: row[name] for name in ("id", "topic", "key", "tag", "status", "born_at", "deliver_at")},
+        compensated_at=row["compensated_at"],
+        compensated_by=row["compensated_by"],
+    )
+
+
+def _sender(facts: _Facts, cause: UUID | None, database: str, producer_group: str) -> str:
+    """Return the group whose handler sent a message: its inbox row of the cause is in the same database.
+
+    Where several groups there have the cause, which of them it was isn't on record: then it is the producer group.
+    """
+    groups = {each.group for each in facts.receipts.get(cause, ()) if each.database == database} if cause else set()
+    return groups.pop() if len(groups) == 1 else producer_group
