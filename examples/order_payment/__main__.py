@@ -57,7 +57,7 @@ def _shorter(minute: float) -> dict[str, str]:
 def _at(listening: socket.socket) -> dict[str, str]:
     """Return where the order service is asked, and the token that both services have."""
     host, port = listening.getsockname()
-    url = f"http://{host}:{port}/inbox/status/"
+    url = f"http://{host}:{port}/inbox/status"
     return {"ORDERS_STATUS_URL": url, "ORDERS_STATUS_TOKEN": secrets.token_urlsafe()}
 
 

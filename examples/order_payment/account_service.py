@@ -31,7 +31,7 @@ outbox = Outbox(engine, group="account-service")
 outbox.known_group(
     TOPIC,
     group=GROUP,
-    status_url=os.environ.get("ORDERS_STATUS_URL", "http://localhost:8020/inbox/status/"),
+    status_url=os.environ.get("ORDERS_STATUS_URL", "http://localhost:8020/inbox/status"),
     token=os.environ.get("ORDERS_STATUS_TOKEN", "a token of this example only"),
 )
 

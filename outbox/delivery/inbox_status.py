@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from http.client import OK, UNAUTHORIZED
+from http.client import OK, PERMANENT_REDIRECT, TEMPORARY_REDIRECT, UNAUTHORIZED
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: How long (seconds) a status service may take to answer.
 _PATIENCE = 30.0
+_REDIRECTS = {TEMPORARY_REDIRECT, PERMANENT_REDIRECT}
 
 
 class QueueProgress(NamedTuple):
@@ -115,6 +116,7 @@ class ServiceInbox:
         import httpx  # noqa: PLC0415 - an extra; the declaration has looked whether it is there
 
         self._group = group
+        self._url = str(group.status_url)
         self._errors = httpx.HTTPError, httpx.InvalidURL
         # No redirects: the token is for this address alone.
         self._client = httpx.Client(
@@ -137,7 +139,11 @@ class ServiceInbox:
         question = {"topic": self._group.topic, "group": self._group.group, "ids": [str(each) for each in ids]}
         service = f"the status service of group {self._group.group}"
         try:
-            response = self._client.post(str(self._group.status_url), json=question)
+            response = self._client.post(self._url, json=question)
+            # What FastAPI and Starlette mount at a path answers at that path with a slash, and redirects others there.
+            if response.status_code in _REDIRECTS and not self._url.endswith("/"):
+                self._url += "/"
+                response = self._client.post(self._url, json=question)
         except self._errors as error:
             # Its text may have the URL.
             raise InboxUnavailable(f"{service} can't be reached: {type(error).__name__}") from error

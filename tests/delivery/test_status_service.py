@@ -13,7 +13,9 @@ import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
 
 from outbox import Outbox
 from outbox.asgi import InboxStatusService
@@ -75,6 +77,35 @@ def test_a_pass_asks_the_service(post: Post, client: httpx.Client) -> None:
     post.consume(consumer)
     post.confirm(app)
     assert post.fates() == {ids[0]: ["consumed"], ids[1]: ["unconsumed", "consumed"]}
+
+
+def test_a_framework_that_wants_a_slash_at_the_end(post: Post, client: httpx.Client) -> None:
+    """As the page has it: a service that is mounted at a path is asked at that path."""
+    app = post.know(consumer=None, status_url=f"{client.base_url}/inbox/status", token=TOKEN)
+    consumer = post.declare()
+    ids = post.send(1)
+    post.consume(consumer)
+    post.confirm(app)
+    assert post.fates() == {ids[0]: ["consumed"]}
+
+
+def test_no_other_redirect_is_followed(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    """The token is for the address that it was given for, and for no other."""
+    tokens: list[str | None] = []
+
+    async def elsewhere(request: Request) -> Response:
+        tokens.append(request.headers.get("authorization"))
+        return RedirectResponse("/thief", 307)
+
+    async def thief(request: Request) -> Response:
+        raise AssertionError(request.headers)
+
+    routes = [Route("/thief", thief, methods=["POST"]), Route("/{path:path}", elsewhere, methods=["POST"])]
+    with serving(Starlette(routes=routes)) as url:
+        post.consume(post.declare())
+        post.confirm(post.know(consumer=None, status_url=f"{url}/inbox/status", token=TOKEN))
+    assert tokens == [f"Bearer {TOKEN}"] * 2
+    assert "the status service of group g answered 307" in caplog.text
 
 
 def test_what_it_answers(post: Post, client: httpx.Client) -> None:

@@ -119,7 +119,7 @@ def services(new_engine: Callable[..., Engine]) -> Iterator[Services]:
         socket.create_server(("127.0.0.1", 0)) as listening,
     ):
         host, port = listening.getsockname()
-        both = Services(accounts, orders, f"http://{host}:{port}/inbox/status/")
+        both = Services(accounts, orders, f"http://{host}:{port}/inbox/status")
         with serving(application(both.settling), listening):
             yield both
 
