@@ -59,7 +59,7 @@ def _plan(result: JobResult) -> Table:
         table.add_row(f"{plan.rows_read:,}", "rows read", "; ".join(plan.why))
         table.add_row(f"{pair.counts[Outcome.CONSUMED]:,}", "in sync", "")
         if pair.counts[Outcome.ROLLED_BACK]:
-            table.add_row(f"{pair.counts[Outcome.ROLLED_BACK]:,}", "rolled back", "and never credited")
+            table.add_row(f"{pair.counts[Outcome.ROLLED_BACK]:,}", "rolled back", "or refunded, and never credited")
     return table
 
 
