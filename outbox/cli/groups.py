@@ -399,7 +399,7 @@ def _follow(operator: Operator, job: BulkJob, *, here: bool) -> BulkJob:
                     with database.engine.connect() as connection:
                         moved = bulk_once(connection, database.settings, bulk_job_id=job.id).taken
                 job = operator.bulk_job(job.id)
-            except DBAPIError as error:
+            except (DBAPIError, DatabaseUnreached) as error:
                 bars.say(f"{if_away(error)}; trying again")
             bars.done(job.total - job.pending)
             if not moved and job.finished_at is None and not interrupted():

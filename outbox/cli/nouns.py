@@ -85,6 +85,14 @@ def show_message(
     output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
 
 
+def _fates(found: list[model.FateSince]) -> str:
+    """Return what became of a message since an act, in each group, in words."""
+    return "; ".join(
+        f"{f'{fate.group}: ' if fate.group else ''}{fate.status}{f' ({fate.error})' if fate.error else ''}"
+        for fate in found
+    )
+
+
 def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
     """Yield the message, its checks, what happened to it in order of time, and its state in each group."""
     half = {name: value for name, value in (view.half or {}).items() if name != "id"}
@@ -103,6 +111,13 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
             answer=lambda entry: entry["answer"] or f"({entry['state'].replace('_', ' ')})",
             seconds=lambda entry: "" if entry["seconds"] is None else f"{entry['seconds']:.3f}",
             error=lambda entry: output.first_line(entry["error"]),
+        )
+    if view.outcomes:
+        yield output.rows_table(
+            "when=acted_at act=action by=actor since_then",
+            view.outcomes,
+            "What came of it",
+            since_then=lambda each: _fates(each.fates),
         )
     if view.attempts:
         yield output.rows_table(
@@ -472,7 +487,10 @@ _DEAD_GROUPS = RowShape(
 BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the bulk job.")]
 
 _ITEMS = RowShape(
-    model.BulkItem, "number> message state attempts> changed=changed_at outcome", {"message": item_word}, item_word
+    model.BulkItem,
+    "number> message state attempts> changed=changed_at outcome since_then",
+    {"message": item_word, "since_then": lambda item: _fates(item.fates)},
+    item_word,
 )
 _BULK = CommandGroup(
     "bulk",
@@ -509,7 +527,7 @@ def show_bulk_job(
     page: PageOptions,
     items: model.BulkItemFilter,
 ) -> None:
-    """Show a bulk job, and what became of each of its messages.
+    """Show a bulk job, and what became of each of its messages since: pending is what no worker has tried yet.
 
     As csv, ndjson or id it is the items alone.
 
@@ -520,14 +538,15 @@ def show_bulk_job(
     """
     job_id = as_id(id_, "bulk job")
     with databases.opened() as operator:
-        job = operator.bulk_job(job_id)
+        job, outcome = operator.bulk_job(job_id), operator.bulk_outcome(job_id)
         fetch = partial(operator.bulk_items, job_id, state=items.state)
         found = groups.page_of(fetch, page.limit, page.after)
     if page.output is ListForm.JSON:
-        output.print_json({"bulk_job": job, "items": found})
+        output.print_json({"bulk_job": job, "outcome": outcome, "items": found})
         return
     if page.output is ListForm.TABLE:
-        output.print_table(output.facts_table("bulk job", dataclasses.asdict(job)))
+        since = ", ".join(f"{count} {status}" for status, count in outcome.counts.items())
+        output.print_table(output.facts_table("bulk job", dataclasses.asdict(job) | {"since_then": since or None}))
     output.print_rows(found.items, _ITEMS, page.output)
     if found.next_page_token:
         say(f"there may be more: --after {found.next_page_token}")

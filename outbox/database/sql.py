@@ -103,12 +103,20 @@ BULK_COUNTS = """(SELECT jsonb_object_agg(state, items)
 
 # Nothing becomes pending again, so that the counts are the last ones.
 _FINISH = Template(f"""
-UPDATE {{s}}.bulk_job p
-   SET finished_at = clock_timestamp(), started_at = coalesce(started_at, clock_timestamp()),
-       selector = selector || jsonb_build_object('counts', {BULK_COUNTS})
- WHERE finished_at IS NULL AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
-   AND NOT EXISTS (SELECT FROM {{s}}.bulk_item i WHERE i.bulk_job_id = p.id AND i.state = 'pending')
-RETURNING id
+WITH finished AS (
+    UPDATE {{s}}.bulk_job p
+       SET finished_at = clock_timestamp(), started_at = coalesce(started_at, clock_timestamp()),
+           selector = selector || jsonb_build_object('counts', {BULK_COUNTS})
+     WHERE finished_at IS NULL AND (%(id)s::uuid IS NULL OR id = %(id)s::uuid)
+       AND NOT EXISTS (SELECT FROM {{s}}.bulk_item i WHERE i.bulk_job_id = p.id AND i.state = 'pending')
+    RETURNING *
+), audited AS (
+    INSERT INTO {{s}}.audit (actor, action, target, reason, result, origin)
+    SELECT requested_by, 'bulk', id::text, reason,
+           jsonb_build_object('did', 'end', 'action', action, 'items', total) || (selector -> 'counts'), origin
+      FROM finished WHERE total > 1 AND cancelled_at IS NULL
+)
+SELECT id FROM finished
 """)
 
 
@@ -133,7 +141,10 @@ class GroupQueue:
 
 
 def finish_bulk_jobs(schema: str, bulk_job_id: UUID | None = None) -> Statement:
-    """End the bulk jobs of which no item is pending; only this one, if one is named. Rows: ``(id,)``."""
+    """End the bulk jobs of which no item is pending; only this one, if one is named. Rows: ``(id,)``.
+
+    The end of one over many messages has one row in the audit, with its counts.
+    """
     return _FINISH(schema, id=bulk_job_id)
 
 

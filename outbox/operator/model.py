@@ -300,6 +300,33 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class FateSince:
+    """What became of a message since an act: in a ``group``, or (None) at its producer.
+
+    ``status`` is that of the inbox row or of the message; ``pending`` while no worker has tried it since, and
+    ``unconsumed`` where the group has no row of it. ``at`` is when the inbox row changed last. ``error`` is the first
+    line.
+    """
+
+    database: str
+    group: str | None
+    status: str
+    at: dt.datetime | None
+    error_kind: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActFates:
+    """A retry or a resend of a message, and what became of the message since."""
+
+    action: str
+    actor: str
+    acted_at: dt.datetime
+    fates: list[FateSince]
+
+
+@dataclass(frozen=True, slots=True)
 class DeadGroup:
     """Parked messages of one group and topic with one kind of error."""
 
@@ -327,6 +354,7 @@ class AuditFilter:
     target: str | None = _text("Only what was done to this: a message, GROUP/ID, a bulk job.", metavar="ID")
     since: dt.datetime | None = None
     until: dt.datetime | None = None
+    summed: bool = option(False, "Of bulk jobs their order and their end with its counts, not each message.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +452,7 @@ class BulkJob:
 
 @dataclass(frozen=True, slots=True)
 class BulkItem:
-    """One item of a bulk job, and what became of it."""
+    """One item of a bulk job, and what came of the act; where it is done, ``fates`` is what became of it since."""
 
     number: int
     action: str
@@ -435,6 +463,23 @@ class BulkItem:
     outcome: str | None
     attempts: int
     changed_at: dt.datetime
+    fates: list[FateSince] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkOutcome:
+    """What became of the messages of a bulk job since.
+
+    ``items`` are those that were done, as far as they are counted. ``counts`` has in how many groups (or, where the act
+    was one at the producer, how many messages) it is so by now, by the status of a `FateSince`. ``errors`` are the
+    kinds of errors of those that failed or are parked, the most frequent first. ``unreached`` are databases that
+    couldn't be read: what became of messages in them isn't counted.
+    """
+
+    items: Total
+    counts: dict[str, int]
+    errors: dict[str, int]
+    unreached: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +555,7 @@ class MessageView(MessageRecord):
     ``status`` is that of the producer's side, None where only an inbox knows it. ``next`` says in a sentence what
     happens next. ``version`` changes when anything about it does. ``actions`` maps the acts that can be done now to the
     groups for which they can be done (none on the producer's side); ``refused`` maps the others to the reason.
+    ``outcomes`` says of the last retries and resends what became of the message since.
     ``unseen`` are the databases that couldn't be read: what they know is missing.
     """
 
@@ -521,6 +567,7 @@ class MessageView(MessageRecord):
     body: Body | None
     actions: dict[str, list[str]]
     refused: dict[str, str]
+    outcomes: list[ActFates]
     unseen: list[str]
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Park, outcomes
 from outbox.console import create_console_router
+from outbox.operator.model import Selector, Target
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
@@ -253,6 +254,7 @@ def test_a_message_shows_each_failed_attempt(acting: Http, shop: Shop) -> None:
     assert sum("parked" in row and "<b>closed</b>" in row and str(os.getpid()) in row for row in page.rows) == 2
     found = acting.as_role("viewer").get(f"/messages/{message_id}").json()["attempts"]
     assert [(each["group"], each["attempt"], each["status"]) for each in found] == [(GROUP, 1, "parked")] * 2
+    shop.outbox.operator.discard(message_id, group=GROUP, by="ann", why="no dead letter of other tests")
 
 
 def test_the_page_of_an_bulk_job(acting: Http, shop: Shop) -> None:
@@ -270,6 +272,31 @@ def test_the_page_of_an_bulk_job(acting: Http, shop: Shop) -> None:
     assert "the customer is there now" in page.text
     assert sum(str(each)[-8:] in page.text for each in ids) == 3
     assert any("Retry 3 parked messages" in row and "done" in row for row in visitor.go("bulk-jobs").rows)
+
+
+def test_the_page_of_a_bulk_job_tells_what_became_of_them(acting: Http, shop: Shop) -> None:
+    """Not that they were made due: the page says what is pending, then what has failed again and with what."""
+    ids = shop.parked(51, 52, trouble="still <closed>")
+    targets = tuple(Target(each, GROUP) for each in ids)
+    job = shop.outbox.operator.start("retry", Selector(targets), by="ann", why="mended")
+    bulk(shop.outbox)
+    visitor = Visitor(acting.as_role("viewer"))
+    page = visitor.go(f"bulk-jobs/{job.id}")
+    well_made(page)
+    assert "What became of them since" in page.text
+    assert page.link("Look again").endswith(f"/bulk-jobs/{job.id}")
+    assert sum("pending" in row for row in page.rows) == 2
+    shop.drain()
+    page = visitor.go(f"bulk-jobs/{job.id}")
+    assert sum("parked" in row and "still <closed>" in row for row in page.rows) == 2
+    assert acting.get(f"/bulk-jobs/{job.id}/outcome").json()["counts"] == {"parked": 2}
+    assert acting.get(f"/bulk-jobs/{job.id}/items").json()["items"][0]["fates"][0]["error"] == "still <closed>"
+    page = visitor.go(f"messages/{ids[0]}")
+    well_made(page)
+    assert any("Retry in billing" in row and "still <closed>" in row for row in page.rows)
+    rows = [row for row in visitor.go("audit").rows if str(job.id)[-8:] in row or str(ids[0])[-8:] in row]
+    assert ["did: end" in row for row in rows] == [True, False]
+    assert any(str(ids[0])[-8:] in row for row in visitor.go("audit?each=1").rows)
 
 
 def test_handlers_show_what_has_no_compensation(acting: Http, shop: Shop) -> None:

@@ -180,6 +180,12 @@ def bulk_items(
     return context.operator.bulk_items(bulk_job_id, page, state=criteria.state)
 
 
+@router.get("/bulk-jobs/{bulk_job_id}/outcome", responses=problems(404), tags=["bulk jobs"])
+def bulk_outcome(context: Context, bulk_job_id: UUID) -> model.BulkOutcome:
+    """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done."""
+    return context.operator.bulk_outcome(bulk_job_id)
+
+
 # --- one message -----------------------------------------------------------------------------------------
 
 

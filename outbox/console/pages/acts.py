@@ -285,8 +285,14 @@ def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     job = view.operator.bulk_job(bulk_job_id)
     fetch = view.operator.bulk_items
     items = Listing(view, model.BulkItemFilter, lambda found, page: fetch(job.id, page, state=found.state))
-    may_cancel = job.finished_at is None and view.context.may(CANCEL)
-    return view.page("bulk_job.html", bulk_job=job, list=items, states=list(model.BulkItemState), may_cancel=may_cancel)
+    return view.page(
+        "bulk_job.html",
+        bulk_job=job,
+        list=items,
+        states=list(model.BulkItemState),
+        outcome=view.operator.bulk_outcome(job.id),
+        may_cancel=job.finished_at is None and view.context.may(CANCEL),
+    )
 
 
 @router.get("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)])

@@ -176,7 +176,6 @@ _add_list("messages", statuses=[*model.MessageStatus, *model.MessageFate], perio
 _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)
-_add_list("audit", actions=AUDITED, periods=PERIODS)
 _add_list("bulk_jobs", states=list(model.BulkJobState))
 
 
@@ -192,6 +191,15 @@ def dead(view: View, tab: str = "open") -> Response:
     groups, unreached = of_each(view.operator, lambda each: each.dead_groups(**where, limit=_GROUPS), criteria.database)
     groups.sort(key=lambda group: -group.count.value)
     return view.page("dead.html", groups=groups[:_GROUPS], where=where, limit=_GROUPS, unreached=unreached)
+
+
+@router.get("/audit")
+def audit(view: View) -> Response:
+    """Show what operators did; a bulk job as its order and its end, unless its messages are searched for."""
+    names = dict(pairs_of(view.request.url.query))
+    fixed = {} if names.keys() & {"each", "target", "action"} else {"summed": "yes"}
+    found = Listing(view, model.AuditFilter, view.operator.audit, tabs={"each"}, fixed=fixed)
+    return view.page("audit.html", found.status, list=found, actions=AUDITED, periods=PERIODS)
 
 
 @router.get("/handlers")

@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -33,6 +33,7 @@ from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import check_audited, inbox_columns, requested
 from outbox.operator.databases import OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql, paging
+from outbox.operator.look.fates import ActedMessage, fates
 from outbox.operator.look.lists import check_messages, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain
@@ -52,6 +53,8 @@ _SELECTABLE = {
 }
 
 _LONGEST_KEY = 255
+#: How many kinds of errors an outcome names.
+_ERRORS = 10
 # What a stored selector has beside what was selected.
 _ADDED = {"described", "counts"}
 _AGAIN = "look at the preview again"
@@ -194,7 +197,37 @@ class BulkJobs(OverDatabases):
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
             return Part([model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
 
-        return page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
+        found = page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
+        done = [item for item in found.items if item.state == model.BulkItemState.DONE]
+        since, _ = self._fates_of(database, done)
+        with_fates = {item.number: replace(item, fates=each) for item, each in zip(done, since, strict=True)}
+        return replace(found, items=[with_fates.get(item.number, item) for item in found.items])
+
+    def bulk_outcome(self, bulk_job_id: UUID) -> model.BulkOutcome:
+        """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done.
+
+        Raises:
+            BulkJobNotFound: no registered database has it.
+        """
+        database, limit = self.databases[self.bulk_job(bulk_job_id).database], model.COUNT_LIMIT
+        values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": limit}
+        with database.reading() as connection:
+            items = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
+        since, unreached = self._fates_of(database, items)
+        found = [fate for each in since for fate in each]
+        errors = Counter(fate.error_kind for fate in found if fate.error_kind and fate.status in {"failed", "parked"})
+        return model.BulkOutcome(
+            model.Total(len(items), "gte" if len(items) == limit else "eq"),
+            dict(Counter(fate.status for fate in found).most_common()),
+            dict(errors.most_common(_ERRORS)),
+            unreached,
+        )
+
+    def _fates_of(
+        self, database: Database, items: Sequence[model.BulkItem]
+    ) -> tuple[list[list[model.FateSince]], list[str]]:
+        acted = [ActedMessage(item.action, item.message_id, item.group, item.topic, item.changed_at) for item in items]
+        return fates(self.databases, database, acted)
 
     def cancel(self, bulk_job_id: UUID, *, by: str | model.Actor, why: str = "") -> model.BulkJob:
         """Cancel what is left of a bulk job; what was done stays done.

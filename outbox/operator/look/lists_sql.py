@@ -359,6 +359,8 @@ _AUDIT_FITS = {
     "action": "c.action = %(action)s",
     "since": "c.acted_at >= %(since)s",
     "until": "c.acted_at < %(until)s",
+    # What is one of many has the bulk job in its origin.
+    "summed": "(NOT %(summed)s OR (c.origin -> 'bulk_job') IS NULL)",
 }
 
 # All of a target at once: in the order of ids, the planner might read the primary key to its end.

@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
 from outbox.database.sql import audit
-from outbox.errors import InvalidMessage
+from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import ENCODING_HEADER, NO_CODECS, Codecs
 from outbox.operator.acts import ACTS, Act
@@ -26,10 +26,20 @@ from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
+from outbox.operator.look.fates import RETRIED, ActedMessage, fates
 from outbox.operator.look.lists import audit_row, audit_targets
 from outbox.operator.look.message_sql import PRODUCER_SIDE
 from outbox.operator.look.redact import Redactor
-from outbox.operator.model import Actor, AuditFilter, Event, FailedAttempt, InboxRow, MessageRecord, MessageView
+from outbox.operator.model import (
+    ActFates,
+    Actor,
+    AuditFilter,
+    Event,
+    FailedAttempt,
+    InboxRow,
+    MessageRecord,
+    MessageView,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -280,6 +290,22 @@ def _refusal_in_groups(act: Act, states: dict[InboxRow, str]) -> str:
     return "; ".join(whys) or act.refusal("unconsumed")
 
 
+def _outcomes(databases: Databases, found: MessageFacts) -> Iterator[ActFates]:
+    """Yield the last retry in each group and the last resend, and what became of the message since."""
+    last = {(row.database, row.action, row.target): row for row in found.audit if row.action in RETRIED}
+    for row in last.values():
+        group = row.target.rpartition("/")[0] or None
+        acted = ActedMessage(row.action, found.id, group, found.topic, row.acted_at)
+        try:
+            ((since,), unreached) = fates(databases, databases[row.database], [acted])
+        except _UNSEEN as error:
+            found.unseen.setdefault(row.database, error)
+            continue
+        for name in unreached:
+            found.unseen.setdefault(name, DatabaseUnreached([name]))
+        yield ActFates(row.action, row.actor, row.acted_at, since)
+
+
 _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": "unknown"}
 
 
@@ -417,6 +443,7 @@ def _view(
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}
     shown = {each.name: getattr(found, each.name) for each in fields(MessageRecord)}
+    outcomes = list(_outcomes(databases, found))
     return MessageView(
         **(shown | {"half": half, "compensation": compensation}),
         database=found.home.name if found.home else None,
@@ -427,5 +454,6 @@ def _view(
         body=body,
         actions=actions,
         refused=refused,
+        outcomes=outcomes,
         unseen=list(found.unseen),
     )

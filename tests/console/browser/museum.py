@@ -45,6 +45,7 @@ class Museum:
     half: UUID
     parked_half: UUID
     done: UUID
+    retried: UUID
     running: UUID
     run: UUID
 
@@ -86,7 +87,7 @@ def furnish(town: Town, console: str) -> Museum:
     wait_until(operator.workers, "workers report")
     return Museum(
         town, console, consumed, parked[1], parked[0], hostile, failing, discarded, scheduled, half, parked_half,
-        rollback.id, slow.id, _reconciled(town),
+        rollback.id, retry.id, slow.id, _reconciled(town),
     )  # fmt: skip
 
 
