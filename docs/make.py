@@ -27,7 +27,8 @@ from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
-from outbox.operator.acts import END, Act, Noun, acts_for
+from outbox.operator.acts import EDIT, END, Act, Noun, acts_for
+from outbox.operator.edit import ORIGINALS
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
@@ -329,6 +330,10 @@ def acts() -> Iterator[str]:
     yield from _table(
         ("Act", "What it does", "Role", "Options"), iter([(f"`{END.name}`", what, END.role, "needs a reason")])
     )
+    yield "## A copy with another body\n"
+    what = _escaped(f"{EDIT.summary}. {EDIT.details}")
+    choices = f"needs a reason; `original`: {', '.join(ORIGINALS)}; `acknowledge_delivered`; `again`"
+    yield from _table(("Act", "What it does", "Role", "Options"), iter([(f"`{EDIT.name}`", what, EDIT.role, choices)]))
 
 
 def _act(act: Act) -> tuple[object, ...]:

@@ -406,10 +406,11 @@ class _Binding:
         self._settings = outbox.settings
         self._checkers = outbox.checkers
         self._codecs = outbox.codecs
+        self._topics = outbox.topics
 
     @cached_property
     def operator(self) -> OutboxOperator:
         # Services, which only send and consume, don't pay for it at their start.
         from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
 
-        return OutboxOperator(self.engine, self._settings, self._checkers, self._codecs)
+        return OutboxOperator(self.engine, self._settings, self._checkers, self._codecs, self._topics)

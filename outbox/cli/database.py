@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,7 @@ from outbox.settings import Settings
 from outbox.text import counted, described
 
 if TYPE_CHECKING:
+    from outbox.message.topic import Topic
     from outbox.operator.operator import Operator
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
@@ -125,7 +126,9 @@ class AllDatabasesOptions(DatabaseOptions):
         return {name: own, **databases}
 
     @contextmanager
-    def opened(self, *, codecs: Codecs = NO_CODECS, **more: URL | None) -> Iterator[Operator]:
+    def opened(
+        self, *, codecs: Codecs = NO_CODECS, topics: Mapping[str, Topic[Any]] | None = None, **more: URL | None
+    ) -> Iterator[Operator]:
         """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end."""
         from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
 
@@ -134,7 +137,7 @@ class AllDatabasesOptions(DatabaseOptions):
             engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
             for engine in engines.values():
                 stack.callback(engine.dispose)
-            yield Operator.open(engines, self.settings, codecs=codecs)
+            yield Operator.open(engines, self.settings, codecs=codecs, topics=topics)
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""

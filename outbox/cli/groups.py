@@ -42,7 +42,7 @@ Row = TypeVar("Row")
 SEARCHED = 100_000
 _SHOWN = 20
 _PAUSE = 0.5
-_EXAMPLE_ID = "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"
+EXAMPLE_ID = "01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -261,7 +261,7 @@ def _selector(operator: Operator, group: CommandGroup[Any], criteria: Any, limit
 
 
 def _help(group: CommandGroup[Any], act: Act) -> str:
-    example = f"mail/{_EXAMPLE_ID}" if group.noun == "inbox" else _EXAMPLE_ID
+    example = f"mail/{EXAMPLE_ID}" if group.noun == "inbox" else EXAMPLE_ID
     many = "--status parked" if group.noun == "half" else "--topic orders"
     return (
         f"{act.summary}.\n\n{act.details}\n\nSeveral messages at once, and those that options pick, need a --reason, "

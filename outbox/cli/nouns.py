@@ -38,7 +38,7 @@ from outbox.database import migration
 from outbox.errors import MessageNotFound
 from outbox.message.model import Answer, Resolution, Status
 from outbox.operator import model
-from outbox.operator.acts import ACTS
+from outbox.operator.acts import ACTS, EDIT
 
 if TYPE_CHECKING:
     from outbox.operator.operator import Operator
@@ -96,7 +96,7 @@ def _fates(found: list[model.FateSince]) -> str:
 def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
     """Yield the message, its checks, what happened to it in order of time, and its state in each group."""
     half = {name: value for name, value in (view.half or {}).items() if name != "id"}
-    facts = {"id": view.id, "next": view.next, **half}
+    facts = {"id": view.id, "next": view.next, "copy_of": view.copy_of, "copies": view.copies, **half}
     if check := view.check:
         facts |= {"fenced": check["fenced"], "checks": check["check_times"], "parked_at": check["parked_at"]}
         facts |= {"reason": check["reason"]} if check["parked_at"] else {"next_check_at": check["next_check_at"]}
@@ -296,6 +296,54 @@ def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> d
     }
 
 
+@gathered
+def edit_message(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")],
+    databases: DatabasesOptions,
+    acting: ActorOptions,
+    body: Annotated[
+        typer.FileText, typer.Option("--body", metavar="FILE", help="The whole new body; - reads it from stdin.")
+    ],
+    original: Annotated[
+        str, typer.Option(metavar="WHAT", help="What becomes of the original: quarantine, discard or leave.")
+    ] = "quarantine",
+    acknowledge_delivered: Annotated[
+        bool, typer.Option("--acknowledge-delivered", help="Also where a group has consumed the original.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also where the message has a copy already.")] = False,
+    app: CodecsOption = None,
+) -> None:
+    """Send a copy with another body."""
+    message_id, actor = as_id(id_), cli_actor(acting.actor)
+    refusal, declared = f"message {message_id} was not edited", processes.declared_by(app)
+    if not acting.dry_run:
+        options.need_terminal(refusal, yes=acting.yes)
+    new = body.read()
+    with databases.opened(codecs=declared.codecs, topics=declared.topics) as operator:
+        view = operator.message(message_id)
+        say(f"message {message_id} of topic {(view.half or {}).get('topic')}: {view.next}")
+        if acting.dry_run:
+            return
+        options.confirm(f"{EDIT.consequence} {EDIT.button}?", refusal, yes=acting.yes)
+        copy = operator.edit(
+            message_id,
+            new,
+            by=actor,
+            why=acting.reason,
+            original=original,
+            acknowledge_delivered=acknowledge_delivered,
+            again=again,
+            version=view.version,
+        )
+    say(copy.outcome)
+    if acting.output is Output.JSON:
+        output.print_json(copy)
+
+
+_EDIT_EXAMPLE = f'\b\nExample:\n  outbox messages edit {groups.EXAMPLE_ID} --body mended.json --reason "{EDIT.why}"'
+messages_app.command(EDIT.name, help=f"{EDIT.summary}.\n\n{EDIT.details}\n\n{_EDIT_EXAMPLE}")(edit_message)
+
+
 # --- halves ----------------------------------------------------------------------------------------------------------
 
 
@@ -388,7 +436,7 @@ def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
         ended.callback(database.engine.dispose)
         with database.engine.connect() as connection:
             migration.require(connection, ("producer",), outbox.settings.schema)
-        operator = OutboxOperator(database.engine, outbox.settings, outbox.checkers, outbox.codecs)
+        operator = OutboxOperator(database.engine, outbox.settings, outbox.checkers, outbox.codecs, outbox.topics)
         return operator.check_now(half_id, by=by, why=why, new_runner=Runners(database, threading.Event()))
 
 

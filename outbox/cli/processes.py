@@ -34,6 +34,7 @@ from outbox.telemetry.logs import LogFormat, configure
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
+    from outbox.message.topic import Topic
 
 
 class LogLevel(enum.StrEnum):
@@ -194,6 +195,22 @@ def load_quietly(path: str) -> Outbox:
     """Import an Outbox; what the application prints then must not get among our data."""
     with contextlib.redirect_stdout(sys.stderr):
         return load(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What an application declares of bodies: how they are read, and what those of a topic may be."""
+
+    codecs: Codecs
+    topics: Mapping[str, Topic[Any]]
+
+
+def declared_by(path: str | None) -> Declared:
+    """Import an Outbox as `load_quietly` does, if one is named; return what it declares of bodies."""
+    if path is None:
+        return Declared(NO_CODECS, {})
+    outbox = load_quietly(path)
+    return Declared(outbox.codecs, outbox.topics)
 
 
 def codecs_of(path: str | None) -> Codecs:

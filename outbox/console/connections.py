@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.database.engines import Bind
+    from outbox.message.topic import Topic
     from outbox.operator.look.redact import Redactor
 
     Source = Outbox | Operator | Bind | Mapping[str, Bind]
@@ -83,6 +84,7 @@ class OperatorSource:
         settings: Settings | None = None,
         redactor: Redactor | None = None,
         codecs: Codecs | None = None,
+        topics: Mapping[str, Topic[Any]] | None = None,
         *,
         read_only: bool = False,
     ) -> None:
@@ -93,7 +95,7 @@ class OperatorSource:
         self._operator: Operator | None = None
         self._last_try, self._lock = -_AGAIN, threading.Lock()
         self._redactor, further = redactor, dict(databases or {})
-        self._codecs = NO_CODECS if codecs is None else codecs
+        self._codecs, self._topics = NO_CODECS if codecs is None else codecs, topics
         if isinstance(source, Operator):
             if further or redactor or settings or codecs:
                 raise InvalidSettings(
@@ -103,6 +105,7 @@ class OperatorSource:
             return
         if isinstance(source, Outbox):
             self._codecs = source.codecs if codecs is None else codecs
+            self._topics = source.topics if topics is None else topics
             settings, source = settings or source.settings, source.engine
         binds = dict(source) if isinstance(source, Mapping) else {url_of(source).database or "outbox": source}
         if duplicates := sorted(binds.keys() & further.keys()):
@@ -145,7 +148,7 @@ class OperatorSource:
             raise next(iter(missing.values()))
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
         away = [AwayDatabase(name, self._engines[name], self._settings, error) for name, error in missing.items()]
-        return Operator(Databases(in_order, away), self._redactor, self._codecs)
+        return Operator(Databases(in_order, away), self._redactor, self._codecs, self._topics)
 
 
 def _only_reading(operator: Operator) -> Operator:
@@ -153,7 +156,7 @@ def _only_reading(operator: Operator) -> Operator:
         replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
         for each in operator.databases.values()
     ]
-    return Operator(Databases(databases), operator.redactor, operator.codecs)
+    return Operator(Databases(databases), operator.redactor, operator.codecs, operator.topics)
 
 
 def _driver_connection(source: Engine) -> Any:

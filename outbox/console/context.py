@@ -259,7 +259,7 @@ class RequestContext:
         everything = self.console.source()
         if self.identity is not None and self.may(REVEAL):
             return everything
-        return MaskedOperator(everything.databases, everything.redactor)
+        return MaskedOperator(everything.databases, everything.redactor, everything.codecs, everything.topics)
 
     @property
     def reconciliations(self) -> Reconciliations:

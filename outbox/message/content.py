@@ -39,6 +39,8 @@ CONVERSATION_HEADER = "outbox-conversation"
 CAUSE_HEADER = "outbox-cause"
 REPLY_TO_HEADER = "outbox-reply-to"
 CORRELATION_HEADER = "outbox-correlation"
+#: The header of a copy that an operator sent with another body: the id of its original.
+COPY_HEADER = "outbox-copy-of"
 #: The header of an answer that says no.
 REFUSAL_HEADER = "outbox-refusal"
 #: Those that options of a send set, or the message that is handled, and nobody else.

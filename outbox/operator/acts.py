@@ -34,12 +34,14 @@ STATES: Mapping[str, str] = {
     "recalled": "it was recalled",
     "compensated": "its local transaction was compensated",
     "compensating": "its local transaction is being compensated",
+    "replaced": "a copy with another body was sent instead of it",
     "delivered": "it took effect: a group has consumed it",
     "unknown": "no half message has this id",
     "consumed": "it is consumed: it took effect in this group",
     "failed": "it failed and will be retried by itself",
     "parked": "it is parked",
-    "quarantined": "it is quarantined in this group, since its local transaction was or will be compensated",
+    "quarantined": "it is quarantined in this group: its local transaction was or will be compensated, or a copy was "
+    "sent instead of it",
     "discarded": "it is discarded",
     "unconsumed": "this group's inbox has no row of it",
 }
@@ -148,7 +150,7 @@ _DECIDED = {
         ("committed", "scheduled", "dispatched", "recalled"),
         "nothing is left to decide; compensate its local transaction if it must not stand",
     ),
-    **dict.fromkeys(("rolled_back", "compensated", "compensating"), "it stays so"),
+    **dict.fromkeys(("rolled_back", "compensated", "compensating", "replaced"), "it stays so"),
 }
 _UNDECIDED = frozenset({"undecided", "fenced"})
 
@@ -175,6 +177,7 @@ _TABLE = (
             "scheduled": "it goes out by itself when it is due",
             **dict.fromkeys(("rolled_back", "recalled", "compensated"), "its producer has to send a new message"),
             "compensating": "cancel that bulk job first",
+            "replaced": "resend the copy",
         },
     ),
     Act(
@@ -196,7 +199,7 @@ _TABLE = (
             "committed": "it has no delivery time; compensate its local transaction instead",
             "dispatched": "it is out already; compensate its local transaction instead",
             **dict.fromkeys(("recalled", "compensated"), "there is nothing left to take back"),
-            "compensating": "its consumers are kept from it anyway",
+            **dict.fromkeys(("compensating", "replaced"), "its consumers are kept from it anyway"),
         },
     ),
     Act(
@@ -231,6 +234,7 @@ _TABLE = (
             "compensated": "a compensation runs once ever",
             "compensating": "wait for that bulk job, or cancel it",
             "delivered": "undo that too, and say so with acknowledge_delivered",
+            "replaced": "compensate the copy, if that must not stand",
         },
     ),
     Act(
@@ -417,8 +421,26 @@ END = Declaration(
     grave=True,
 )
 
+#: The act that sends a message again with another body; `outbox.operator.edit` does it.
+EDIT = Declaration(
+    name="edit",
+    summary="Send a copy of a dispatched message with another body, under a new id",
+    details="For a message that can't succeed as it is. Its topic, key, tag and headers are the original's, and each "
+    "has a link to the other. The original is quarantined first, so that no group takes it any more; or discarded "
+    "where it is parked; or left as it is. Refused if a group has consumed the original, and if there is a copy "
+    "already, unless that is acknowledged.",
+    why="the account number had a typo",
+    consequence="A new message with this body goes out to all groups of the topic. What becomes of the original is up "
+    "to you: it is set aside before, so that the effect doesn't come twice.",
+    happened="Sent: this is the copy, a message with an id of its own.",
+    permission="message:edit",
+    role="admin",
+    button="Edit and resend",
+    grave=True,
+)
+
 #: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END)
+DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT)
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
 #: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, write the

@@ -154,7 +154,10 @@ MESSAGE_STATE = (
             WHEN EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id) THEN 'compensated'
             WHEN EXISTS (SELECT FROM {s}.bulk_item i
                           WHERE i.message_id = h.id AND i.action = 'compensate' AND i.state = 'pending')
-                 THEN 'compensating'""",
+                 THEN 'compensating'
+            WHEN EXISTS (SELECT FROM {s}.audit a
+                          WHERE a.target = h.id::text AND a.action = 'edit' AND a.result ->> 'original' <> 'leave')
+                 THEN 'replaced'""",
             of_undispatched="""
             WHEN h.deliver_at IS NOT NULL THEN 'scheduled'""",
         )

@@ -555,7 +555,8 @@ class MessageView(MessageRecord):
     ``status`` is that of the producer's side, None where only an inbox knows it. ``next`` says in a sentence what
     happens next. ``version`` changes when anything about it does. ``actions`` maps the acts that can be done now to the
     groups for which they can be done (none on the producer's side); ``refused`` maps the others to the reason.
-    ``outcomes`` says of the last retries and resends what became of the message since.
+    ``outcomes`` says of the last retries and resends what became of the message since. ``copy_of`` is the message that
+    an operator edited and sent again as this one, ``copies`` are those of this one.
     ``unseen`` are the databases that couldn't be read: what they know is missing.
     """
 
@@ -568,6 +569,8 @@ class MessageView(MessageRecord):
     actions: dict[str, list[str]]
     refused: dict[str, str]
     outcomes: list[ActFates]
+    copy_of: UUID | None
+    copies: list[UUID]
     unseen: list[str]
 
 

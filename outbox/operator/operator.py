@@ -29,12 +29,13 @@ from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
 from outbox.operator.databases import PATIENCE, Database, Databases
+from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import Lists
-from outbox.operator.look.message import MessageViews, gather
+from outbox.operator.look.message import gather
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from outbox.check.checker import Checker
     from outbox.database.engines import NewRunner, Runner
+    from outbox.message.topic import Topic
     from outbox.settings import Settings
 
 #: One message, or several.
@@ -52,7 +54,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, MessageViews, ConversationViews, BulkJobs, HealthViews, LockViews):
+class Operator(Lists, Edits, ConversationViews, BulkJobs, HealthViews, LockViews):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`
@@ -75,13 +77,14 @@ class Operator(Lists, MessageViews, ConversationViews, BulkJobs, HealthViews, Lo
         *,
         redactor: Redactor | None = None,
         codecs: Codecs = NO_CODECS,
+        topics: Mapping[str, Topic[Any]] | None = None,
     ) -> Operator:
         """Return an operator over these engines, after reading which tables each database has.
 
         Raises:
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
         """
-        return cls(Databases.open(engines, settings), redactor, codecs)
+        return cls(Databases.open(engines, settings), redactor, codecs, topics)
 
     def act(
         self,
@@ -260,10 +263,16 @@ class OutboxOperator(Operator):
     """
 
     def __init__(
-        self, engine: Engine | AsyncEngine, settings: Settings, checkers: Mapping[str, Checker], codecs: Codecs
+        self,
+        engine: Engine | AsyncEngine,
+        settings: Settings,
+        checkers: Mapping[str, Checker],
+        codecs: Codecs,
+        topics: Mapping[str, Topic[Any]],
     ) -> None:
         self.redactor: Redactor = Redactor()
         self.codecs: Codecs = codecs
+        self.topics: Mapping[str, Topic[Any]] = topics
         self._engine = engine
         self._settings = settings
         self._checkers = checkers

@@ -202,3 +202,23 @@ def test_interrupted(books: Books, url: str, cli: Cli) -> None:
     assert watched.code == Code.PARTIAL
     assert watched.json["done"] + watched.json["cancelled"] == 6
     assert books.statuses(*ids).count("failed") == watched.json["done"]
+
+
+def test_edit(cli: Cli, books: Books, tmp_path: Path) -> None:
+    """The body comes from a file; what is wrong with it is said, and the copy's id printed."""
+    (one,) = books.parked("no such form")
+    new = tmp_path / "new.json"
+    new.write_text('{"do": "nothing"')
+    edit = ("messages", "edit", str(one), "--body", str(new), *BECAUSE, "-o", "json")
+    assert "the body isn't JSON" in cli(*edit).err
+    new.write_text('{"do": "nothing"}')
+    assert cli(*edit, "--dry-run").code == 0
+    assert "must be one of: quarantine, discard, leave" in cli(*edit, "--original", "burn").err
+    result = cli(*edit)
+    assert result.code == 0, result.err
+    books.work()
+    shown = cli("messages", "show", str(one), "-o", "json").json
+    assert shown["copies"] == [result.json["id"]]
+    assert shown["inbox"][0]["status"] == "quarantined"
+    assert cli("messages", "show", result.json["id"], "-o", "json").json["inbox"][0]["status"] == "consumed"
+    assert cli(*edit).code == Code.CONFLICT

@@ -172,3 +172,20 @@ def test_the_holder_of_a_lock_is_ended(shop: Shop, acting: Http) -> None:
             holder.execute(text("SELECT true"))
     (audited_row,) = acting.get("/audit", params={"action": "end"}).json()["items"]
     assert (audited_row["target"], audited_row["reason"]) == (row["session"], "ticket 4711")
+
+
+def test_a_copy_with_another_body(shop: Shop, acting: Http) -> None:
+    """201, with the copy's address; what is wrong is told, and nothing done then; an operator may not."""
+    (message_id,) = shop.parked(1)
+    path, order = f"/messages/{message_id}/edit", {"body": '{"number": 1}', "reason": "a typo"}
+    for wrong in ({"reason": ""}, {"body": "{"}, {"original": "forget"}):
+        assert problem(acting.post(path, order | wrong)) == (422, "invalid")
+    assert problem(acting.post(path, order, headers={"If-Match": '"other"'})) == (412, "version-mismatch")
+    assert problem(acting.as_role("operator").post(path, order)) == (403, "forbidden")
+    answer = acting.post(path, order)
+    assert answer.status_code == 201
+    assert answer.headers["location"].endswith(f"/messages/{answer.json()['copy']}")
+    assert answer.json()["message"]["copies"] == [answer.json()["copy"]]
+    assert problem(acting.post(path, order))[0] == 409
+    assert acting.get(f"/messages/{answer.json()['copy']}").json()["copy_of"] == str(message_id)
+    assert acting.post(path, order | {"again": True, "original": "leave"}).status_code == 201

@@ -14,7 +14,8 @@ from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, prob
 from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
-from outbox.operator.acts import ACTS, END, Act
+from outbox.operator.acts import ACTS, EDIT, END, Act
+from outbox.operator.edit import ORIGINALS
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
 
@@ -158,6 +159,52 @@ def _add_job(act: Act) -> None:
 
 for _row in ACTS.values():
     (_add_job if _row.as_job else _add_act)(_row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditBody(ReasonBody):
+    """The new body of a message, and what becomes of its original."""
+
+    body: str = option(help="The whole new body, as a text: JSON where it was JSON.", most=900_000)
+    original: str = option("quarantine", f"What becomes of the original: {', '.join(ORIGINALS)}.", most=100)
+    acknowledge_delivered: bool = option(False, "Also where a group has consumed the original.")
+    again: bool = option(False, "Also where the message has a copy already.")
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """The copy that was sent, in a sentence and by its id, and the original as it is now."""
+
+    outcome: str
+    copy: UUID
+    message: model.MessageView
+
+
+@router.post(
+    "/messages/{message_id}/edit",
+    status_code=201,
+    summary=EDIT.summary,
+    description=f"{EDIT.details}\n\nAn example of a reason: {EDIT.why}.",
+    dependencies=[requires(EDIT.permission)],
+    responses=problems(412),
+    tags=["acts on message"],
+)
+def edit(
+    context: Context, response: Response, message_id: UUID, version: IfMatch, body: EditBody = from_body(EditBody)
+) -> Edited:
+    """Send a copy with another body."""
+    copy = context.operator.edit(
+        message_id,
+        body.body,
+        by=context.actor,
+        why=body.reason,
+        original=body.original,
+        acknowledge_delivered=body.acknowledge_delivered,
+        again=body.again,
+        version=version,
+    )
+    response.headers["Location"] = context.url("api", "v1", "messages", copy.id)
+    return Edited(copy.outcome, copy.id, context.operator.message(message_id))
 
 
 # --- bulk jobs ---------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -18,8 +18,8 @@ from outbox.database.execute import execute, query
 from outbox.database.sql import audit
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
-from outbox.message.content import ENCODING_HEADER, NO_CODECS, Codecs
-from outbox.operator.acts import ACTS, Act
+from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Codecs
+from outbox.operator.acts import ACTS, EDIT, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.changes import message_states
@@ -44,6 +44,7 @@ from outbox.operator.model import (
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.message.topic import Topic
     from outbox.operator.databases import Database, Databases
 
 _MOST_GROUPS = 1_000
@@ -186,6 +187,8 @@ def _next_at_producer(found: MessageFacts) -> Iterator[str]:
         yield f"compensated on {_at(undoing['compensated_at'])} by {undoing['function']}"
     elif found.state == "compensating":
         yield "its local transaction is being compensated"
+    elif found.state == "replaced":
+        yield "replaced: a copy with another body was sent instead of it"
     elif found.state in {"undecided", "fenced"}:
         yield _next_check(found) if check else "undecided"
     elif op.get("resolution") == "rollback":
@@ -380,12 +383,22 @@ def _by_operators(found: MessageFacts) -> Iterator[Event]:
 
 
 class MessageViews(OverDatabases):
-    """What an operator sees of one message; ``redactor`` decides how bodies are shown, ``codecs`` read them."""
+    """What an operator sees of one message; ``redactor`` decides how bodies are shown, ``codecs`` read them.
 
-    def __init__(self, databases: Databases, redactor: Redactor | None = None, codecs: Codecs = NO_CODECS) -> None:
+    ``topics`` say what bodies may be, as far as this process knows them.
+    """
+
+    def __init__(
+        self,
+        databases: Databases,
+        redactor: Redactor | None = None,
+        codecs: Codecs = NO_CODECS,
+        topics: Mapping[str, Topic[Any]] | None = None,
+    ) -> None:
         super().__init__(databases)
         self.redactor: Redactor = redactor or Redactor()
         self.codecs: Codecs = codecs
+        self.topics: Mapping[str, Topic[Any]] = topics or {}
 
     def message(self, message_id: UUID, *, reveal: Actor | None = None) -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.
@@ -430,6 +443,14 @@ def _opened(stored: bytes, encoding: str | None, database: Database) -> bytes:
         return stored
 
 
+def _id_in(text: str | None) -> UUID | None:
+    """Return the id that a header has; anybody may have written it."""
+    try:
+        return UUID(text) if text else None
+    except ValueError:
+        return None
+
+
 def _view(
     databases: Databases, found: MessageFacts, redactor: Redactor, codecs: Codecs, *, revealed: bool
 ) -> MessageView:
@@ -455,5 +476,7 @@ def _view(
         actions=actions,
         refused=refused,
         outcomes=outcomes,
+        copy_of=_id_in(half["headers"].get(COPY_HEADER)) if half else None,
+        copies=[UUID(row.result["copy"]) for row in found.audit if row.action == EDIT.name],
         unseen=list(found.unseen),
     )

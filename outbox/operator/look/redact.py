@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from outbox.errors import InvalidMessage, InvalidSettings
@@ -66,6 +66,8 @@ Display = Literal["hidden", "masked", "full"]
 
 #: What is put where a value was masked.
 MASK = "***"
+#: How many changes of a body are told.
+CHANGES = 50
 #: How much of a body is shown, in bytes.
 LIMIT = 64 * 1024
 
@@ -172,6 +174,26 @@ class Redactor:
             return [self.document(inner) for inner in value]
         return MASK if isinstance(value, str) and self._holds(value) else value
 
+    def changes(self, before: bytes, after: bytes) -> list[dict[str, str | None]] | None:
+        """Return what differs between two JSON documents, each value as it may be shown; None if one isn't JSON.
+
+        Each change has the ``path``, and the values ``from`` and ``to``, None where there is none. Of many changes the
+        first `CHANGES` are returned.
+        """
+        documents = [_read(raw) for raw in (before, after)]
+        if any(document is _NONE for document in documents):
+            return None
+        old, new = (dict(_leaves(document)) for document in documents)
+
+        def shown(path: str, value: str | None) -> str | None:
+            return MASK if value is not None and self.hides_in_body(path, value) else value
+
+        different = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+        return [
+            {"path": path, "from": shown(path, old.get(path)), "to": shown(path, new.get(path))}
+            for path in different[:CHANGES]
+        ]
+
     def _holds(self, text: str) -> bool:
         """Tell whether a text is JSON itself, with a value in it that would be masked."""
         is_document = _is_container(text) and _read(text) is not _NONE
@@ -217,6 +239,19 @@ class Redactor:
 
     def _masked(self, name: str | None, token: str) -> bool:
         return (name is not None and self.masks(name)) or (token[0] == '"' and self._holds(json.loads(token)))
+
+
+def _leaves(document: Any) -> Iterator[tuple[str, str]]:
+    """Yield the paths and the values, as texts, of all that is no container in a document, and of empty containers."""
+    found = [("", document)]
+    while found:
+        path, value = found.pop()
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        before = f"{path}." if path else ""
+        children = [(f"{before}{name}", child) for name, child in inner]
+        found += reversed(children)
+        if not children:
+            yield path, json.dumps(value) if not isinstance(value, str) else value
 
 
 def _decoded(content_type: str, raw: bytes, codecs: Codecs | None) -> str | None:

@@ -203,3 +203,12 @@ def test_fingers_find_what_they_touch(visit: Visit, museum: Museum) -> None:
     for path in ("messages", "dead", f"messages/{museum.parked}"):
         page.goto(path)
         assert axe(page, ["target-size"]) == []
+
+
+def test_the_form_with_a_body(visit: Visit, museum: Museum, found: dict[str, dict[str, int]]) -> None:
+    """It is as accessible as any page, though it isn't had by a link."""
+    page = visit(museum.console, reduced_motion="reduce")
+    page.goto(f"messages/{museum.parked}")
+    page.get_by_role("button", name="Edit and resend…").click()
+    expect(page.get_by_role("form", name="Edit and resend a copy?")).to_be_visible()
+    _judge(page, found, "edit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,3 +82,23 @@ def test_nothing_is_offered_that_needs_a_script(page: Page) -> None:
     for name in ("Theme", "Refresh now", "Copy the id", "Select all on this page"):
         expect(page.get_by_role("button", name=name)).to_have_count(0)
         expect(page.get_by_role("checkbox", name=name)).to_have_count(0)
+
+
+def test_the_whole_way_of_a_copy(page: Page, town: Town) -> None:
+    """A transfer to an account that there isn't is sent again to one that there is; the money comes once."""
+    town.open_account("BB-61")
+    message = town.transfer("7.00", "BB-609")
+    town.becomes(message, "parked")
+    page.goto(f"messages/{message}")
+    page.get_by_role("button", name="Edit and resend…").click()
+    body = page.get_by_label("Body")
+    body.fill(body.input_value().replace("BB-609", "BB-61"))
+    page.get_by_label("Reason").fill("a typo")
+    page.get_by_role("button", name="Edit and resend").click()
+    told(page, "Sent: this is the copy")
+    (copy,) = town.operator.message(message).copies
+    town.becomes(copy, "consumed")
+    assert town.credited("BB-61") == Decimal("7.00")
+    page.reload()
+    page.get_by_role("link", name=str(message)[-8:]).click()
+    expect(page.get_by_role("main")).to_contain_text("Replaced: a copy with another body was sent")
