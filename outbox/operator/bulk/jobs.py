@@ -33,8 +33,7 @@ from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import check_audited, inbox_columns, requested
 from outbox.operator.databases import OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql, paging
-from outbox.operator.look.fates import ActedMessage, fates
-from outbox.operator.look.lists import check_messages, query_in
+from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain
 from outbox.text import storable

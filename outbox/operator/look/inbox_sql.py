@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from outbox.database.execute import Statement, statement
+from outbox.database.execute import Statement, Template, statement
+from outbox.database.sql import GROUP_QUEUES
 from outbox.message.model import Status
 from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import InboxFilter
@@ -344,3 +345,32 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
     of_topic = "topic = %(topic)s" if topic is not None else "true"
     values |= {"group": group, "topic": topic, "most": MOST}
     return statement(schema, sql, values, first=first, next=coming, of_topic=of_topic)
+
+
+# --- what became of messages since ----------------------------------------------------------------------
+
+#: The groups of each topic. Rows: ``(topic, group)``.
+GROUPS_OF_TOPICS = f"{GROUP_QUEUES} SELECT DISTINCT topic, consumer_group FROM place ORDER BY 1, 2"
+
+#: What became of messages in groups since acts, each at its time.
+#: Rows: ``(number from 0, group, status, changed at, kind of error, first line of the error)``.
+# A retry makes a message due, and so does a resend when its group comes to it: only an attempt since then says that it
+# has failed again. A message that is still parked from before waits for its group to come to the resend.
+since: Template = Template("""
+SELECT w.number::int - 1, w.consumer_group,
+       CASE WHEN m.message_id IS NULL THEN 'unconsumed'
+            WHEN m.discarded_at IS NOT NULL THEN 'discarded'
+            WHEN m.status IN ('consumed', 'quarantined') THEN m.status
+            WHEN a.failed_at IS NOT NULL THEN m.status
+            WHEN m.status = 'parked' AND m.changed_at > w.acted_at THEN 'parked'
+            ELSE 'pending' END,
+       m.changed_at, m.error_kind, left(split_part(m.last_error, E'\\n', 1), 1000)
+  FROM unnest(%(groups)s::text[], %(ids)s::uuid[], %(times)s::timestamptz[]) WITH ORDINALITY
+       w (consumer_group, id, acted_at, number)
+  LEFT JOIN LATERAL (SELECT * FROM {s}.consumer_message
+                      WHERE consumer_group = w.consumer_group AND message_id = w.id LIMIT 1) m ON true
+  LEFT JOIN LATERAL (SELECT failed_at FROM {s}.attempt_history h
+                      WHERE h.message_id = w.id AND h.consumer_group = w.consumer_group AND h.failed_at > w.acted_at
+                      ORDER BY failed_at DESC LIMIT 1) a ON true
+ ORDER BY w.number
+""")

@@ -1,20 +1,29 @@
-"""The lists of messages, undecided halves, scheduled messages, inbox rows, dead letters and audited acts."""
+"""The lists of messages, undecided halves, scheduled messages, inbox rows, dead letters and audited acts.
+
+And what became of messages since operators acted on them: read from inboxes and producers, written nowhere.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
 import json
-from dataclasses import asdict, replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
 from outbox.message.compression import decompress
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.databases import OverDatabases
+from outbox.operator.acts import ACTS
+from outbox.operator.changes import message_states
+from outbox.operator.databases import OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
@@ -24,7 +33,7 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database
+    from outbox.operator.databases import Database, Databases
 
 _BY_ID: SortOrder[model.MessageRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
 _OLDEST: SortOrder[model.HalfRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,), newest_first=False)
@@ -304,3 +313,89 @@ def _are_few(connection: Connection, schema: str, query: InboxQuery, source: Sou
     most = inbox_sql.FEW_ROWS if query.error is None else inbox_sql.ERROR_WINDOW
     (((count,),),) = execute(connection, inbox_sql.count_few(schema, query, source, most + 1))
     return bool(count <= most)
+
+
+# --- what became of messages since ----------------------------------------------------------------------
+
+#: The acts after which groups have a message in their hands.
+RETRIED = frozenset({"retry", "resend"})
+_IN_GROUPS = frozenset({"resend", *(act.name for act in ACTS.values() if act.noun == "inbox")})
+
+_WITH_ERROR = frozenset({"failed", "parked", "discarded"})
+
+
+@dataclass(frozen=True, slots=True)
+class ActedMessage:
+    """A message on which an act was done: in the inbox of a group, or (None) at its producer; when, by the database."""
+
+    action: str
+    message_id: UUID
+    group: str | None
+    topic: str | None
+    acted_at: dt.datetime
+
+
+def fates(
+    databases: Databases, home: Database, acted: Sequence[ActedMessage]
+) -> tuple[list[list[model.FateSince]], list[str]]:
+    """Return what became of messages since acts that were done in a database, and which databases couldn't be read.
+
+    After an act on an inbox: in that group. After a resend: in each group of the topic that a registered database
+    knows; there the clocks of two databases are compared. After all other acts: at the producer.
+    """
+    found: list[list[model.FateSince]] = [[] for _ in acted]
+    unreached = list(databases.away)
+    by_producer = [number for number, each in enumerate(acted) if each.action not in _IN_GROUPS]
+    if by_producer:
+        with home.reading() as connection:
+            ids = [acted[number].message_id for number in by_producer]
+            (rows,) = execute(connection, message_states(home.schema, ids))
+        states = {message_id: state for message_id, state, _ in rows}
+        for number in by_producer:
+            found[number].append(model.FateSince(home.name, None, states[acted[number].message_id], None, None, None))
+    for database in databases.having("consumer"):
+        numbers = [
+            number
+            for number, each in enumerate(acted)
+            if each.action in _IN_GROUPS and (each.group is None or database is home)
+        ]
+        if not numbers:
+            continue
+        try:
+            for number, fate in _in_groups(database, numbers, acted):
+                found[number].append(fate)
+        except SQLAlchemyError as error:
+            if not is_away(error):
+                raise
+            unreached.append(database.name)
+    return found, unreached
+
+
+def _in_groups(
+    database: Database, numbers: Iterable[int], acted: Sequence[ActedMessage]
+) -> list[tuple[int, model.FateSince]]:
+    schema, groups_of = database.schema, defaultdict(list)
+    with database.reading() as connection:
+        if any(acted[number].group is None for number in numbers):
+            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF_TOPICS):
+                groups_of[topic].append(group)
+        pairs = [
+            (number, group)
+            for number in numbers
+            for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic])
+        ]
+        values = {
+            "groups": [group for _, group in pairs],
+            "ids": [acted[number].message_id for number, _ in pairs],
+            "times": [acted[number].acted_at for number, _ in pairs],
+        }
+        (rows,) = execute(connection, inbox_sql.since(schema, **values))
+    return [
+        (
+            pairs[row][0],
+            model.FateSince(
+                database.name, group, status, at, *((kind, error) if status in _WITH_ERROR else (None, None))
+            ),
+        )
+        for row, group, status, at, kind, error in rows
+    ]

@@ -26,8 +26,7 @@ from outbox.operator.changes import message_states
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
-from outbox.operator.look.fates import RETRIED, ActedMessage, fates
-from outbox.operator.look.lists import audit_row, audit_targets
+from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
 from outbox.operator.look.message_sql import PRODUCER_SIDE
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import (
