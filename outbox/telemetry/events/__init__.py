@@ -45,6 +45,7 @@ from outbox.telemetry.events.settling import (
     UndoRefused,
 )
 from outbox.telemetry.events.working import (
+    AlertFailed,
     BulkItemFailed,
     InspectionFailed,
     ListenerLost,
@@ -69,6 +70,7 @@ from outbox.telemetry.events.working import (
 
 __all__ = [
     "AfterCommitFailed",
+    "AlertFailed",
     "BatchUndone",
     "BulkItemFailed",
     "CallbackReturned",
