@@ -237,8 +237,8 @@ def alert_once(connection: Connection, settings: Settings, targets: Mapping[str,
             news[target.name] = before
             counts += Counts(taken=len(changes), failed=len(changes))
         else:
-            kept = {key: stored for key, stored in before.items() if key in now}
-            news[target.name] = {key: asdict(alert) for key, alert in now.items()} | kept
+            unchanged = {key: stored for key, stored in before.items() if key in now}
+            news[target.name] = {key: asdict(alert) for key, alert in now.items()} | unchanged
             counts += Counts(taken=len(changes), done=len(changes))
     stored = json.dumps(news, ensure_ascii=bool(encodings(connection)))
     with connection.begin():
