@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: Where a count ends; from there on it means "at least".
 COUNT_LIMIT = 10_000
+#: Pages have numbers as far as these rows go; beyond them a list goes on by tokens.
+NUMBERED_ROWS = 10_000
 #: The most messages of one bulk job.
 MAX_ITEMS = 100_000
 #: The most messages that can be named one by one.
@@ -69,10 +71,15 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which page of a list: after the ``token`` of the page before; ``size`` 1 to 500."""
+    """Which page of a list: after the ``token`` of the page before; ``size`` 1 to 500.
+
+    Or by its ``number``, from 1 on, as far as `NUMBERED_ROWS` go: the rows before it are read for that, so that going
+    on by the token costs less, and no row that comes meanwhile moves the pages.
+    """
 
     size: int = 50
     token: str | None = None
+    number: int = 1
 
 
 @dataclass(frozen=True, slots=True)

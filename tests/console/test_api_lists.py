@@ -64,6 +64,24 @@ def test_pages_meet_without_gap_or_overlap(looking: Http) -> None:
     assert all(str(uuid.UUID(each)) == each for each in found)
 
 
+def test_pages_by_number(looking: Http) -> None:
+    """A page by its number is the one that the tokens come to, with a token to go on by; and a number has a limit."""
+    everything = [row["id"] for row in items(looking, "/messages", page_size=500)]
+    last = -(-len(everything) // 4)
+    for number in range(1, last + 2):
+        page = looking.get("/messages", params={"page_size": 4, "page": number}).json()
+        assert [row["id"] for row in page["items"]] == everything[(number - 1) * 4 : number * 4]
+        assert page["total"] == {"value": len(everything), "relation": "eq"}
+        assert (page["next_page_token"] is None) == (number >= last)
+    first = looking.post("/messages/query", {"page_size": 4, "page": 2}).json()
+    rest = looking.get("/messages", params={"page_size": 500, "page_token": first["next_page_token"]}).json()
+    assert [row["id"] for row in rest["items"]] == everything[8:]
+    for wrong in ({"page": 0}, {"page": 2501, "page_size": 4}, {"page": 2, "page_token": first["next_page_token"]}):
+        answer = looking.get("/messages", params=wrong)
+        assert answer.status_code == 422
+        assert "page" in answer.json()["detail"]
+
+
 def test_pages_while_messages_come(shop: Shop, acting: Http) -> None:
     """Between two pages new messages arrive: no row comes twice, and none that was there is missed."""
     before = {str(each) for each in shop.orders(*range(20))}

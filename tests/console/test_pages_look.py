@@ -348,3 +348,25 @@ def test_an_application_keeps_its_own_pages(museum: Shop, ask: Asker) -> None:
     assert http.ask("GET", "/own").json() == "of the application"
     assert Visitor(http).go("messages").status == 200
     assert http.ask("GET", "/nowhere").json() == {"detail": "Not Found"}
+
+
+def test_pages_have_numbers(visitor: Visitor) -> None:
+    """The first and the last, and those around the page that is shown; beyond them a list goes on by Next."""
+
+    def rows(page: Page) -> list[str]:
+        return [href for href, _ in page.links if re.search(r"/messages/[0-9a-f-]{36}", href)]
+
+    first = visitor.go("messages?size=2")
+    numbers = [int(text) for href, text in first.links if text.isdecimal() and "size=2" in href]
+    assert numbers[:2] == [2, 3]
+    assert "\u2026" in first.text
+    second = visitor.go(first.link("Next"))
+    by_number = visitor.go(next(href for href, text in first.links if text == "2"))
+    assert rows(by_number) == rows(second)
+    assert rows(by_number) != rows(first)
+    assert [values for _, values in by_number.tags if values.get("aria-current") == "page" and not values.get("href")]
+    assert rows(visitor.go(by_number.link("Back"))) == rows(first)
+    last = visitor.go(f"messages?size=2&page={numbers[-1]}")
+    assert rows(last)
+    assert not last.has_link("Next")
+    assert visitor.go("messages?size=2&page=9999").status == 422

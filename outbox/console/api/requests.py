@@ -53,6 +53,7 @@ class PageQuery:
 
     page_size: int = option(50, "The most rows of a page.", least=1, most=100_000)
     page_token: str | None = option(None, "The next_page_token of the page before.", most=20_000)
+    page: int = option(1, "The number of the page instead, within the first 10,000 rows.", least=1, most=10_000)
 
 
 def from_query(*kinds: type, without: tuple[str, ...] = ()) -> Any:
@@ -98,7 +99,9 @@ def _read(reader: Reader, values: Mapping[str, Any], path: str, shapes: Mapping[
     made: list[Any] = []
     for kind in shapes:
         one: Any = reader.read(kind, {name: value for name, value in values.items() if name in names[kind]}, path)
-        made.append(PageRequest(min(one.page_size, MAX_PAGE), one.page_token) if isinstance(one, PageQuery) else one)
+        made.append(
+            PageRequest(min(one.page_size, MAX_PAGE), one.page_token, one.page) if isinstance(one, PageQuery) else one
+        )
     return made[0] if len(made) == 1 else tuple(made)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -18,7 +19,7 @@ from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import AUDITED, END, Act
-from outbox.operator.model import MAX_PAGE, Page, PageRequest
+from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, Page, PageRequest
 from outbox.operator.operator import Operator
 from outbox.reader import Reader, grouped, option, shape_of
 
@@ -37,6 +38,8 @@ PERIODS = {
 }
 #: How many pages one can go back.
 _TRAIL = 20
+#: So many numbers of pages are shown on either side of the page that is shown.
+_NEAR = 2
 _FIRST = "first"
 #: The most groups of dead letters on the page.
 _GROUPS = 200
@@ -89,9 +92,10 @@ def _readable(kind: Any, pairs: Pairs) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Which page of a list: its size, the token after which it begins, and the tokens of the pages before."""
+    """Which page of a list: its size, its number, or the token after which it begins and those of the pages before."""
 
     size: int = option(50, least=1, most=MAX_PAGE)
+    page: int = option(1)
     after: str | None = option(None)
     trail: tuple[str, ...] = option(())
 
@@ -123,7 +127,7 @@ class Listing(Generic[F, T]):
         paging = Paging()
         try:
             paging = read(Paging, everything)
-            self.page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after))
+            self.page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after, paging.page))
             self.filter = urlencode(_readable(kind, criteria))
         except InvalidRequest as error:
             self.fault = str(error)
@@ -147,15 +151,41 @@ class Listing(Generic[F, T]):
             for name, text in shown
             if name not in tabs
         ]  # fmt: skip
+
+        def numbered(page: int) -> str:
+            """Return the URL of the page of a number."""
+            return to([*shown, ("page", str(page))] if page > 1 else shown)
+
+        numbers = [] if paging.after else _numbers(paging, self.page)
+        #: The pages that can be gone to by their numbers, None in place of those that are left out.
+        self.numbers: list[tuple[int, str] | None] = [
+            None if each is None else (each, numbered(each)) for each in numbers
+        ]
+        self.number: int = paging.page
         self.clear: str = to([pair for pair in shown if pair[0] in tabs])
         self.first: str | None = to(shown) if paging.after else None
         self.before: str | None = to(shown, trail[-1], trail[:-1]) if trail else None
+        if self.number > 1 and not self.fault:
+            self.before = numbered(self.number - 1)
         self.after: str | None = to(shown, following, [*trail, paging.after or _FIRST]) if following else None
 
     @property
     def status(self) -> int:
         """The HTTP status of the page."""
         return 422 if self.fault else 200
+
+
+def _numbers(paging: Paging, page: Page[Any]) -> list[int | None]:
+    """Return which numbers of pages are shown: the first, those around the page that is shown, and the last."""
+    rows = min(page.total.value, NUMBERED_ROWS) if page.total else 0
+    last = min(-(-rows // paging.size), max(NUMBERED_ROWS // paging.size, 1))
+    if last < 2:
+        return []
+    near = [each for each in range(1, last + 1) if each in {1, last} or abs(each - paging.page) <= _NEAR]
+    found: list[int | None] = []
+    for before, each in itertools.pairwise([0, *near]):
+        found += [None, each] if each > before + 1 else [each]
+    return found
 
 
 router: APIRouter = APIRouter(include_in_schema=False)

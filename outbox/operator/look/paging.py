@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.database.execute import Row, Statement, execute, statement
 from outbox.errors import DatabaseUnreached, InvalidRequest, OutboxError
 from outbox.operator.databases import is_away
-from outbox.operator.model import COUNT_LIMIT, MAX_PAGE, Page, PageRequest, Total
+from outbox.operator.model import COUNT_LIMIT, MAX_PAGE, NUMBERED_ROWS, Page, PageRequest, Total
 from outbox.reader import FieldShape, Option, Reader, plain
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def page_of(
     Databases that can't be reached are named in the page, as are those that are ``away`` already; if none of those that
     the page is about can be, the error is raised.
     """
+    databases = list(databases)
     by_name = {database.name: database for database in databases}
     counts: list[int | None] = []
     read_through: list[str] = []
@@ -205,6 +206,8 @@ def page_of(
         read_through.append(name)
         return part
 
+    if page.number != 1:
+        return _numbered(page, lambda each: page_of(databases, criteria, each, order, read, away))
     found = merged(by_name, page, criteria, order, read_one)
     if errors and not read_through:
         raise errors[0]
@@ -212,6 +215,40 @@ def page_of(
     # What isn't seen can't be counted.
     total = None if page.token or found.unreached else _total(found, counts)
     return dataclasses.replace(found, total=total)
+
+
+def _numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
+    if page.token:
+        raise InvalidRequest("give the number of a page or a page token, not both", "page")
+    before = pages_before(fetch, page.number, size_of(page))
+    if before.next_page_token is None or not before.complete or before.unreached:
+        return before
+    return dataclasses.replace(fetch(PageRequest(page.size, before.next_page_token)), total=before.total)
+
+
+def pages_before(fetch: Callable[[PageRequest], Page[T]], number: int, size: int) -> Page[T]:
+    """Return an empty page, whose token is where the page of a number begins; without a token, there is none.
+
+    It has the total of the list. Where the search stopped before it has come so far, or a database can't be read, it
+    says so.
+
+    Raises:
+        InvalidRequest: the number is less than 1, or beyond the rows that have numbered pages.
+    """
+    last = max(NUMBERED_ROWS // size, 1)
+    if not 1 <= number <= last:
+        raise InvalidRequest(
+            f"page = {number} must be 1 to {last}, the first {NUMBERED_ROWS:,} rows; set a filter, or go on by tokens",
+            "page",
+        )
+    found: Page[T] = Page([])
+    left, total, token = (number - 1) * size, None, None
+    while left:
+        found = fetch(PageRequest(min(left, MAX_PAGE), token))
+        total, token, left = total or found.total, found.next_page_token, left - len(found.items)
+        if token is None or not found.complete or found.unreached:
+            break
+    return dataclasses.replace(found, items=[], total=total)
 
 
 def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:
