@@ -30,9 +30,11 @@ from outbox.worker import Worker
 #: Where the processes write their warnings.
 LOG = "CHAOS_LOG"
 ACCOUNTS = 100
+#: So many more accounts are named by orders, and bank A doesn't have them: these orders are refused.
+UNKNOWN = 5
 BANKS = ("AB", "CD", "EF")
 #: Account numbers at bank B of which the last is closed: what is sent there is parked, then refunded.
-RECEIVERS = range(1_000, 1_100)
+RECEIVERS = range(1_010, 1_020)
 CLOSED = RECEIVERS[-1]
 #: Ids of orders that a teller has for itself.
 SHARE = 1_000_000_000
@@ -53,7 +55,7 @@ def order_of(number: int) -> Order:
     return Order(
         line=number,
         id=number,
-        account_id=dice.randint(1, ACCOUNTS),
+        account_id=dice.randint(1, ACCOUNTS + UNKNOWN),
         bank_to=dice.choice(BANKS),
         account_to=str(dice.choice(RECEIVERS)),
         amount=Decimal(dice.randint(1, 50_000)).scaleb(-2),
