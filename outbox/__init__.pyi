@@ -3,6 +3,7 @@ from outbox.app import Outbox as Outbox
 from outbox.errors import OutboxError as OutboxError
 from outbox.flow.saga import Flow as Flow
 from outbox.flow.saga import Saga as Saga
+from outbox.flow.tcc import Participant as Participant
 from outbox.message.model import Answer as Answer
 from outbox.message.model import Counts as Counts
 from outbox.message.model import Decision as Decision

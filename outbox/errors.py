@@ -275,6 +275,24 @@ class AlreadyRolledBack(AlreadyDecided):
     """The half message was rolled back before."""
 
 
+class BranchCancelled(OutboxError):
+    """A branch of a transaction (try, confirm, cancel) was cancelled before."""
+
+    kind = ErrorKind.CONFLICT
+
+
+class BranchConfirmed(OutboxError):
+    """A branch of a transaction (try, confirm, cancel) was confirmed before."""
+
+    kind = ErrorKind.CONFLICT
+
+
+class BranchUnknown(OutboxError):
+    """A branch of a transaction (try, confirm, cancel) was never tried."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
 class ActRefused(OutboxError):
     """A message isn't in a state in which this can be done, or another actor was first."""
 

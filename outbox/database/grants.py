@@ -94,7 +94,7 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery_cursor half_error saga saga_command",
+    "producer": "check_history compensation delivery_cursor half_error saga saga_command tcc_branch",
     "consumer": "attempt_history reconciliation_run reconciliation_finding reconciliation_order segment_hold",
 }
 # Of both parts, wherever the duty is done.
@@ -136,7 +136,13 @@ DUTIES = (
         topic="SELECT(name queues)",  # where a sender chooses the queue
     ),
     _duty("decide", "producer", _DECIDE, half_error="INSERT"),
-    _duty("saga", "producer", saga="SELECT INSERT UPDATE", saga_command="SELECT INSERT UPDATE"),
+    _duty(
+        "saga",
+        "producer",
+        saga="SELECT INSERT UPDATE",
+        saga_command="SELECT INSERT UPDATE",
+        tcc_branch="SELECT INSERT UPDATE",
+    ),
     _duty(
         "flow control",
         "producer",
@@ -170,6 +176,7 @@ DUTIES = (
         half_error="SELECT(half_id) DELETE",
         saga="SELECT DELETE",
         saga_command="SELECT DELETE",
+        tcc_branch="SELECT DELETE",
     ),
     _duty("prune records", "producer", _RECORDS),
     _duty(

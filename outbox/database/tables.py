@@ -409,6 +409,19 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             # Serves each transition: all commands of a saga; and no two have the same number.
             Index(None, "saga_id", "number", unique=True),
         ],
+        # A participant's branch of a transaction: what the last call that took effect has made of it. The primary key
+        # is what has each call take effect once (outbox/flow/tcc.py).
+        "tcc_branch": [
+            Column("transaction_id", Uuid, primary_key=True),
+            Column("branch", _NAME, primary_key=True),
+            Column("participant", _NAME, primary_key=True),
+            Column("state", Text, nullable=False),
+            Column("was_tried", Boolean, nullable=False),
+            Column("changed_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("state IN ('tried', 'confirmed', 'cancelled')", name="state"),
+            # Serves prune.
+            Index(None, "changed_at", postgresql_where=text("state <> 'tried'")),
+        ],
     }
     metadata = _metadata(schema, tables)
     # Table(postgresql_with=…) is of SQLAlchemy 2.1.

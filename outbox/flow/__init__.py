@@ -1,1 +1,1 @@
-"""Flows over several services: sagas."""
+"""Flows over several services: sagas; try, confirm, cancel."""

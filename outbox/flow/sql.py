@@ -70,3 +70,35 @@ UPDATE {s}.saga
        ended_at = CASE WHEN %(ended)s THEN clock_timestamp() END
  WHERE id = %(id)s
 """)
+
+# --- try, confirm, cancel --------------------------------------------------------------------------------------------
+
+# Each waits for a transaction that has the row, and then sees what it did: the unique key is what makes a call exclude
+# another.
+_BRANCH = "transaction_id = %(transaction_id)s AND branch = %(branch)s AND participant = %(participant)s"
+
+#: Write down that a branch is tried. Rows: one, or none if there was a call before.
+try_branch: Template = Template("""
+INSERT INTO {s}.tcc_branch (transaction_id, branch, participant, state, was_tried)
+VALUES (%(transaction_id)s, %(branch)s, %(participant)s, 'tried', true)
+ON CONFLICT DO NOTHING RETURNING state
+""")
+
+#: Write down that a branch is confirmed. Rows: one, or none if it isn't tried.
+confirm_branch: Template = Template(f"""
+UPDATE {{s}}.tcc_branch SET state = 'confirmed', changed_at = clock_timestamp()
+ WHERE {_BRANCH} AND state = 'tried' RETURNING state
+""")
+
+#: Write down that a branch is cancelled, also one that there isn't yet. Rows: ``(it was tried,)``, or none if it is
+#: confirmed or cancelled.
+cancel_branch: Template = Template("""
+INSERT INTO {s}.tcc_branch AS b (transaction_id, branch, participant, state, was_tried)
+VALUES (%(transaction_id)s, %(branch)s, %(participant)s, 'cancelled', false)
+ON CONFLICT (transaction_id, branch, participant) DO UPDATE SET state = 'cancelled', changed_at = clock_timestamp()
+ WHERE b.state = 'tried'
+RETURNING was_tried
+""")
+
+#: Read the state of a branch. Rows: ``(state,)`` or none.
+branch_state: Template = Template(f"SELECT state FROM {{s}}.tcc_branch WHERE {_BRANCH}")

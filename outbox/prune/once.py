@@ -83,7 +83,7 @@ def prune_segments_once(
 def prune_producer_once(
     connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
 ) -> Counts:
-    """Delete replaced cursors, sagas that ended long ago, and what is settled and in no segment, row by row.
+    """Delete replaced cursors, flows that ended long ago, and what is settled and in no segment, row by row.
 
     That is halves with their ops and messages. Segments: `outbox.prune.segments`. Returns ``taken`` rows and ``done``
     halves. ``stopping`` is asked between batches.
@@ -91,13 +91,15 @@ def prune_producer_once(
     schema, batch = settings.schema, settings.prune_batch
     cursors = _replaced(connection, schema, CURSORS, sql.old_cursors(schema, batch), batch, stopping)
     cursors += _delete_all(connection, sql.old_delivery_cursors(schema, batch), batch, stopping)
-    old_sagas = sql.old_sagas(schema, retention=settings.record_retention, limit=batch)
-    sagas = _delete_all(connection, old_sagas, batch, stopping)
+    flows = 0
+    for old_flows in (sql.old_sagas, sql.old_branches):
+        statement = old_flows(schema, retention=settings.record_retention, limit=batch)
+        flows += _delete_all(connection, statement, batch, stopping)
     rewrite(connection, schema, CHECKS)
     with connection.begin():
         found = segments(connection, schema)
     deleted = sum(prune_rows(connection, settings, after, end, stopping) for after, end in gaps(found))
-    return Counts(taken=cursors + sagas + deleted, done=deleted)
+    return Counts(taken=cursors + flows + deleted, done=deleted)
 
 
 def prune_consumer_once(

@@ -37,6 +37,16 @@ WITH old AS MATERIALIZED (
 DELETE FROM {s}.saga WHERE id IN (SELECT id FROM old) RETURNING id
 """)
 
+#: Delete branches of transactions that were confirmed or cancelled long ago. Rows: one for each.
+old_branches: Template = Template("""
+DELETE FROM {s}.tcc_branch
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM {s}.tcc_branch
+        WHERE state <> 'tried' AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+        LIMIT %(limit)s))
+RETURNING 1
+""")
+
 #: Delete offsets that newer ones have replaced. Rows: one for each.
 old_offsets: Template = Template("""
 DELETE FROM {s}.consumer_offset

@@ -23,7 +23,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": [f"producer_000{number}" for number in range(1, 10)],
+    "producer": [f"producer_{number:04}" for number in range(1, 11)],
     "consumer": ["consumer_0001", "consumer_0002", "consumer_0003", "consumer_0004", "consumer_0005"],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}

@@ -1,0 +1,176 @@
+"""Try, confirm, cancel (TCC): a participant's three functions, of which each takes effect once at most, in any order.
+
+Who coordinates a transaction calls *try* of each participant, then *confirm* of all or *cancel* of all; by messages or
+by HTTP, again and again until it is answered. So a participant may be called twice, and out of order. Each call takes
+the row of its branch first (``tcc_branch``: one for a transaction, a branch and a participant), in the transaction of
+its effect:
+
+- **duplicates**: what the row says already is done; the function isn't called again;
+- **empty compensation**: a cancel before, or without, its try is written down, and has no effect;
+- **hanging**: a try that comes after its cancel is refused, so that nothing stays reserved for ever.
+
+The row is unique. Of two calls at the same moment, on whatever connections, the second waits for the end of the first,
+and then sees what it did; of one that was killed, nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+from outbox.database.execute import execute
+from outbox.database.session import check_function, is_async
+from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler
+from outbox.flow import sql
+from outbox.message.content import MAX_KEY_BYTES, check_group, check_text
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from outbox.app import Outbox
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class BranchState(enum.StrEnum):
+    """What the last call that took effect has made of a branch."""
+
+    TRIED = "tried"
+    CONFIRMED = "confirmed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Generic[T]):
+    """What a function is called with: the transaction, the branch in it, and what the caller has said of it."""
+
+    transaction_id: UUID
+    branch: str
+    body: T
+
+
+@dataclass(slots=True)
+class Participant(Generic[T]):
+    """One service's part in transactions of try, confirm and cancel, in the database of its `Outbox`.
+
+    Its three functions take ``(branch, session)``, and change what they change with that session; it is the caller's,
+    who commits it. To be declared by the decorators `on_try`, `on_confirm` and `on_cancel`.
+
+    Raises:
+        InvalidMessage: the name isn't one.
+    """
+
+    outbox: Outbox
+    name: str
+    _functions: dict[BranchState, Callable[[Branch[T], Session], object]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_group(self.name)
+
+    def on_try(self, function: F) -> F:
+        """Decorate what reserves; it may raise to refuse, which undoes all of the caller's transaction.
+
+        Raises:
+            InvalidHandler: there is one already, it is async, or it can't be called so.
+        """
+        return self._declare(BranchState.TRIED, function)
+
+    def on_confirm(self, function: F) -> F:
+        """Decorate what makes a reservation final; otherwise as `on_try`."""
+        return self._declare(BranchState.CONFIRMED, function)
+
+    def on_cancel(self, function: F) -> F:
+        """Decorate what gives a reservation up; otherwise as `on_try`."""
+        return self._declare(BranchState.CANCELLED, function)
+
+    def attempt(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool:
+        """Try, with the transaction of a session; False if that was done before.
+
+        Raises:
+            BranchCancelled: it was cancelled before: nothing is reserved any more.
+        """
+        key = self._key(transaction_id, branch)
+        (new,) = execute(session.connection(), sql.try_branch(self._schema, **key))
+        if new:
+            self._call(BranchState.TRIED, session, transaction_id, branch, body)
+        elif self._state(session, key) is BranchState.CANCELLED:
+            raise BranchCancelled(f"{self._text(transaction_id, branch)} was cancelled before it was tried")
+        return bool(new)
+
+    def confirm(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool:
+        """Confirm, with the transaction of a session; False if that was done before.
+
+        Raises:
+            BranchCancelled: it was cancelled before.
+            BranchUnknown: it was never tried.
+        """
+        key = self._key(transaction_id, branch)
+        (changed,) = execute(session.connection(), sql.confirm_branch(self._schema, **key))
+        if changed:
+            self._call(BranchState.CONFIRMED, session, transaction_id, branch, body)
+            return True
+        state = self._state(session, key)
+        if state is None:
+            raise BranchUnknown(f"{self._text(transaction_id, branch)} can't be confirmed: it was never tried")
+        if state is BranchState.CANCELLED:
+            raise BranchCancelled(f"{self._text(transaction_id, branch)} can't be confirmed: it was cancelled")
+        return False
+
+    def cancel(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool:
+        """Cancel, with the transaction of a session; False if that was done before, or there was nothing to cancel.
+
+        Before its try, it is only written down: the try will be refused.
+
+        Raises:
+            BranchConfirmed: it was confirmed before.
+        """
+        key = self._key(transaction_id, branch)
+        (changed,) = execute(session.connection(), sql.cancel_branch(self._schema, **key))
+        if not changed:
+            if self._state(session, key) is BranchState.CONFIRMED:
+                raise BranchConfirmed(f"{self._text(transaction_id, branch)} can't be cancelled: it was confirmed")
+            return False
+        ((was_tried,),) = changed
+        if was_tried:
+            self._call(BranchState.CANCELLED, session, transaction_id, branch, body)
+        return bool(was_tried)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _schema(self) -> str:
+        return self.outbox.current.settings.schema
+
+    def _declare(self, state: BranchState, function: F) -> F:
+        what = f"participant {self.name!r}: what is called to be {state.value}"
+        if state in self._functions:
+            raise InvalidHandler(f"{what} is there already: {self._functions[state]!r}")
+        check_function(what, function, "branch", "session")
+        if is_async(function):
+            raise InvalidHandler(f"{what} must be a plain function; async code calls the participant by run_sync")
+        self._functions[state] = function
+        return function
+
+    def _call(self, state: BranchState, session: Session, transaction_id: UUID, branch: str, body: T) -> None:
+        if state not in self._functions:
+            raise InvalidHandler(
+                f"participant {self.name!r} has nothing that is called to be {state.value}: declare all three functions"
+            )
+        self._functions[state](Branch(transaction_id, branch, body), session)
+
+    def _state(self, session: Session, key: dict[str, Any]) -> BranchState | None:
+        # Only read where the call took no effect: whose effect that was has ended by now, and the row stays.
+        (rows,) = execute(session.connection(), sql.branch_state(self._schema, **key))
+        return BranchState(rows[0][0]) if rows else None
+
+    def _key(self, transaction_id: UUID, branch: str) -> dict[str, Any]:
+        named = check_text("branch", branch, MAX_KEY_BYTES)
+        return {"transaction_id": transaction_id, "branch": named, "participant": self.name}
+
+    def _text(self, transaction_id: UUID, branch: str) -> str:
+        of_branch = f", branch {branch!r}," if branch else ""
+        return f"transaction {transaction_id}{of_branch} of participant {self.name!r}"

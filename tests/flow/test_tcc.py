@@ -1,0 +1,193 @@
+"""Try, confirm, cancel: the anomalies that DTM and Seata list, by calls twice, out of order, at once, and killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from outbox import Outbox, Participant, Settings
+from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler
+from outbox.flow.tcc import Branch
+from outbox.prune.once import prune_producer_once
+from tests.kit import Tables, wait_until
+
+NOTE = text("INSERT INTO effect (call, branch, body) VALUES (:call, :branch, :body)")
+
+
+class Shop:
+    """A participant that writes each of its effects into a table that takes everything."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine, self.at = engine, Tables(engine)
+        self.at.run("CREATE TABLE effect (n serial PRIMARY KEY, call text, branch text, body text)")
+        self.participant: Participant[str] = Participant(Outbox(engine, settings=settings), "shop")
+        for call, decorator in (
+            ("attempt", self.participant.on_try),
+            ("confirm", self.participant.on_confirm),
+            ("cancel", self.participant.on_cancel),
+        ):
+            decorator(self._effect(call))
+        self.transaction = uuid4()
+
+    def _effect(self, call: str) -> Callable[[Branch[str], Session], None]:
+        def effect(branch: Branch[str], session: Session) -> None:
+            session.execute(NOTE, {"call": call, "branch": branch.branch, "body": branch.body})
+
+        return effect
+
+    def call(self, call: str, *, transaction: UUID | None = None, branch: str = "") -> Any:
+        """Make a call in a transaction of its own; return what it returns, or the error that it raises."""
+        with Session(self.engine) as session:
+            try:
+                return self.call_within(session, call, transaction=transaction, branch=branch)
+            except (BranchCancelled, BranchConfirmed, BranchUnknown) as error:
+                return type(error)
+            finally:
+                session.commit()
+
+    def call_within(self, session: Session, call: str, *, transaction: UUID | None = None, branch: str = "") -> Any:
+        """Make a call in the transaction of a session."""
+        function = getattr(self.participant, call)
+        return function(session, transaction or self.transaction, "body", branch=branch)
+
+    def effects(self) -> list[str]:
+        """Return what took effect, in order."""
+        return list(self.at.rows("SELECT call FROM effect ORDER BY n"))
+
+
+@pytest.fixture
+def shop(engine: Engine, settings: Settings) -> Shop:
+    """A participant."""
+    return Shop(engine, settings)
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "effects"),
+    [
+        ("attempt confirm", [True, True], ["attempt", "confirm"]),
+        ("attempt cancel", [True, True], ["attempt", "cancel"]),
+        # Duplicates: DTM "repeated requests", Seata "idempotence".
+        ("attempt attempt", [True, False], ["attempt"]),
+        ("attempt confirm confirm attempt", [True, True, False, False], ["attempt", "confirm"]),
+        ("attempt cancel cancel", [True, True, False], ["attempt", "cancel"]),
+        # Empty compensation: DTM "null compensation", Seata "empty rollback".
+        ("cancel", [False], []),
+        ("cancel cancel", [False, False], []),
+        # Hanging: DTM "hanging action", Seata "suspension".
+        ("cancel attempt", [False, BranchCancelled], []),
+        ("cancel attempt cancel", [False, BranchCancelled, False], []),
+        ("attempt cancel attempt", [True, True, BranchCancelled], ["attempt", "cancel"]),
+        # What a coordinator must not ask for.
+        ("confirm", [BranchUnknown], []),
+        ("cancel confirm", [False, BranchCancelled], []),
+        ("attempt cancel confirm", [True, True, BranchCancelled], ["attempt", "cancel"]),
+        ("attempt confirm cancel", [True, True, BranchConfirmed], ["attempt", "confirm"]),
+    ],
+)
+def test_calls_take_effect_once_in_any_order(shop: Shop, calls: str, results: list[Any], effects: list[str]) -> None:
+    """Each in a transaction of its own."""
+    assert [shop.call(call) for call in calls.split()] == results
+    assert shop.effects() == effects
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "second", "commits", "result", "effects"),
+    [
+        ("", "attempt", "attempt", True, False, ["attempt"]),
+        ("", "attempt", "attempt", False, True, ["attempt"]),
+        ("", "attempt", "cancel", True, True, ["attempt", "cancel"]),
+        ("", "attempt", "cancel", False, False, []),
+        ("", "cancel", "attempt", True, BranchCancelled, []),
+        ("", "cancel", "attempt", False, True, ["attempt"]),
+        ("attempt", "confirm", "confirm", True, False, ["attempt", "confirm"]),
+        ("attempt", "confirm", "cancel", True, BranchConfirmed, ["attempt", "confirm"]),
+        ("attempt", "confirm", "cancel", False, True, ["attempt", "cancel"]),
+        ("attempt", "cancel", "confirm", True, BranchCancelled, ["attempt", "cancel"]),
+        ("attempt", "cancel", "confirm", False, True, ["attempt", "confirm"]),
+        ("attempt", "cancel", "cancel", True, False, ["attempt", "cancel"]),
+    ],
+)
+def test_two_calls_at_once(
+    shop: Shop, before: str, first: str, second: str, commits: bool, result: Any, effects: list[str]
+) -> None:
+    """The second waits for the end of the first; where that is killed in the middle, nothing of it is left."""
+    if before:
+        shop.call(before)
+    results: list[Any] = []
+    session = Session(shop.engine)
+    shop.call_within(session, first)
+    pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    thread = threading.Thread(target=lambda: results.append(shop.call(second)))
+    thread.start()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    wait_until(lambda: shop.at.value(waiting) == 1, "the second call waits")
+    if commits:
+        session.commit()
+    else:
+        shop.at.run("SELECT pg_terminate_backend(:pid)", pid=pid)
+        session.invalidate()
+    session.close()
+    thread.join()
+    assert results == [result]
+    assert shop.effects() == effects
+
+
+def test_branches_and_participants_are_apart(shop: Shop, settings: Settings) -> None:
+    """Each has a row of its own."""
+    assert [shop.call("attempt", branch=branch) for branch in ("a", "b", "a")] == [True, True, False]
+    other: Participant[str] = Participant(shop.participant.outbox, "other")
+    other.on_try(lambda branch, session: None)
+    with Session(shop.engine) as session, session.begin():
+        assert other.attempt(session, shop.transaction, "", branch="a")
+    assert shop.call("attempt", transaction=uuid4(), branch="a")
+
+
+def test_a_try_that_refuses_leaves_nothing(shop: Shop) -> None:
+    """Neither its row nor its effect, so that the cancel that follows is an empty one."""
+    refusing: Participant[str] = Participant(shop.participant.outbox, "refusing")
+
+    @refusing.on_try
+    def refuse(branch: Branch[str], session: Session) -> None:
+        session.execute(NOTE, {"call": "try", "branch": "", "body": ""})
+        raise ValueError("sold out")
+
+    with pytest.raises(ValueError, match="sold out"), Session(shop.engine) as session, session.begin():
+        refusing.attempt(session, shop.transaction, "")
+    with Session(shop.engine) as session, session.begin():
+        assert refusing.cancel(session, shop.transaction, "") is False
+    assert shop.effects() == []
+
+
+def test_ended_branches_are_pruned(shop: Shop, settings: Settings) -> None:
+    """After the retention; one that is only tried stays."""
+    shop.call("attempt")
+    shop.call("attempt", branch="open")
+    shop.call("confirm")
+    shop.call("cancel", branch="empty")
+    for days, left in ((89, 3), (2, 1)):
+        shop.at.run(f"UPDATE outbox.tcc_branch SET changed_at = changed_at - interval '{days} days'")
+        with shop.engine.connect() as connection:
+            prune_producer_once(connection, settings)
+        assert shop.at.value("SELECT count(*) FROM outbox.tcc_branch") == left
+
+
+def test_what_can_not_be_declared(shop: Shop) -> None:
+    """A second function, one that is async, one that takes something else; and one that is missing."""
+    with pytest.raises(InvalidHandler, match="participant 'shop': what is called to be tried is there already"):
+        shop.participant.on_try(lambda branch, session: None)
+    other: Participant[str] = Participant(shop.participant.outbox, "other")
+    with pytest.raises(InvalidHandler, match="must take"):
+        other.on_try(lambda branch: None)
+
+    async def reserve(branch: Branch[str], session: Session) -> None: ...
+
+    with pytest.raises(InvalidHandler, match="must be a plain function"):
+        other.on_try(reserve)
+    with pytest.raises(InvalidHandler, match="declare all three functions"), Session(shop.engine) as session:
+        other.attempt(session, uuid4(), "")
