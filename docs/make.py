@@ -27,7 +27,7 @@ from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
-from outbox.operator.acts import EDIT, END, Act, Noun, acts_for
+from outbox.operator.acts import EDIT, END, NOTE, Act, Noun, acts_for
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
@@ -330,6 +330,9 @@ def acts() -> Iterator[str]:
     yield from _table(
         ("Act", "What it does", "Role", "Options"), iter([(f"`{END.name}`", what, END.role, "needs a reason")])
     )
+    yield "## To a group of dead letters\n"
+    what = _escaped(f"{NOTE.summary}. {NOTE.details}")
+    yield from _table(("Act", "What it does", "Role", "Options"), iter([(f"`{NOTE.name}`", what, NOTE.role, "")]))
     yield "## A copy with another body\n"
     what = _escaped(f"{EDIT.summary}. {EDIT.details}")
     choices = f"needs a reason; `original`: {', '.join(ORIGINALS)}; `acknowledge_delivered`; `again`"

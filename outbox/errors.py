@@ -23,6 +23,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── MessageNotFound                     no registered database knows this message
     ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── BulkJobNotFound                     no registered database has this bulk job
+    ├── DeadGroupNotFound                   no registered database has dead letters of this fingerprint
     ├── RunNotFound                         no registered database has this run of a reconciliation, or its finding
     ├── BulkJobTooLarge                     more messages than one bulk job may have
     ├── DecisionError
@@ -219,6 +220,12 @@ class DatabaseUnreached(OutboxError):
 
 class BulkJobNotFound(OutboxError):
     """No registered database has this bulk job."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class DeadGroupNotFound(OutboxError):
+    """No registered database has dead letters of this fingerprint."""
 
     kind = ErrorKind.NOT_FOUND
 

@@ -19,12 +19,13 @@ from sqlalchemy.exc import DBAPIError
 from outbox.cli import options, output
 from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, check_role, opened
 from outbox.cli.exits import Code, Failure, if_away
-from outbox.cli.options import ActorOptions, AppOption, cli_actor, command, gathered
+from outbox.cli.nouns import dead_app
+from outbox.cli.options import ActorOption, ActorOptions, AppOption, cli_actor, command, gathered
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
-from outbox.operator.acts import END
+from outbox.operator.acts import END, NOTE
 from outbox.operator.health.locks import LockRow
 from outbox.operator.health.workers import HandlerRow, WorkerRow
 from outbox.reader import variable
@@ -320,3 +321,25 @@ def end_session(
 
 _EXAMPLE = f'\b\nExample:\n  outbox lock end 6564f1a2.1267 --reason "{END.why}"'
 lock_app.command(END.name, help=f"{END.summary}.\n\n{END.details}\n\n{_EXAMPLE}")(end_session)
+
+
+# --- notes about dead letters ----------------------------------------------------------------------------------------
+
+
+@gathered
+def write_note(
+    fingerprint: Annotated[
+        str, typer.Argument(metavar="FINGERPRINT", help="The group, as `outbox dead groups` names it.")
+    ],
+    databases: DatabasesOptions,
+    note: Annotated[str, typer.Option(help="What the next operator should know.")] = "",
+    owner: Annotated[str, typer.Option(metavar="NAME", help="Who looks after it.")] = "",
+    actor: ActorOption = None,
+) -> None:
+    """Write a note about a group of dead letters."""
+    with databases.opened() as operator:
+        say(operator.note(fingerprint, by=cli_actor(actor), note=note, owner=owner))
+
+
+_NOTE_EXAMPLE = '\b\nExample:\n  outbox dead note 0f3a91c2d4e5b6a7 --owner payments --note "back at noon"'
+dead_app.command(NOTE.name, help=f"{NOTE.summary}.\n\n{NOTE.details}\n\n{_NOTE_EXAMPLE}")(write_note)

@@ -524,8 +524,12 @@ def show_dead_groups(
 
 _DEAD_GROUPS = RowShape(
     model.DeadGroup,
-    "fingerprint group topic error=error_kind count> first=first_at last=last_at last_error",
-    {"count": lambda row: at_least(row.count), "last_error": lambda row: row.sample.last_error},
+    "fingerprint group topic error=error_kind count> day> first=first_at last=last_at owner note last_error",
+    {
+        "count": lambda row: at_least(row.count),
+        "day": lambda row: str(sum(row.trend)),
+        "last_error": lambda row: row.sample.last_error,
+    },
     attrgetter("fingerprint"),
 )
 

@@ -95,7 +95,8 @@ _COUNTED = {
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
     "producer": "check_history compensation delivery_cursor half_error saga saga_command tcc_branch",
-    "consumer": "attempt_history reconciliation_run reconciliation_finding reconciliation_order segment_hold",
+    "consumer": "attempt_history dead_letter_note reconciliation_run reconciliation_finding reconciliation_order"
+    " segment_hold",
 }
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
@@ -252,6 +253,7 @@ DUTIES = (
         "prune",
         "consumer",
         attempt_history="SELECT DELETE",
+        dead_letter_note="SELECT DELETE",
         consumer_message="SELECT DELETE",
         segment_hold="SELECT INSERT UPDATE",
         consumer_offset="SELECT DELETE",
@@ -279,7 +281,14 @@ DUTIES = (
     _duty("look", "producer", _read(_SHOWN["common"], _SHOWN["producer"], _COUNTED["producer"])),
     _duty("look", "consumer", _read(_SHOWN["common"], _SHOWN["consumer"], _COUNTED["consumer"])),
     _duty("order", "producer", audit="INSERT", bulk_job="INSERT UPDATE", bulk_item="INSERT UPDATE"),
-    _duty("order", "consumer", audit="INSERT", bulk_job="INSERT UPDATE", bulk_item="INSERT UPDATE"),
+    _duty(
+        "order",
+        "consumer",
+        audit="INSERT",
+        bulk_job="INSERT UPDATE",
+        bulk_item="INSERT UPDATE",
+        dead_letter_note="INSERT UPDATE DELETE",
+    ),
 )
 
 _UPKEEP = ("prune", "prune records", "bulk", "report")

@@ -514,6 +514,17 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             # Serves prune, and the trends of dead letters.
             Index(None, "failed_at"),
         ],
+        # What operators write about dead letters of one kind; a few rows, written by hand.
+        "dead_letter_note": [
+            Column("consumer_group", _NAME, primary_key=True),
+            Column("topic", _NAME, primary_key=True),
+            Column("error_kind", _NAME, primary_key=True),
+            Column("note", Text),
+            Column("owner", Text),
+            Column("written_by", Text, nullable=False),
+            Column("written_at", _TIME, nullable=False, server_default=_NOW),
+            CheckConstraint("note IS NOT NULL OR owner IS NOT NULL", name="written"),
+        ],
         # What a group's producer still had of an old segment of the inbox when it was asked: those rows stay. Of a pair
         # of group and topic without a row here, all do.
         "segment_hold": [

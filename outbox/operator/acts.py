@@ -439,8 +439,23 @@ EDIT = Declaration(
     grave=True,
 )
 
+#: The act that says something about a kind of dead letters; `outbox.operator.notes` does it.
+NOTE = Declaration(
+    name="note",
+    summary="Write a note about a group of dead letters, and who looks after it",
+    details="For the next operator who comes to it. It stands beside the group, topic and kind of error wherever these "
+    "are shown, also for those that come later. An empty note without an owner takes it away.",
+    why="",
+    consequence="It stands beside all dead letters of this group, topic and kind of error, and replaces what stands "
+    "there. Leave both empty to take it away.",
+    happened="Noted.",
+    permission="dead:note",
+    button="Write it down",
+    needs_reason=False,
+)
+
 #: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT)
+DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE)
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
 #: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, write the

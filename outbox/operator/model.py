@@ -335,7 +335,11 @@ class ActFates:
 
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
-    """Parked messages of one group and topic with one kind of error."""
+    """Parked messages of one group and topic with one kind of error.
+
+    ``trend`` is how many were parked in each of the last 24 hours, the oldest hour first, whatever became of them since
+    (counted over the newest attempts). ``note`` and ``owner`` are what an operator wrote about them last.
+    """
 
     fingerprint: str
     database: str
@@ -346,6 +350,11 @@ class DeadGroup:
     first_at: dt.datetime | None
     last_at: dt.datetime | None
     sample: InboxRow
+    trend: list[int] = field(default_factory=list)
+    note: str | None = None
+    owner: str | None = None
+    noted_by: str | None = None
+    noted_at: dt.datetime | None = None
 
 
 # --- bulk jobs and the audit -----------------------------------------------------------------------------

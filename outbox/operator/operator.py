@@ -38,6 +38,7 @@ from outbox.operator.look.lists import Lists
 from outbox.operator.look.message import gather
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
+from outbox.operator.notes import Notes
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -54,7 +55,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, Edits, ConversationViews, BulkJobs, HealthViews, LockViews):
+class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, HealthViews, LockViews):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

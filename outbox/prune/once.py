@@ -111,7 +111,7 @@ def prune_consumer_once(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
-    """Delete what one group needs no more: old inbox rows, replaced offsets, old failed attempts and reconciliations.
+    """Delete what one group needs no more: old inbox rows, replaced offsets, old attempts, notes and reconciliations.
 
     Inbox rows go when they are settled, and the producer has pruned their messages: those of a segment with it
     (`outbox.prune.inbox`). ``source`` is on the producer's database (the same object as ``connection`` where that is
@@ -123,6 +123,8 @@ def prune_consumer_once(
     offsets = _replaced(connection, schema, OFFSETS, sql.old_offsets(schema, **values), batch, stopping)
     attempts = sql.old_attempts(schema, retention=settings.record_retention, limit=batch)
     records = _delete_all(connection, attempts, batch, stopping)
+    notes = sql.old_notes(schema, group=group, topic=topic, retention=settings.record_retention)
+    records += _delete_all(connection, notes, batch, stopping)
     for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
         statement = old_records(schema, **values, retention=settings.record_retention)
         records += _delete_all(connection, statement, batch, stopping)

@@ -162,6 +162,18 @@ DELETE FROM {s}.reconciliation_finding
 RETURNING 1
 """)
 
+#: Delete notes that are ``retention`` seconds old about dead letters of a group and topic that there are none of.
+#: Rows: one for each.
+old_notes: Template = Template("""
+DELETE FROM {s}.dead_letter_note n
+ WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
+   AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
+   AND NOT EXISTS (SELECT FROM {s}.consumer_message m
+                    WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
+                      AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
+RETURNING 1
+""")
+
 #: Delete failed attempts that are ``retention`` seconds old. Rows: one for each.
 old_attempts: Template = Template("""
 DELETE FROM {s}.attempt_history

@@ -207,3 +207,14 @@ def test_nothing_fits(cli: Cli, books: Books) -> None:
     assert (result.code, result.out) == (0, "")
     assert "nothing to do" in result.err
     assert UUID(int=0) not in books.parked()
+
+
+def test_note(cli: Cli, books: Books) -> None:
+    """A note and an owner, as `outbox dead groups` shows them from then on."""
+    books.parked("no such form")
+    (group,) = cli("dead", "groups", "-o", "json").json["items"]
+    result = cli("dead", "note", group["fingerprint"], "--owner", "ann", "--note", "back at noon")
+    assert result.code == 0, result.err
+    (group,) = cli("dead", "groups", "-o", "json").json["items"]
+    assert (group["owner"], group["note"], sum(group["trend"])) == ("ann", "back at noon", 1)
+    assert cli("dead", "note", "0" * 16, "--note", "which?").code == Code.NOT_FOUND

@@ -36,6 +36,7 @@ VALUES = {
     "bulk_job_id": ID,
     "group": GROUP,
     "session": "6564f1a2.1267",
+    "fingerprint": "0123456789abcdef",
     "action": "resend",
     "name": "x.css",
     "rest": "nothing",

@@ -298,3 +298,23 @@ def test_who_may_not_edit_is_not_asked(visitor: Visitor, shop: Shop) -> None:
         assert visitor.http.ask("GET", f"/messages/{message}/{path}").status_code in {404, 405}
     assert status(shop, message) == "parked"
     assert not on_record(visitor, message, "reveal")
+
+
+def test_a_note_is_written_beside_dead_letters(visitor: Visitor, shop: Shop) -> None:
+    """By operators, as text and nothing else; a viewer is offered none, and refused."""
+    (message,) = shop.parked(17, trouble="no such lane")
+    found = visitor.http.get("/dead/groups").json()
+    fingerprint = next(each["fingerprint"] for each in found if each["sample"]["message_id"] == str(message))
+    page = visitor.as_role("operator")
+    asked = page.go(f"dead/{fingerprint}/note")
+    told = page.send(asked.form("/note"), note="<b>call ann</b>", owner="payments")
+    assert "Noted." in told.text
+    assert "<b>call ann</b>" in told.text
+    assert "Parked in each of the last 24 hours" in told.text
+    viewer = visitor.as_role("viewer")
+    assert viewer.http.ask("POST", f"/dead/{fingerprint}/note").status_code == 403
+    assert viewer.http.post(f"/dead/groups/{fingerprint}/note", {"note": "x"}).status_code == 403
+    assert visitor.http.post(f"/dead/groups/{fingerprint}/note", {"note": "by the API"}).status_code == 200
+    noted = next(each for each in visitor.http.get("/dead/groups").json() if each["fingerprint"] == fingerprint)
+    assert (noted["note"], noted["owner"]) == ("by the API", None)
+    assert visitor.http.post("/dead/groups/0123456789abcdef/note", {"note": "x"}).status_code == 404

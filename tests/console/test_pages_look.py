@@ -259,9 +259,9 @@ def test_a_message_shows_each_failed_attempt(acting: Http, shop: Shop) -> None:
 
 def test_the_page_of_an_bulk_job(acting: Http, shop: Shop) -> None:
     """How far it is, what became of each, by whom and why; and the list of all."""
-    ids = shop.parked(1, 2, 3)
+    ids = shop.parked(1, 2, 3, trouble="not here")
     visitor = Visitor(acting)
-    preview = visitor.go("bulk?action=retry&of=inbox&status=parked")
+    preview = visitor.go("bulk?action=retry&of=inbox&status=parked&error=not+here")
     page = visitor.send(preview.form("/bulk/start"), reason="the customer is there now")
     assert "0 of 3" in page.text
     assert "A worker with the role bulk takes it up." in page.text

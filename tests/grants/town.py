@@ -427,7 +427,7 @@ def look(town: Town) -> None:
 
 
 def order(part: Part) -> Callable[[Town], None]:
-    """Return what orders a bulk job, cancels it, and shows a body unmasked."""
+    """Return what orders a bulk job, cancels it, shows a body unmasked, and writes notes about dead letters."""
 
     def act(town: Town) -> None:
         (parked,), (sent,) = town.parked(), town.dispatched()
@@ -437,6 +437,9 @@ def order(part: Part) -> Callable[[Town], None]:
         job = operator.start(name, Selector(targets=(target,)), by="ada", why="why")
         operator.cancel(job.id, by="ada", why="why")
         operator.message(target.message_id, reveal=model.Actor("ada"))
+        for group in operator.dead_groups(limit=1) if part == "consumer" else ():
+            for note in ("first", "second", ""):
+                operator.note(group.fingerprint, by="ada", note=note)
 
     return act
 

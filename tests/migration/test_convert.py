@@ -36,6 +36,7 @@ NEW = [
     "consumer_0003",
     "consumer_0004",
     "consumer_0005",
+    "consumer_0006",
 ]
 # Those of the first revision.
 TABLES = [table for part in SEGMENTED.values() for table in part if table != "delivery"]

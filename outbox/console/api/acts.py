@@ -14,7 +14,7 @@ from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, prob
 from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, END, Act
+from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
@@ -294,6 +294,40 @@ def resend_by_ids(
 def cancel(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""
     return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)
+
+
+# --- dead letters ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteBody:
+    """What is written about a group of dead letters; both empty take it away."""
+
+    note: str = option("", "What the next operator should know.", most=model.LONGEST)
+    owner: str = option("", "Who looks after it.", most=model.LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What was done, in a sentence."""
+
+    outcome: str
+
+
+@router.post(
+    "/dead/groups/{fingerprint}/note",
+    summary=NOTE.summary,
+    description=NOTE.details,
+    dependencies=[requires(NOTE.permission)],
+    tags=["inbox"],
+)
+def note(
+    context: Context,
+    fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")],
+    body: NoteBody = from_body(NoteBody),
+) -> Noted:
+    """Write a note about a group of dead letters."""
+    return Noted(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
 
 
 # --- locks -------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ _TRAIL = 20
 _NEAR = 2
 _FIRST = "first"
 #: The most groups of dead letters on the page.
-_GROUPS = 200
+MOST_GROUPS = 200
 
 READER = Reader("text", error=InvalidRequest, zone=dt.UTC)
 
@@ -218,9 +218,11 @@ def dead(view: View, tab: str = "open") -> Response:
         return view.page("discarded.html", found.status, list=found)
     criteria = read(model.InboxFilter, pairs_of(view.request.url.query))
     where = {"database": criteria.database, "group": criteria.group, "topic": criteria.topic}
-    groups, unreached = of_each(view.operator, lambda each: each.dead_groups(**where, limit=_GROUPS), criteria.database)
+    groups, unreached = of_each(
+        view.operator, lambda each: each.dead_groups(**where, limit=MOST_GROUPS), criteria.database
+    )
     groups.sort(key=lambda group: -group.count.value)
-    return view.page("dead.html", groups=groups[:_GROUPS], where=where, limit=_GROUPS, unreached=unreached)
+    return view.page("dead.html", groups=groups[:MOST_GROUPS], where=where, limit=MOST_GROUPS, unreached=unreached)
 
 
 @router.get("/audit")

@@ -336,6 +336,32 @@ def details(schema: str, groups: list[str], topics: list[str], kinds: list[str])
     return statement(schema, _DETAILS, values)
 
 
+#: So many hours are told of dead letters, and so many failed attempts are looked at for that.
+HOURS = 24
+ATTEMPTS = 20_000
+
+#: How many messages were parked, by group, topic and kind, in each of the last hours.
+#: Rows: ``(group, topic, kind, hours ago, count)``.
+trends: Template = Template(f"""
+SELECT consumer_group, topic, kind, hours_ago, count(*)::int
+  FROM (SELECT consumer_group, topic, status, coalesce(error_kind, '{UNCLASSIFIED}') AS kind,
+               floor(extract(epoch FROM statement_timestamp() - failed_at) / 3600)::int AS hours_ago
+          FROM {{s}}.attempt_history
+         WHERE failed_at > statement_timestamp() - interval '{HOURS} hours'
+         ORDER BY failed_at DESC LIMIT {ATTEMPTS}) a
+ WHERE status = 'parked' AND hours_ago BETWEEN 0 AND {HOURS - 1}
+ GROUP BY 1, 2, 3, 4
+""")
+
+#: What was written about kinds of dead letters. Rows: ``(group, topic, kind, note, owner, written by, written at)``.
+notes: Template = Template("""
+SELECT n.consumer_group, n.topic, n.error_kind, n.note, n.owner, n.written_by, n.written_at
+  FROM unnest(%(groups)s::text[], %(topics)s::text[], %(kinds)s::text[]) k (consumer_group, topic, kind)
+  JOIN {s}.dead_letter_note n
+    ON n.consumer_group = k.consumer_group AND n.topic = k.topic AND n.error_kind = k.kind
+""")
+
+
 def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, values: dict[str, object]) -> Statement:
     first, coming = "", _NEXT
     if group is not None:

@@ -238,14 +238,25 @@ def _dead_groups(database: Database, criteria: model.InboxFilter, limit: int) ->
         counting = inbox_sql.counts(schema, criteria.group, criteria.topic, limit, model.COUNT_LIMIT)
         if not (counts := execute(connection, counting)[0]):
             return []
-        columns = ([row[column] for row in counts] for column in range(3))
-        (rows,) = execute(connection, inbox_sql.details(schema, *columns))
+        groups, topics, kinds = ([row[column] for row in counts] for column in range(3))
+        rows, parked, notes = execute(
+            connection,
+            inbox_sql.details(schema, groups, topics, kinds),
+            inbox_sql.trends(schema),
+            inbox_sql.notes(schema, groups=groups, topics=topics, kinds=kinds),
+        )
+    trends: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * inbox_sql.HOURS)
+    for *names, hours_ago, parked_then in parked:
+        trends[tuple(names)][-1 - hours_ago] = parked_then
+    noted = {tuple(row[:3]): row[3:] for row in notes}
     for number, first_at, last_at, *sample in rows:
         group, topic, kind, value, most = counts[number - 1]
         fingerprint = fingerprint_of(name, group, topic, kind)
         count = model.Total(value, "gte" if value >= most else "eq")
         row = model.InboxRow(name, *sample)
-        found.append(model.DeadGroup(fingerprint, name, group, topic, kind, count, first_at, last_at, row))
+        key = group, topic, kind
+        times = first_at, last_at
+        found.append(model.DeadGroup(fingerprint, name, *key, count, *times, row, trends[key], *noted.get(key, ())))
     return found
 
 

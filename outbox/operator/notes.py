@@ -1,0 +1,69 @@
+"""What operators write about a kind of dead letters, for the next one who comes to it; and who looks after it."""
+
+from __future__ import annotations
+
+from outbox.database.execute import Template, execute
+from outbox.database.sql import audit
+from outbox.errors import DatabaseUnreached, DeadGroupNotFound, InvalidRequest
+from outbox.operator.acts import NOTE
+from outbox.operator.changes import check_audited
+from outbox.operator.databases import OverDatabases
+from outbox.operator.look import inbox_sql
+from outbox.operator.look.lists import fingerprint_of
+from outbox.operator.model import LONGEST, Actor, as_actor
+from outbox.text import storable
+
+_WRITE = Template("""
+INSERT INTO {s}.dead_letter_note (consumer_group, topic, error_kind, note, owner, written_by)
+VALUES (%(group)s, %(topic)s, %(kind)s, %(note)s, %(owner)s, %(by)s)
+ON CONFLICT (consumer_group, topic, error_kind) DO UPDATE
+   SET note = excluded.note, owner = excluded.owner, written_by = excluded.written_by, written_at = clock_timestamp()
+""")
+_DELETE = Template("""
+DELETE FROM {s}.dead_letter_note
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND error_kind = %(kind)s
+""")
+
+
+class Notes(OverDatabases):
+    """What operators write about dead letters."""
+
+    def note(self, fingerprint: str, *, by: str | Actor, note: str = "", owner: str = "") -> str:
+        """Write a note about a group of dead letters, and who looks after it, over what is there; return a sentence.
+
+        Both empty take it away. It stays while there are such dead letters, and for ``record_retention`` after that.
+
+        Raises:
+            DeadGroupNotFound: no registered database has dead letters of this fingerprint.
+            InvalidRequest: more than 1,000 characters, or some that the database can't store.
+        """
+        actor, texts = as_actor(by), {"note": note.strip(), "owner": owner.strip()}
+        check_audited(actor, "")
+        for name, text in texts.items():
+            if len(text) > LONGEST or storable(text) != text:
+                raise InvalidRequest(
+                    f"the {name} must have at most {LONGEST} characters, and none that the database can't store", name
+                )
+        for database in self.databases.having("consumer"):
+            with database.reading() as connection:
+                (kinds,) = execute(connection, inbox_sql.kinds(database.schema))
+            for group, topic, kind in kinds:
+                if fingerprint_of(database.name, group, topic, kind) != fingerprint:
+                    continue
+                values = {"group": group, "topic": topic, "kind": kind}
+                written = {name: text or None for name, text in texts.items()}
+                with database.acting() as connection:
+                    write = _WRITE(database.schema, **values, **written, by=actor.name)
+                    change = write if any(texts.values()) else _DELETE(database.schema, **values)
+                    record = audit(
+                        database.schema, actor.name, NOTE.name, fingerprint, "", values | written, actor.origin
+                    )
+                    execute(connection, change, record)
+                what = "is noted for" if any(texts.values()) else "is taken away from"
+                return f"the note {what} dead letters of group {group}, topic {topic} ({kind})"
+        if self.databases.away:
+            raise DatabaseUnreached(list(self.databases.away))
+        raise DeadGroupNotFound(
+            f"no registered database ({', '.join(self.databases)}) has dead letters of the fingerprint "
+            f"{fingerprint[:40]!r}; `outbox dead groups` lists those that there are"
+        )
