@@ -82,6 +82,7 @@ for _noun in (nouns.messages_app, nouns.half_app, nouns.inbox_app, nouns.dead_ap
     app.add_typer(_noun)
 app.add_typer(processes.app, name="console")
 app.command("workers")(health.show_workers)
+app.command("producers")(health.show_producers)
 app.command("handlers")(health.show_handlers)
 app.add_typer(health.lock_app)
 app.add_typer(reconcile.app, name="reconcile")

@@ -27,7 +27,7 @@ from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
 from outbox.operator.acts import END, NOTE
 from outbox.operator.health.locks import LockRow
-from outbox.operator.health.workers import HandlerRow, WorkerRow
+from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerRow
 from outbox.reader import variable
 from outbox.text import counted, plain
 
@@ -230,6 +230,7 @@ def _stats_tables(stats: Stats) -> list[Table]:
 _WORKERS = RowShape(
     WorkerRow, "id name version alive started_at seen_at roles", {"roles": lambda row: ", ".join(row.roles)}
 )
+_PRODUCERS = RowShape(ProducerRow, "producer_group instances> name id version active started_at seen_at")
 _HANDLERS = RowShape(
     HandlerRow, "kind topic group name workers", {"workers": lambda row: ", ".join(row.workers)}, attrgetter("name")
 )
@@ -246,6 +247,19 @@ def show_workers(databases: DatabasesOptions, form: ListFormOption = ListForm.TA
     with databases.opened() as operator:
         rows = [row for row in operator.workers() if databases.only in {None, row.database}]
         output.print_rows(rows, _WORKERS, form, databases=len(operator.databases) > 1)
+
+
+@gathered
+def show_producers(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
+    """List the processes that have sent within the last day, and how many active ones each producer group has.
+
+    \b
+    Example:
+      outbox producers
+    """
+    with databases.opened() as operator:
+        rows = [row for row in operator.producers() if databases.only in {None, row.database}]
+        output.print_rows(rows, _PRODUCERS, form, databases=len(operator.databases) > 1)
 
 
 @gathered

@@ -29,8 +29,8 @@ class Writer(Protocol):
 
     def __call__(
         self, connection: Connection, values: Sequence[Any], *, then_commit: bool
-    ) -> tuple[list[Statement], Statement | None, list[Callable[[], None]]]:
-        """Return the statements for the round trip of the COMMIT, one to run after it, and what is called then.
+    ) -> tuple[list[Statement], list[Statement], list[Callable[[], None]]]:
+        """Return the statements for the round trip of the COMMIT, those to run after it, and what is called then.
 
         ``values`` are in the order in which they were added. ``then_commit`` is False in a two-phase transaction, which
         only prepares now.
@@ -252,7 +252,7 @@ def _write(connection: Connection, *, then_commit: bool) -> None:
         items += source(connection)
     items.sort(key=lambda item: item.number)
     statements: list[Statement] = []
-    afterwards: Statement | None = None
+    afterwards: list[Statement] = []
     committed = list(pending.committed)
     for writer in {item.writer: None for item in items if item.writer is not None}:
         values = [item.value for item in items if item.writer is writer]

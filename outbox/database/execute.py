@@ -156,7 +156,7 @@ def execute(
     *statements: Statement,
     then_commit: bool = False,
     prepare_before: bool = False,
-    afterwards: Statement | None = None,
+    afterwards: Sequence[Statement] = (),
 ) -> list[list[Row]]:
     """Run statements on the caller's connection, in order, in one round trip; return the rows of each.
 
@@ -164,13 +164,13 @@ def execute(
     In the pipeline an error skips all that follows, COMMIT included (PostgreSQL, "Pipeline Mode"). Rows come
     in binary format. ``prepare_before`` is for a transaction that must be one round trip also where the driver has yet
     to prepare a statement: each is run before, in a transaction of its own, in which it must do nothing. ``afterwards``
-    follows the COMMIT in a transaction of its own; it may fail or be left out, and nothing must depend on it.
+    follow the COMMIT in a transaction of their own; they may fail or be left out, and nothing must depend on them.
 
     Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
     first round trip; the driver would take one of its own for it.
 
     All this is psycopg 3's. Through another driver, each statement is a round trip, the caller's COMMIT one more, and
-    ``afterwards`` is left out.
+    ``afterwards`` are left out.
 
     Raises:
         sqlalchemy.exc.DBAPIError: as SQLAlchemy would have raised it.
@@ -191,7 +191,7 @@ def execute(
         pairs.insert(0, (BEGIN, ()))
     if then_commit:
         pairs.append((COMMIT, ()))
-    last = [(afterwards.sql, afterwards.values)] if afterwards else []
+    last = [(each.sql, each.values) for each in afterwards]
     try:
         trip = _round_trip(driver, pairs + last)
         if prepare_before and begins and trip is not None and not trip.ready:

@@ -94,7 +94,7 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery_cursor half_error saga saga_command tcc_branch",
+    "producer": "check_history compensation delivery_cursor half_error producer_process saga saga_command tcc_branch",
     "consumer": "attempt_history dead_letter_note reconciliation_run reconciliation_finding reconciliation_order"
     " segment_hold",
 }
@@ -135,6 +135,7 @@ DUTIES = (
         op_message="INSERT",
         op_sequence="USAGE",
         topic="SELECT(name queues)",  # where a sender chooses the queue
+        producer_process="SELECT(id) INSERT UPDATE(seen_at)",
     ),
     _duty("decide", "producer", _DECIDE, half_error="INSERT"),
     _duty(
@@ -175,6 +176,7 @@ DUTIES = (
         delivery="SELECT DELETE",
         delivery_cursor="SELECT DELETE",
         half_error="SELECT(half_id) DELETE",
+        producer_process="SELECT DELETE",
         saga="SELECT DELETE",
         saga_command="SELECT DELETE",
         tcc_branch="SELECT DELETE",

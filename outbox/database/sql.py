@@ -46,6 +46,9 @@ REPORT_INTERVAL = 10.0
 ALIVE = 3 * REPORT_INTERVAL
 
 
+#: A producing process reports at most once a minute, and only when it sends (seconds).
+SENDS_LATELY = 180.0
+
 #: Names the log that a producer's tables are, in SQL that reads ``pg_control_system() s``. It changes when the tables
 #: may have lost what others have seen: a promotion and a recovery to a point in time change the timeline; pg_upgrade
 #: and a restore of a dump into another cluster change the system identifier, into another database, or a copy of one,

@@ -257,6 +257,17 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("error", Text, nullable=False),
             Column("raised_at", _TIME, nullable=False, server_default=_NOW),
         ],
+        # A row for each process that sends, written again about once a minute behind a COMMIT of its own.
+        "producer_process": [
+            Column("id", Uuid, primary_key=True),
+            Column("name", Text, nullable=False),
+            Column("producer_group", _NAME, nullable=False),
+            Column("version", Text, nullable=False),
+            Column("started_at", _TIME, nullable=False),
+            Column("seen_at", _TIME, nullable=False, server_default=_NOW),
+            # Serves prune: processes that send no more.
+            Index(None, "seen_at"),
+        ],
         # A half is undecided if and only if it has no row here; the primary key decides every race.
         "op_message": [
             Column("half_id", Uuid, primary_key=True),

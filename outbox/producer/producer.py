@@ -40,6 +40,7 @@ from outbox.message import content
 from outbox.message.compression import compress
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, chain_headers, uuid7
 from outbox.producer.flow_control import FlowControl
+from outbox.producer.process import ProcessReport
 from outbox.producer.sql import queues_of, write_halves, write_late
 from outbox.telemetry.events import HeadersRefused, MessagesSent
 from outbox.telemetry.hooks import Sending, committed, emit, listeners, send_hooks, sending
@@ -73,7 +74,7 @@ class Write:
     """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
 
     ``flow`` may refuse it: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
-    ``sending`` is what send hooks wait for.
+    ``sending`` is what send hooks wait for, ``report`` what the process tells of itself.
     """
 
     own: OwnDatabase
@@ -84,6 +85,7 @@ class Write:
     nudge: bool = False
     flow: FlowControl | None = None
     sending: Sequence[Sending] = ()
+    report: ProcessReport | None = None
 
     def refuse_now(self, engine: Engine) -> None:
         """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
@@ -151,7 +153,7 @@ def _count_bytes(
 
 def _write(
     connection: Connection, values: Sequence[Write | Intent], *, then_commit: bool
-) -> tuple[list[Statement], Statement | None, list[Callable[[], None]]]:
+) -> tuple[list[Statement], list[Statement], list[Callable[[], None]]]:
     """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
     for own in {value.own for value in values}:
         if _is_foreign(connection, own.engine):
@@ -180,9 +182,16 @@ def _write(
             execute(connection, *statements)
         for intent in intents:
             decide_first(connection, intent.schema, intent.half_id, intent.resolution)
-        return [], None, [*waiting]
-    worth_it = then_commit and _is_worth_a_nudge(connection, writes)
-    return statements, nudge(writes[0].schema) if worth_it else None, [*waiting]
+        return [], [], [*waiting]
+    return statements, _afterwards(connection, writes) if then_commit else [], [*waiting]
+
+
+def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
+    """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
+    now = time.monotonic()
+    statements = [nudge(writes[0].schema)] if _is_worth_a_nudge(connection, writes, now) else []
+    reports = {write.report for write in writes if write.report is not None and write.report.due_at <= now}
+    return statements + [report.statement() for report in reports]
 
 
 def _refuse_queues(halves: Iterable[HalfMessage], queues: Mapping[str, int]) -> None:
@@ -210,11 +219,10 @@ def _tell_sent(writes: Sequence[Write]) -> None:
             emit(MessagesSent(topic=topic, message_ids=tuple(of_topic), prepared=prepared))
 
 
-def _is_worth_a_nudge(connection: Connection, writes: list[Write]) -> bool:
+def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -> bool:
     """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
     if not any(write.nudge for write in writes):
         return False
-    now = time.monotonic()
     earlier = _last_sent.get(connection.engine, 0.0)
     _last_sent[connection.engine] = now
     return now - earlier > _NUDGE_AFTER
@@ -481,6 +489,7 @@ class Producer:
         self._flow = FlowControl(settings) if settings.max_undecided or settings.max_undispatched else None
         check_driver(engine.dialect)
         self._own = OwnDatabase(engine)
+        self._report = ProcessReport(self.schema, self._group)
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
@@ -526,7 +535,9 @@ class Producer:
         """See `Outbox.send`."""
         half, added = _with_added_headers(self._half(topic, message))
         limit, nudge = self._settings.max_transaction_bytes, self._settings.listen
-        write = Write(self._own, self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added)
+        write = Write(
+            self._own, self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added, report=self._report
+        )
         return self._add(carrier, write)
 
     def prepare(
@@ -543,7 +554,9 @@ class Producer:
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
         preparation = Preparation(fenced, float(own))
         limit = self._settings.max_transaction_bytes
-        write = Write(self._own, self.schema, half, limit, preparation, flow=self._flow, sending=added)
+        write = Write(
+            self._own, self.schema, half, limit, preparation, flow=self._flow, sending=added, report=self._report
+        )
         return self._add(carrier, write)
 
     def _add(self, carrier: AnyCarrier, write: Write) -> Any:

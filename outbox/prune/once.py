@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("outbox.prune")
 
 _DAY = 86400.0
-#: How long (seconds) samples are kept, a day more than the longest chart shows; and workers that died.
+#: How long (seconds) samples are kept, a day more than the longest chart shows; workers that died; and processes that
+#: send no more.
 SAMPLES = 8 * _DAY
 WORKERS = _DAY
 _BULK_JOBS = 100
@@ -91,6 +92,7 @@ def prune_producer_once(
     schema, batch = settings.schema, settings.prune_batch
     cursors = _replaced(connection, schema, CURSORS, sql.old_cursors(schema, batch), batch, stopping)
     cursors += _delete_all(connection, sql.old_delivery_cursors(schema, batch), batch, stopping)
+    cursors += _delete_all(connection, sql.silent_producers(schema, age=WORKERS, limit=batch), batch, stopping)
     flows = 0
     for old_flows in (sql.old_sagas, sql.old_branches):
         statement = old_flows(schema, retention=settings.record_retention, limit=batch)

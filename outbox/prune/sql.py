@@ -220,6 +220,16 @@ DELETE FROM {s}.stats_sample
 RETURNING 1
 """)
 
+#: Delete producing processes that weren't seen for ``age`` seconds. Rows: one for each.
+silent_producers: Template = Template("""
+DELETE FROM {s}.producer_process
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM {s}.producer_process
+        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
+   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
+RETURNING 1
+""")
+
 #: Delete workers that weren't seen for ``age`` seconds. Rows: one for each.
 dead_workers: Template = Template("""
 DELETE FROM {s}.worker

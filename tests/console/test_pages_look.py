@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import text as sql_text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park, outcomes
@@ -167,6 +168,22 @@ def test_a_message_shows_what_its_function_raised(acting: Http, shop: Shop) -> N
     well_made(page)
     for text in ("Error of its function", "LookupError: no such <card>", "Traceback", "Its function raised"):
         assert text in page.text, text
+
+
+def test_processes_that_send_are_shown(acting: Http, shop: Shop) -> None:
+    """Beside the workers, with the active instances of their group; the API lists them."""
+    sql = """INSERT INTO outbox.producer_process (id, name, producer_group, version, started_at)
+             VALUES (:id, :name, 'shop', '1.0', now())"""
+    with shop.engine.begin() as connection:
+        for name in ("host-1:7", "host-2:8"):
+            connection.execute(sql_text(sql), {"id": uuid4(), "name": name})
+    page = Visitor(acting).go("handlers")
+    well_made(page)
+    for shown in ("Producing processes", "host-1:7", "host-2:8"):
+        assert shown in page.text, shown
+    assert {(each["name"], each["instances"]) for each in acting.get("/producers").json()} == {
+        ("host-1:7", 2), ("host-2:8", 2),
+    }  # fmt: skip
 
 
 def test_a_conversation_is_a_diagram_and_a_table(acting: Http, shop: Shop) -> None:

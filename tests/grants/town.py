@@ -139,8 +139,9 @@ def succeed(message: Message, session: Session) -> None:
 
 
 def send(town: Town) -> None:
-    """Send one message in a transaction, several with a prepared half, and one to a queue."""
+    """Send one message in a transaction, several with a prepared half, and one to a queue; and report the process."""
     app = Outbox(town.at["producer"], settings=town.settings)
+    app._producer._report.due_at = 0.0
     with town.at["producer"].begin() as connection:
         app.send(connection, "t", "b")
     with town.at["producer"].begin() as connection:
@@ -151,13 +152,16 @@ def send(town: Town) -> None:
 
 
 def decide(town: Town) -> None:
-    """Commit and roll back; and learn that another decision came first."""
+    """Commit and roll back; learn that another decision came first; and store what a function raised."""
     app = Outbox(town.at["producer"], settings=town.settings)
     first, second = town.prepare(), town.prepare()
     decisions = app.commit(first), app.rollback(second), app.commit(first)
     assert [decision is not None and decision.first for decision in decisions] == [True, True, False]
     with pytest.raises(AlreadyCommitted):
         app.rollback(first)
+    with town.at["producer"].begin() as connection:
+        stored = producer_sql.store_error("outbox", half_id=second, kind="KeyError", error="KeyError: 7")
+        execute_module.execute(connection, stored)
 
 
 def flow_control(town: Town) -> None:
@@ -416,6 +420,8 @@ def look(town: Town) -> None:
     operator.dead_groups()
     operator.bulk_jobs(model.BulkJobFilter(), page)
     operator.message(parked)
+    operator.conversation(parked)
+    operator.producers()
     operator.overview()
     operator.workers()
     operator.system()

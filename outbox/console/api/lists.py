@@ -137,6 +137,7 @@ def types_of(call: str) -> dict[str, Any]:
 
 _add_call("handlers", "state")
 _add_call("workers", "state")
+_add_call("producers", "state")
 _add_call("locks", "state")
 _add_call("system", "state")
 _add_call("messages", "messages")

@@ -236,11 +236,12 @@ def audit(view: View) -> Response:
 
 @router.get("/handlers")
 def handlers(view: View) -> Response:
-    """Show the workers and what is registered on them."""
+    """Show the workers and what is registered on them, and the processes that send."""
     registered, unreached = of_each(view.operator, Operator.handlers)
     running, _ = of_each(view.operator, Operator.workers)
     running.sort(key=lambda row: not row.alive)
-    return view.page("handlers.html", handlers=registered, workers=running, unreached=unreached)
+    sending, _ = of_each(view.operator, Operator.producers)
+    return view.page("handlers.html", handlers=registered, workers=running, producers=sending, unreached=unreached)
 
 
 @router.get("/locks")

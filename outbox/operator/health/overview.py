@@ -23,7 +23,7 @@ from outbox.errors import SchemaError
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats, workers
 from outbox.operator.health.rules import Diagnosis, Severity, Subject
-from outbox.operator.health.workers import HandlerRow, WorkerReport, WorkerRow
+from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.text import database_address
 
 if TYPE_CHECKING:
@@ -361,6 +361,15 @@ class HealthViews(OverDatabases):
         """Return the workers that run or were not ended in order, those that are alive first."""
         rows = [each.row for database in self.databases.values() for each in _reports_in(database)]
         return sorted(rows, key=lambda row: not row.alive)
+
+    def producers(self) -> list[ProducerRow]:
+        """Return the processes that have sent within the last day, by producer group, with its active instances."""
+        found = []
+        for database in self.databases.having("producer"):
+            with database.reading() as connection:
+                rows = sql.PRODUCERS.read(connection, database.schema)
+            found += [ProducerRow(database.name, **row) for row in rows]
+        return found
 
     def handlers(self) -> list[HandlerRow]:
         """Return what is registered on the living workers, by kind and topic."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outbox.check.sql import KNOWN_TOPICS
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, number
+from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, SENDS_LATELY, number
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
 
@@ -321,6 +321,16 @@ SELECT id, name, version, roles::text, started_at, seen_at,
        seen_at > clock_timestamp() - make_interval(secs => {ALIVE}), duties::text, handlers::text,
        extract(epoch FROM clock_timestamp() - seen_at)::float8
   FROM {{s}}.worker ORDER BY name, id LIMIT 1000
+""")
+
+#: The producing processes, those of a group together, the newest report first.
+PRODUCERS = Query(f"""
+-- id name producer_group version started_at seen_at active instances
+SELECT id, name, producer_group, version, started_at, seen_at, active,
+       count(*) FILTER (WHERE active) OVER (PARTITION BY producer_group)
+  FROM (SELECT *, seen_at > clock_timestamp() - make_interval(secs => {SENDS_LATELY}) AS active
+          FROM {{s}}.producer_process) p
+ ORDER BY producer_group, seen_at DESC, id LIMIT 1000
 """)
 
 #: Counts of bulk jobs that haven't finished. Rows: ``(jobs, age of the oldest in s)``, one.

@@ -35,6 +35,25 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerRow:
+    """A process that sends, as it reported last: ``name`` is its host and process id.
+
+    ``active`` if it has sent within `outbox.database.sql.SENDS_LATELY` seconds; ``instances`` is how many active
+    processes its producer group has.
+    """
+
+    database: str
+    id: UUID
+    name: str
+    producer_group: str
+    version: str
+    started_at: dt.datetime
+    seen_at: dt.datetime
+    active: bool
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """What one worker reported last, ``seconds`` ago; ``handlers`` are as `outbox.worker.report` writes them."""
 
