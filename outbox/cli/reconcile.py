@@ -26,7 +26,7 @@ from sqlalchemy import URL
 from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, engine_of, find_url
 from outbox.cli.exits import Code, Failure, as_failure, needing
-from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
+from outbox.cli.options import ActorOption, LimitOption, command, gathered, options_of, read_options
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
@@ -38,7 +38,8 @@ from outbox.text import described
 
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest
-    from outbox.reconcile.record.views import FindingRow, Reconciliations, Run
+    from outbox.reconcile.record.orders import ReconciliationOrders
+    from outbox.reconcile.record.views import FindingRow, Run
     from outbox.reconcile.rows import JobResult
 
 PRODUCER_VARIABLE = "OUTBOX_PRODUCER_URL"
@@ -343,10 +344,10 @@ class RecordOptions:
     )
     schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
 
-    def opened(self) -> Reconciliations:
-        """Open the database in which runs are recorded; return what it has of them."""
+    def opened(self) -> ReconciliationOrders:
+        """Open the database in which runs are recorded; return what it has of them, and takes orders."""
         from outbox.operator.databases import Databases, open_database  # noqa: PLC0415 - what the other commands needn't import
-        from outbox.reconcile.record.views import Reconciliations  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.reconcile.record.orders import ReconciliationOrders  # noqa: PLC0415 - what the other commands needn't import
 
         url = _find_url(self.consumer, "--consumer", CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
         settings = Settings.from_env(schema=self.schema or None)
@@ -354,7 +355,7 @@ class RecordOptions:
         if "consumer" not in database.parts:
             found = f"only the producer's tables are in {described(url, settings.schema)}"
             raise Failure(f"{found}; name the consumer's database", Code.CONFIG)
-        return Reconciliations(Databases([database]))
+        return ReconciliationOrders(Databases([database]))
 
 
 @command(app, "runs")
@@ -453,6 +454,83 @@ def _took(run: Run) -> str:
 def _detail(row: FindingRow) -> str:
     details = row.detail.items()
     return ", ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in details)
+
+
+# --- what workers do -------------------------------------------------------------------------------------------------
+
+
+@command(app, "schedules")
+def show_schedules(where: RecordOptions, form: OutputOption = Output.TABLE) -> None:
+    """List the reconciliations that living workers have declared: when they run, what they compare, the next run."""
+    rows = where.opened().schedules()
+    shown = {
+        "when": lambda row: row.cron if row.every is None else f"every {output.age(row.every)}",
+        "pairs": lambda row: ", ".join(" → ".join(pair) for pair in row.pairs),
+        "workers": lambda row: ", ".join(row.workers),
+    }
+    columns = "name when timezone compares=pairs next=next_at workers"
+    output.print_as(form, {"items": rows}, output.rows_table(columns, rows, **shown))
+
+
+@command(app, "order")
+def order_run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The reconciliation, see `outbox reconcile schedules`.")],
+    where: RecordOptions,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare, and repair nothing.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; recorded in the audit.")] = "",
+    actor: ActorOption = None,
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Have a worker run a reconciliation now, as it is declared there, ahead of its timetable.
+
+    \b
+    Example:
+      outbox reconcile order nightly --dry-run --reason "the consumer's database was restored"
+    """
+    order = where.opened().run_now(name, by=options.cli_actor(actor), why=reason, dry_run=dry_run)
+    facts = dataclasses.asdict(order)
+    output.print_as(form, order, output.facts_table("order", facts))
+    say("ordered: a worker takes it up within seconds; see `outbox reconcile runs`")
+
+
+@command(app, "repair")
+def repair(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, see `outbox reconcile runs`.")],
+    where: RecordOptions,
+    acting: options.ActorOptions,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only findings of this kind.")] = None,
+    repair: Annotated[
+        str | None, typer.Option(metavar="REPAIR", help="How, with a kind; by default the policy of the run says so.")
+    ] = None,
+    message: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only of this message; again for more.")
+    ] = None,
+) -> None:
+    """Order a bulk job that repairs what a run has found; a worker that has the reconciliation carries it out.
+
+    Both sides of each message are read once more: what has healed is left alone, and what is of another kind by now.
+
+    \b
+    Examples:
+      outbox reconcile repair 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "the group lost its inbox"
+      outbox reconcile repair 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --kind parked --repair retry --reason mended
+    """
+    from outbox.reconcile.record.orders import RepairSelection  # noqa: PLC0415 - what the other commands needn't import
+
+    ids = tuple(options.as_id(each, "message") for each in message or ()) or None
+    runs, selection = where.opened(), RepairSelection(options.as_id(run, "RUN"), kind, ids, repair)
+    preview = runs.preview(selection)
+    say(preview.described)
+    if acting.dry_run:
+        output.print_json(preview) if acting.output is Output.JSON else say(f"{preview.left_out:,} are left out")
+        return
+    if not preview.workers:
+        say("note: no living worker has this reconciliation; the repair waits for one")
+    options.confirm(f"Repair {preview.number:,}?", "nothing was ordered", yes=acting.yes)
+    by = options.cli_actor(acting.actor)
+    job = runs.repair(selection, by=by, why=acting.reason, number=preview.number)
+    output.print_as(acting.output, job, output.facts_table("bulk job", dataclasses.asdict(job)))
+    say(f"ordered: see `outbox bulk show {job.id}`")
 
 
 # --- archives --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from outbox.errors import InvalidSettings
 from outbox.operator.acts import ACTS, DECLARATIONS
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
-from outbox.reconcile.record.views import Reconciliations
+from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -262,10 +262,10 @@ class RequestContext:
         return MaskedOperator(everything.databases, everything.redactor, everything.codecs, everything.topics)
 
     @property
-    def reconciliations(self) -> Reconciliations:
-        """What the sender can see of reconciliations; as `operator`."""
+    def reconciliations(self) -> ReconciliationOrders:
+        """What the sender can see of reconciliations, and order; as `operator`."""
         everything = self.console.source()
-        return Reconciliations(everything.databases, everything.redactor)
+        return ReconciliationOrders(everything.databases, everything.redactor)
 
     @property
     def principal(self) -> Principal:

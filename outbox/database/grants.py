@@ -274,9 +274,11 @@ DUTIES = (
     _duty(
         "reconcile",
         "consumer",
+        _BULK,
         _read(_COUNTED["consumer"], "consumer_start"),
         reconciliation_run="SELECT INSERT UPDATE",
-        reconciliation_finding="INSERT",
+        reconciliation_finding="SELECT INSERT UPDATE",
+        reconciliation_order="SELECT UPDATE",
         reconciliation_settled="SELECT INSERT DELETE",
         reconciliation_mark="SELECT INSERT UPDATE",
     ),
@@ -290,6 +292,7 @@ DUTIES = (
         bulk_job="INSERT UPDATE",
         bulk_item="INSERT UPDATE",
         dead_letter_note="INSERT UPDATE DELETE",
+        reconciliation_order="INSERT",
     ),
 )
 

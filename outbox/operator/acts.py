@@ -454,8 +454,33 @@ NOTE = Declaration(
     needs_reason=False,
 )
 
+#: The acts on reconciliations; `outbox.reconcile.record.orders` does them.
+RECONCILE = Declaration(
+    name="reconcile",
+    summary="Have a worker run a reconciliation now, ahead of its timetable",
+    details="A worker with the role reconcile that has declared it takes the order, and runs it as it is declared; a "
+    "dry run compares, and repairs nothing. The timetable stays as it is.",
+    why="the consumer's database was restored",
+    consequence="A worker compares both sides now, as the reconciliation is declared.",
+    happened="Ordered: a worker takes it up within seconds, and its run appears in the list.",
+    permission="reconciliation:run",
+    button="Run now",
+    needs_reason=False,
+)
+REPAIR = Declaration(
+    name="repair",
+    summary="Repair what a run of a reconciliation has found",
+    details="A bulk job, which a worker carries out that has the reconciliation. It reads both sides of each message "
+    "once more: what has healed is left alone, and so is what is of another kind by now.",
+    why="the group has lost its inbox",
+    consequence="A worker reads both sides of each message once more, and repairs what is still as it was found.",
+    happened="Ordered. A worker that has the reconciliation carries it out.",
+    permission="reconciliation:repair",
+    button="Repair",
+)
+
 #: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE)
+DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR)
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
 #: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, write the

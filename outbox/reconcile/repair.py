@@ -15,7 +15,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from uuid import UUID
 
@@ -51,18 +51,21 @@ def repair(
     producer: Engine,
     consumer: Engine,
     report: Callable[[Sequence[Repaired]], None] = lambda _: None,
+    *,
+    why: str = "",
+    origin: Mapping[str, str] | None = None,
 ) -> list[Repaired]:
     """Do what ``job.policy`` says about each difference of a pair; return what became of each attempt.
 
     ``findings`` are those of `result.to_findings`, in any order; what the policy only alerts to, and what is no
     difference, is left out. ``producer`` and ``consumer`` are engines on the databases of ``job``. ``report`` gets the
     results of each batch once it is committed: it may write them down, and a repair that is killed has reported all
-    but its last batch.
+    but its last batch. ``why`` and ``origin`` go into the audit, where an operator has ordered it.
 
     Raises:
         sqlalchemy.exc.DBAPIError: a connection was lost. Run it again: what is done is found healed.
     """
-    work = Work(job, pair, run_id, producer, consumer)
+    work = Work(job, pair, run_id, producer, consumer, why, origin or {})
     by_kind: dict[Outcome, list[Finding]] = {}
     for finding in findings:
         if finding.outcome.differs and finding.outcome.repair(job.policy) is not Repair.ALERT:
@@ -123,20 +126,24 @@ class Work:
     run_id: UUID
     producer: Engine
     consumer: Engine
+    why: str = ""
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     def reason(self, kind: Outcome) -> str:
         """Return what the audit gives as the reason of an act."""
-        return f"reconciliation {self.run_id}: {kind.label}"
+        return f"reconciliation {self.run_id}: {kind.label}{f'; {self.why}' if self.why else ''}"
 
     def request(self, name: str, kind: Outcome) -> ActRequest:
         """Return an operator's act, as this run requests it for a finding of a kind."""
-        return ActRequest(ACTS[name], self.job.actor, self.reason(kind))
+        return ActRequest(ACTS[name], self.job.actor, self.reason(kind), self.origin)
 
     def audits(self, action: Repair, results: Mapping[Finding, object]) -> list[Statement]:
         """Return what records acts in the consumer's database, each with its result."""
         schema, actor, group = self.job.consumer.schema, self.job.actor, self.pair.group
         return [
-            audit(schema, actor, action.value, f"{group}/{finding.id}", self.reason(finding.outcome), result)
+            audit(
+                schema, actor, action.value, f"{group}/{finding.id}", self.reason(finding.outcome), result, self.origin
+            )
             for finding, result in results.items()
         ]
 

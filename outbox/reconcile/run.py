@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from outbox.errors import OutboxError
 from outbox.reconcile import plan
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
-from outbox.reconcile.job import KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
+from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import Pairing, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
@@ -154,6 +154,35 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
             _repair(job, pair, record, progress or NoProgress())
             record.end(pair)
     result.seconds += time.monotonic() - began
+
+
+def repair_found(
+    job: Job,
+    pair: Pair,
+    run_id: UUID,
+    kinds: Mapping[UUID, Outcome],
+    *,
+    why: str = "",
+    origin: Mapping[str, str] | None = None,
+) -> dict[UUID, str]:
+    """Repair what an earlier run has found, as far as it is still of this kind; return the result of each.
+
+    Both sides of each message are read once more, so that what the earlier run saw may be old.
+
+    Raises as `mend`.
+    """
+    found, _ = _read_again(job, pair, sorted(kinds))
+    now = {finding.id: finding for finding in to_findings(differing(found))}
+    results = dict.fromkeys(kinds.keys() - now.keys(), HEALED)
+    same = []
+    for message_id, finding in now.items():
+        if finding.outcome is kinds[message_id]:
+            same.append(finding)
+        else:
+            results[message_id] = f"refused: it is {finding.outcome.label} by now; run the reconciliation again"
+    engines = engine_of(job.producer), engine_of(job.consumer)
+    repaired = repair(job, pair, run_id, same, *engines, why=why, origin=origin)
+    return results | {each.id: each.result for each in repaired}
 
 
 def _confirm(job: Job, result: PairResult, progress: Progress) -> None:

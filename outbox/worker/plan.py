@@ -251,6 +251,7 @@ class Plan:
 
     def _plan_reconciliations(self, outbox: Outbox) -> None:
         from outbox.worker.reconciliation import reconcilers  # noqa: PLC0415 - what few workers do
+        from outbox.worker.repairs import READ_EVERY, Repairer  # noqa: PLC0415 - what few workers do
 
         # A lane of its own: a job may take long, and nothing must wait for it.
         lane = self._lane(name="reconcile")
@@ -258,6 +259,8 @@ class Plan:
         for reconciler in reconcilers(outbox, self._stopping):
             self._reconciled.append((reconciler.declared.name, reconciler.pairs))
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
+            repairer = Repairer(reconciler, self._stopping)
+            self._add(repairer.name, lane, repairer, READ_EVERY, eager=False)
 
     def _plan_bulk(self, outbox: Outbox, *, producing: bool) -> None:
         settings, every = self.settings, self.settings.idle_wait

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Interrupted, Job, Reconciliation
+from outbox.reconcile.record.orders import give_back, take
 from outbox.reconcile.record.timetable import LastRun, Timetable, last_scheduled
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("outbox.worker")
 
-#: The longest and the shortest time (seconds) between two readings of the record.
-READ_EVERY = 60.0
+#: The longest and the shortest time (seconds) between two readings of the record: operators wait for what they order.
+READ_EVERY = 5.0
 _READ_FIRST = 0.1
 _SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PAIRS_NAMED = 3
@@ -110,10 +112,10 @@ class Reconciler:
         self._progress = _Stoppable(stopping)
         self._due_at = time.monotonic()
         # Refused now rather than at night.
-        job = self._job(_SOME_TIME)
+        job = self.job_at(_SOME_TIME)
         self.pairs: list[tuple[str, str]] = [pair.names for pair in job.pairs]
-        self._schema = job.consumer.schema
-        self._key = lock_key("reconcile", self._schema, declared.name, *self.pairs[0])
+        self.schema: str = job.consumer.schema
+        self._key = lock_key("reconcile", self.schema, declared.name, *self.pairs[0])
         shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
         rest = f", and {more} more" if more > 0 else ""
         self.name: str = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
@@ -123,25 +125,28 @@ class Reconciler:
         return min(max(self._due_at - time.monotonic(), _READ_FIRST), READ_EVERY)
 
     def __call__(self, connection: Connection, _: Connection) -> Counts:
-        """Run the job if it is due and no other worker does."""
+        """Run the job if it is due, or an operator has ordered it, and no other worker does."""
         with connection.begin():
             last = self._last(connection)
-        if not self._is_due(last):
-            return Counts()
-        job = self._job(last.now)
-        if (ids := self._claim(connection, job)) is None:
+        if self._is_due(last):
+            job = self.job_at(last.now)
+            ids = self._claim(connection, job)
+        else:
+            job, ids = self._take_order(connection, self.job_at(last.now))
+        if ids is None:
             return Counts()
         pairs = len(job.pairs)
         return Counts(taken=pairs, done=pairs) if self._run(job, ids) else Counts(taken=pairs, failed=pairs)
 
-    def _job(self, now: dt.datetime) -> Job:
+    def job_at(self, now: dt.datetime) -> Job:
+        """Return the job, of which ``now`` is the time."""
         try:
             return job_of(self._values, lambda _: now)
         except InvalidSettings as error:
             raise self.declared.refused(str(error)) from None
 
     def _last(self, connection: Connection) -> LastRun:
-        return last_scheduled(connection, self._schema, self.declared.name, self.pairs)
+        return last_scheduled(connection, self.schema, self.declared.name, self.pairs)
 
     def _is_due(self, last: LastRun) -> bool:
         due_in = self._timetable.due_in(last)
@@ -161,16 +166,35 @@ class Reconciler:
             execute(connection, *ids.begin(job))
         return ids
 
+    def _take_order(self, connection: Connection, job: Job) -> tuple[Job, RunIds | None]:
+        """Take an order, if there is one, and write that its run begins; the timetable knows nothing of it."""
+        from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
+
+        ids, (topic, group) = RunIds.new(job), self.pairs[0]
+        named = {"schedule": self.declared.name, "topic": topic, "group": group, "job": ids.job}
+        with connection.begin():
+            (rows,) = execute(connection, take(self.schema, **named))
+            if not rows:
+                return job, None
+            dry_run, actor = rows[0]
+            ordered = replace(job, apply=job.apply and not dry_run, actor=actor)
+            execute(connection, *ids.begin(ordered))
+        return ordered, ids
+
     def _run(self, job: Job, ids: RunIds) -> bool:
         """Run the job; False if it came to no result, which is in the record, and a line in the log."""
         from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
         from outbox.reconcile.report import verdict  # noqa: PLC0415 - an extra
         from outbox.reconcile.run import reconcile  # noqa: PLC0415 - an extra
+        from outbox.reconcile.source import connected  # noqa: PLC0415 - an extra
 
         try:
             result = reconcile(job, self._progress, ids)
         except Interrupted:
             self._tell(ReconciliationInterrupted, "was interrupted, and will be run again")
+            # The worker's own connection may be closed by now.
+            with connected(job.consumer) as own:
+                execute(own, give_back(self.schema, job=ids.job))
             return False
         except Exception as error:  # the duty goes on, and the record says when it is due again
             self._tell(ReconciliationFailed, why_of(error, job))

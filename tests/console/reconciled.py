@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -26,10 +27,10 @@ class Reconciled:
     parked: UUID
 
 
-def job_of(engine: Engine, *measures: Measure) -> Job:
-    """Return the job that compares the orders of a shop with their billing."""
+def job_of(engine: Engine, since: dt.datetime, *measures: Measure) -> Job:
+    """Return the job that compares the orders of a shop from a moment on with their billing."""
     access = Access(engine.url.render_as_string(hide_password=False), Settings())
-    return Job(access, access, (Pair(TOPIC, GROUP),), window=Window(grace=0.0), measures=measures)
+    return Job(access, access, (Pair(TOPIC, GROUP),), window=Window(since=since, grace=0.0), measures=measures)
 
 
 def sums(name: str = "billed", by: str = "card") -> Measure:
@@ -47,8 +48,9 @@ def forget(engine: Engine, *ids: UUID) -> None:
 
 def reconciled(shop: Shop, *measures: Measure) -> Reconciled:
     """Have the group lose a message and park another one, and compare."""
+    since = dt.datetime.now(dt.UTC)
     missing, parked = shop.order(1, card=CARD), shop.parked(2)[0]
     shop.drain()
     forget(shop.engine, missing)
-    result = reconcile(job_of(shop.engine, *measures))
+    result = reconcile(job_of(shop.engine, since, *measures))
     return Reconciled(result.pairs[0].run_id, missing, parked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -29,15 +30,19 @@ from outbox.errors import AlreadyCommitted
 from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
+from outbox.operator.databases import Databases
 from outbox.operator.health.stats import as_sample, stats
 from outbox.operator.model import Selector, Target
 from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.job import Access, Job, Pair, Window
+from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection, give_back, take
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
+from outbox.worker.reconciliation import reconcilers
+from outbox.worker.repairs import Repairer
 from outbox.worker.report import Facts, leave, report_once
 from tests.kit import Tables, consume_all
 
@@ -400,6 +405,28 @@ def compare(town: Town) -> None:
     for _ in range(2):
         job = Job(producer, consumer, (Pair("t", "g"),), window=Window(grace=0.0))
         assert reconcile(job).pairs[0].counts
+    _take_orders(town, job)
+
+
+def _take_orders(town: Town, job: Job) -> None:
+    """Take a run that is ordered, and a repair, which this role may order nothing for and repair nothing by."""
+    app = Outbox(town.owned["consumer"], settings=town.settings)
+    app.consumer("t", group="g", source=job.producer.url)(fail)
+    app.reconciliation("all", every=3600)
+    (reconciler,) = reconcilers(app, threading.Event())
+    owned = ReconciliationOrders(Databases.open({"consumer": town.owned["consumer"]}, town.settings))
+    run = owned.runs(RunFilter(), model.PageRequest()).items[0].id
+    selection = RepairSelection(run, kind="parked", repair="retry")
+    ordered = [owned.repair(selection, by="ada", why="why").id for _ in range(2)]
+    Operator.open({"consumer": town.owned["consumer"]}, town.settings).cancel(ordered[1], by="ada")
+    with town.at["consumer"].connect() as connection:
+        execute_module.execute(
+            connection,
+            take("outbox", schedule="all", topic="t", group="g", job=uuid7()),
+            give_back("outbox", job=uuid7()),
+        )
+        connection.rollback()
+        Repairer(reconciler, threading.Event())(connection, connection)
 
 
 def look(town: Town) -> None:
@@ -446,8 +473,18 @@ def order(part: Part) -> Callable[[Town], None]:
         for group in operator.dead_groups(limit=1) if part == "consumer" else ():
             for note in ("first", "second", ""):
                 operator.note(group.fingerprint, by="ada", note=note)
+        if part == "consumer":
+            _order_run(town)
 
     return act
+
+
+def _order_run(town: Town) -> None:
+    options = {"cron": None, "every": 60, "timezone": "UTC", "pairs": [["t", "g"]]}
+    handlers = [{"kind": "reconciliation", "topic": "", "group": None, "name": "all", "options": options}]
+    with town.owned["consumer"].connect() as connection:
+        report_once(connection, town.settings, Facts(uuid7(), "w", "1", [], handlers, {}), lambda _: {})
+    ReconciliationOrders(town.operator("consumer").databases).run_now("all", by="ada")
 
 
 #: What each duty does, by name and part. A duty that reads one database and writes another is there for both.

@@ -371,6 +371,25 @@ def test_runs_and_show(sides: Town) -> None:
     assert "there may be more: --after" in shown.err
 
 
+def test_repairs_and_runs_are_ordered(sides: Town) -> None:
+    """Orders are rows that a worker takes: who gives them is in the audit; what nobody has is refused."""
+    sides.plant([MISSING] * 2)
+    reconcile(*PAIR)
+    (run,) = [row["id"] for row in run_cli("reconcile", "runs", "-o", "json").json["items"]]
+    assert run_cli("reconcile", "schedules", "-o", "json").json == {"items": []}
+    refused = run_cli("reconcile", "order", "nightly")
+    assert "no living worker with the role reconcile has a reconciliation 'nightly'" in refused.err
+    shown = run_cli("reconcile", "repair", run, "--dry-run", "-o", "json")
+    assert (shown.json["number"], shown.json["workers"]) == (2, [])
+    assert "give a reason" in run_cli("reconcile", "repair", run, "--yes").err
+    ordered = run_cli("reconcile", "repair", run, "--yes", "--reason", "lost", "--actor", "ada", "-o", "json")
+    assert (ordered.json["total"], ordered.json["requested_by"], ordered.json["state"]) == (2, "ada", "waiting")
+    assert "the repair waits for one" in ordered.err
+    assert (
+        "that mend missing: resend" in run_cli("reconcile", "repair", run, "--kind", "missing", "--repair", "park").err
+    )
+
+
 def test_show_of_a_run_that_is_not_there(sides: Town) -> None:
     """A run that isn't recorded is not found; what is no id is refused."""
     result = run_cli("reconcile", "show", str(UUID(int=1)))

@@ -339,9 +339,12 @@ class Reconciliations(OverDatabases):
         found: list[Schedule] = []
         for database in self.databases.having("consumer"):
             with database.reading() as connection:
-                declared = _with_pairs(merged(workers_in(connection, database)))
-                found += [self._schedule(connection, database, row) for row in declared]
+                found += self._schedules_in(connection, database)
         return found
+
+    def _schedules_in(self, connection: Connection, database: Database) -> list[Schedule]:
+        declared = _with_pairs(merged(workers_in(connection, database)))
+        return [self._schedule(connection, database, row) for row in declared]
 
     def _schedule(self, connection: Connection, database: Database, row: HandlerRow) -> Schedule:
         cron, every = row.options.get("cron"), row.options.get("every")

@@ -115,14 +115,7 @@ class Record:
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
         """Write what was done about differences."""
         for start in range(0, len(repairs), _BATCH):
-            some = repairs[start : start + _BATCH]
-            self._write(
-                _ACTED,
-                run_id,
-                ids=[each.id for each in some],
-                actions=[each.action.value for each in some],
-                results=[each.result for each in some],
-            )
+            self._execute(acted(self._job.consumer.schema, run_id, repairs[start : start + _BATCH]))
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
@@ -138,6 +131,17 @@ class Record:
         if self._job.record:
             with connected(self._job.consumer) as connection:
                 execute(connection, *statements)
+
+
+def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:
+    """Return what writes what was done about differences of a run."""
+    values = {
+        "id": run_id,
+        "ids": [each.id for each in repairs],
+        "actions": [each.action.value for each in repairs],
+        "results": [each.result for each in repairs],
+    }
+    return statement(schema, _ACTED, values)
 
 
 def why_of(error: BaseException, job: Job) -> str:

@@ -1,0 +1,426 @@
+"""What operators order of reconciliations: that one is run now, and that what a run has found is repaired.
+
+Both are rows in the consumer's database, which a worker takes that has the reconciliation: who orders needs neither the
+producer's database nor a library of the extra. A repair is a bulk job, whose items are the findings.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from outbox.database.execute import Row, Statement, Template, execute, query, statement
+from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
+from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
+from outbox.message.model import uuid7
+from outbox.operator.acts import RECONCILE, REPAIR, Declaration
+from outbox.operator.bulk.jobs import BulkJobs
+from outbox.operator.bulk.sql import Settled, settle
+from outbox.operator.changes import check_audited
+from outbox.operator.databases import Database
+from outbox.operator.model import MAX_IDS, MAX_ITEMS, Actor, BulkJob, as_actor
+from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
+from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
+from outbox.text import counted
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_SAMPLE = 5
+_OUTCOMES = {kind.label: kind for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """A run that was ordered, and that no worker has taken yet; ``dry_run``: without repairs."""
+
+    database: str
+    id: UUID
+    schedule: str
+    topic: str
+    group: str
+    dry_run: bool
+    requested_by: str
+    reason: str
+    created_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RepairSelection:
+    """Which findings of a run are repaired, and how.
+
+    ``kind`` None: of every kind; ``messages`` None: all of them. ``repair`` None: as the policy of the run has it, and
+    what that only reports is left out; a repair that is named needs the kind.
+
+    Raises:
+        InvalidRequest: no such kind, a repair that can't mend it, or too many messages.
+    """
+
+    run: UUID
+    kind: str | None = None
+    messages: tuple[UUID, ...] | None = None
+    repair: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in _OUTCOMES:
+            raise InvalidRequest(f"kind {self.kind!r} must be one of: {', '.join(_OUTCOMES)}", field="kind")
+        if self.repair is not None and self.repair not in self.choices:
+            of = f"that mend {self.kind}: {', '.join(self.choices) or 'there are none'}" if self.kind else "of a kind"
+            raise InvalidRequest(f"repair {self.repair!r} must be one of those {of}", field="repair")
+        if self.messages is not None and not 0 < len(self.messages) <= MAX_IDS:
+            raise InvalidRequest(f"name 1 to {MAX_IDS} messages, not {len(self.messages)}", field="messages")
+
+    @property
+    def choices(self) -> list[str]:
+        """What can be done about the kind."""
+        repairs = _OUTCOMES[self.kind].repairs if self.kind is not None else ()
+        return [each.value for each in repairs if each is not Repair.ALERT]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPreview:
+    """What a repair would do: how many findings it would try, and some of their messages.
+
+    ``left_out`` are those of the selection that the policy only reports. ``choices`` are the repairs of the kind.
+    ``workers`` are those that have the reconciliation: none, and the repair waits for one.
+    """
+
+    run: Run
+    selection: RepairSelection
+    number: int
+    left_out: int
+    sample: list[UUID]
+    described: str
+    choices: list[str]
+    workers: list[str]
+
+
+# --- statements ------------------------------------------------------------------------------------------------------
+
+_OPEN_ORDERS = """
+SELECT id, schedule, topic, consumer_group, dry_run, requested_by, reason, created_at
+  FROM {s}.reconciliation_order WHERE taken_at IS NULL ORDER BY created_at
+"""
+
+_ORDER = """
+INSERT INTO {s}.reconciliation_order (id, schedule, topic, consumer_group, dry_run, requested_by, reason, origin)
+SELECT %(id)s, %(schedule)s, %(topic)s, %(group)s, %(dry_run)s, %(actor)s, %(reason)s, %(origin)s::jsonb
+ WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_order
+                    WHERE taken_at IS NULL AND schedule = %(schedule)s AND topic = %(topic)s
+                      AND consumer_group = %(group)s)
+RETURNING created_at
+"""
+
+#: Take the oldest order of a reconciliation, unless another worker does. Rows: ``(dry_run, requested_by)`` or none.
+take: Template = Template("""
+UPDATE {s}.reconciliation_order
+   SET taken_at = clock_timestamp(), job_id = %(job)s
+ WHERE id = (SELECT id FROM {s}.reconciliation_order
+              WHERE taken_at IS NULL AND schedule = %(schedule)s AND topic = %(topic)s AND consumer_group = %(group)s
+              ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING dry_run, requested_by
+""")
+
+#: Leave an order to another worker, since the job that took it was interrupted.
+give_back: Template = Template(
+    "UPDATE {s}.reconciliation_order SET taken_at = NULL, job_id = NULL WHERE job_id = %(job)s"
+)
+
+_FOUND = f"""
+    SELECT id, message_id, kind, coalesce(action, 'alert') AS action
+      FROM {{s}}.reconciliation_finding
+     WHERE run_id = %(run)s AND message_id IS NOT NULL AND {SETTLED} IS NOT TRUE
+       AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+       AND (%(ids)s::uuid[] IS NULL OR message_id = ANY (%(ids)s::uuid[]))"""
+_TRIED = "(%(repair)s::text IS NOT NULL OR action <> 'alert')"
+
+_PREVIEW = f"""
+WITH found AS MATERIALIZED ({_FOUND})
+SELECT count(*) FILTER (WHERE {_TRIED}), count(*) FILTER (WHERE NOT {_TRIED}),
+       (array_agg(message_id ORDER BY id DESC) FILTER (WHERE {_TRIED}))[1:{_SAMPLE}]
+  FROM found
+"""
+
+_START = f"""
+WITH found AS MATERIALIZED (SELECT * FROM ({_FOUND}) f WHERE {_TRIED}
+), bulk_job AS (
+    INSERT INTO {{s}}.bulk_job (id, action, requested_by, reason, options, selector, total, idempotency_key, origin)
+    SELECT %(id)s, '{REPAIR.name}', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb,
+           (SELECT count(*) FROM found), %(key)s, %(origin)s::jsonb
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING id
+), item AS (
+    INSERT INTO {{s}}.bulk_item (bulk_job_id, number, action, message_id, topic, consumer_group)
+    SELECT o.id, row_number() OVER (ORDER BY f.id), '{REPAIR.name}', f.message_id, %(topic)s, %(group)s
+      FROM found f, bulk_job o
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM item)
+"""
+
+_EARLIER = """
+SELECT id, requested_by, (selector - 'described' - 'counts')::text FROM {s}.bulk_job WHERE idempotency_key = %(key)s
+"""
+
+#: The oldest repairs that are ordered, of runs of these pairs. Rows: ``(bulk job, run, topic, group, requested_by,
+#: reason, repair or NULL, origin as JSON, cancelled)``.
+repairs: Template = Template(f"""
+SELECT b.id, r.id, r.topic, r.consumer_group, b.requested_by, b.reason, b.options ->> 'repair', b.origin::text,
+       b.cancelled_at IS NOT NULL
+  FROM {{s}}.bulk_job b JOIN {{s}}.reconciliation_run r ON r.id = (b.options ->> 'run')::uuid
+ WHERE b.finished_at IS NULL AND b.action = '{REPAIR.name}'
+   AND (r.topic, r.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
+ ORDER BY b.created_at LIMIT 100
+""")
+
+#: Claim the next items of a repair for so many seconds: a worker that dies over them leaves them to another one.
+#: Rows: ``(number, message, attempts, kind, action)``.
+claim: Template = Template("""
+UPDATE {s}.bulk_item i
+   SET next_attempt_at = clock_timestamp() + make_interval(secs => %(lease)s)
+  FROM (SELECT bulk_job_id, number, message_id FROM {s}.bulk_item
+         WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
+         ORDER BY number LIMIT %(limit)s FOR UPDATE SKIP LOCKED) n
+  LEFT JOIN {s}.reconciliation_finding f ON f.run_id = %(run)s AND f.message_id = n.message_id
+ WHERE i.bulk_job_id = n.bulk_job_id AND i.number = n.number
+RETURNING i.number, i.message_id, i.attempts, f.kind, coalesce(f.action, 'alert')
+""")
+
+#: Cancel what is left of a repair that was cancelled while a worker was at it.
+cancel_left: Template = Template("""
+UPDATE {s}.bulk_item SET state = 'cancelled', changed_at = clock_timestamp()
+ WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
+""")
+
+
+# --- ordering --------------------------------------------------------------------------------------------------------
+
+
+class ReconciliationOrders(Reconciliations):
+    """What an operator sees of reconciliations, and orders; each order is recorded in ``audit``.
+
+    Raises (all of its methods): as `Reconciliations`; and InvalidRequest for an actor or a reason that can't be stored.
+    """
+
+    def orders(self) -> list[RunOrder]:
+        """Return the runs that are ordered, and that no worker has taken yet, the oldest first."""
+        found: list[RunOrder] = []
+        for database in self.databases.having("consumer"):
+            with database.reading() as connection:
+                found += [RunOrder(database.name, *row) for row in query(connection, database.schema, _OPEN_ORDERS)]
+        return found
+
+    def run_now(
+        self, schedule: str, *, by: str | Actor, why: str = "", dry_run: bool = False, database: str | None = None,
+        topic: str | None = None, group: str | None = None,
+    ) -> RunOrder:  # fmt: skip
+        """Order that a worker runs a reconciliation that it has declared; ``dry_run`` compares, and repairs nothing.
+
+        ``topic`` and ``group`` choose among several of this name by the first pair that they compare.
+
+        Raises:
+            ActRefused: no living worker has it, or it is ordered already.
+            InvalidRequest: there are several of this name.
+        """
+        actor = as_actor(by)
+        check_audited(actor, why)
+        chosen = self._declared(schedule, database, topic, group)
+        (first, *_), home, order_id = chosen.pairs, self.databases[chosen.database], uuid7()
+        values = {"id": order_id, "schedule": schedule, "topic": first[0], "group": first[1], "dry_run": dry_run}
+        values |= {"actor": actor.name, "reason": why.strip(), "origin": _json(actor.origin)}
+        recorded = {"order": str(order_id), "dry_run": dry_run}
+        with home.acting() as connection:
+            rows = query(connection, home.schema, _ORDER, **values)
+            if not rows:
+                raise ActRefused(f"reconciliation {schedule!r} is ordered already, and waits for a worker")
+            execute(connection, _audited(home, actor, RECONCILE, schedule, why, recorded))
+        return RunOrder(home.name, order_id, schedule, *first, dry_run, actor.name, why.strip(), rows[0][0])
+
+    def preview(self, selection: RepairSelection) -> RepairPreview:
+        """Return what a repair of findings would do; writes nothing.
+
+        Raises:
+            RunNotFound: no registered database has the run.
+        """
+        database, run = self._find(selection.run)
+        with database.reading() as connection:
+            ((number, left_out, sample),) = query(connection, database.schema, _PREVIEW, **_values(selection))
+        workers = [] if database.name in self.databases.away else self._workers(database, run)
+        return RepairPreview(
+            run,
+            selection,
+            number,
+            left_out,
+            sample or [],
+            described(run, selection, number),
+            selection.choices,
+            workers,
+        )
+
+    def repair(
+        self, selection: RepairSelection, *, by: str | Actor, why: str, number: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> BulkJob:  # fmt: skip
+        """Order a bulk job that repairs what a run has found, and is neither repaired nor healed; return it.
+
+        A worker that has the reconciliation looks at each message again: what has healed is left alone, and what is of
+        another kind now. ``number`` is that of the preview. The same ``idempotency_key`` returns the bulk job that was
+        ordered with it before.
+
+        Raises:
+            ActRefused: the run hasn't ended, or there is nothing to repair.
+            SelectorChanged: there are more or fewer than ``number``, or the key was used for something else.
+            BulkJobTooLarge: more than 100,000 findings.
+            RunNotFound: no registered database has the run.
+        """
+        actor = as_actor(by)
+        if not why.strip():
+            raise InvalidRequest(f"give a reason: the audit must tell why ({REPAIR.name})", field="reason")
+        check_audited(actor, why)
+        database, run = self._find(selection.run)
+        if run.finished_at is None:
+            raise ActRefused(f"run {run.id} hasn't ended: what it finds can be repaired then")
+        job_id, options = uuid7(), {"run": str(run.id), **({"repair": selection.repair} if selection.repair else {})}
+        selector: dict[str, Any] = {"run": str(run.id), "kind": selection.kind, "repair": selection.repair}
+        selector |= {"messages": None if selection.messages is None else sorted(map(str, selection.messages))}
+        values = _values(selection) | {"id": job_id, "actor": actor.name, "reason": why.strip(), "topic": run.topic}
+        values |= {"group": run.group, "options": _json(options), "selector": _json(selector), "key": idempotency_key}
+        with database.acting() as connection:
+            if earlier := _earlier(connection, database, idempotency_key, actor, selector):
+                job_id = earlier
+            else:
+                self._start(connection, database, run, selection, values | {"origin": _json(actor.origin)}, number)
+                recorded = {"did": "start", "action": REPAIR.name, "run": str(run.id)}
+                execute(connection, _audited(database, actor, None, str(job_id), why, recorded))
+        return BulkJobs(self.databases).bulk_job(job_id)
+
+    def _start(
+        self, connection: Connection, database: Database, run: Run, selection: RepairSelection,
+        values: Mapping[str, Any], number: int | None,
+    ) -> None:  # fmt: skip
+        _, ((found, written),) = execute(connection, plan_by_index(), statement(database.schema, _START, values))
+        if not found:
+            raise ActRefused(f"there is nothing to repair: no finding of run {run.id} is left that this can be done to")
+        if found > MAX_ITEMS:
+            raise BulkJobTooLarge(f"{found} findings are left; repair at most {MAX_ITEMS} at once, such as one kind")
+        if written < found or number not in {None, found}:
+            raise SelectorChanged(f"what is left has changed since the preview: now {found}; look at the preview again")
+        says = "UPDATE {s}.bulk_job SET selector = selector || %(says)s::jsonb WHERE id = %(id)s"
+        described_as = {"says": _json({"described": described(run, selection, found)}), "id": values["id"]}
+        execute(connection, statement(database.schema, says, described_as))
+
+    def _declared(self, name: str, database: str | None, topic: str | None, group: str | None) -> Schedule:
+        known = [each for each in self.schedules() if each.pairs and each.database == (database or each.database)]
+        found = [each for each in known if each.name == name]
+        if topic is not None and group is not None:
+            found = [each for each in found if each.pairs[0] == (topic, group)]
+        if not found:
+            there = ", ".join(sorted({each.name for each in known})) or "none"
+            raise ActRefused(
+                f"no living worker with the role reconcile has a reconciliation {name!r} here; there is {there}. Start "
+                "one: outbox run --app MODULE:OBJECT --roles reconcile"
+            )
+        if len(found) > 1:
+            of = "; ".join(f"database {each.database}, {each.pairs[0][0]} and {each.pairs[0][1]}" for each in found)
+            raise InvalidRequest(
+                f"several are called {name!r}: name the database, topic and group of one: {of}", "topic"
+            )
+        return found[0]
+
+    def _workers(self, database: Database, run: Run) -> list[str]:
+        with database.reading() as connection:
+            having = self._schedules_in(connection, database)
+        return sorted({worker for each in having if (run.topic, run.group) in each.pairs for worker in each.workers})
+
+
+def described(run: Run, selection: RepairSelection, number: int) -> str:
+    """Return what a repair does to how many messages of which topic and group."""
+    kind = "" if selection.kind is None else f"{selection.kind.replace('_', ' ')} "
+    how = selection.repair or "by the policy of the run"
+    return f"repair {counted(number, f'{kind}message')} of group {run.group}, topic {run.topic} ({how})"
+
+
+def _values(selection: RepairSelection) -> dict[str, Any]:
+    ids = None if selection.messages is None else list(selection.messages)
+    return {"run": selection.run, "kind": selection.kind, "ids": ids, "repair": selection.repair}
+
+
+def _json(value: Mapping[str, Any]) -> str | None:
+    return json.dumps(dict(value)) if value else None
+
+
+def _audited(
+    database: Database, actor: Actor, act: Declaration | None, target: str, why: str, result: Mapping[str, Any]
+) -> Statement:
+    """Return what records an order: a bulk job's under the word of bulk jobs, as theirs are."""
+    return audit(database.schema, actor.name, act.name if act else "bulk", target, why.strip(), result, actor.origin)
+
+
+def _earlier(
+    connection: Connection, database: Database, key: str | None, actor: Actor, selector: Mapping[str, Any]
+) -> UUID | None:
+    """Return the bulk job that was ordered with this key, if there is one."""
+    for job_id, requested_by, before in query(connection, database.schema, _EARLIER, key=key) if key else ():
+        if (requested_by, json.loads(before)) != (actor.name, dict(selector)):
+            raise SelectorChanged(
+                f"the idempotency key was used for something else (bulk job {job_id}); use another key"
+            )
+        return UUID(str(job_id))
+    return None
+
+
+# --- carrying out ----------------------------------------------------------------------------------------------------
+
+
+class RepairJob(NamedTuple):
+    """A bulk job of repairs, as `repairs` finds it."""
+
+    id: UUID
+    run: UUID
+    topic: str
+    group: str
+    requested_by: str
+    reason: str
+    repair: str | None
+    origin: str | None
+    cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedItem:
+    """An item of a repair that is ours for a while; ``kind`` None: its finding was pruned."""
+
+    number: int
+    message_id: UUID
+    attempts: int
+    kind: Outcome | None
+    action: Repair
+
+    @classmethod
+    def of(cls, row: Row, repair: str | None) -> ClaimedItem:
+        """Return a row of `claim`, whose action is the repair that was ordered, else that of its finding."""
+        number, message_id, attempts, kind, action = row
+        return cls(number, message_id, attempts, _OUTCOMES.get(kind), Repair(repair or action))
+
+    def settled(self, result: str | None, busy: str, again: float, most: int) -> Settled:
+        """Return what became of it: its ``result``, None where there was nothing to do it to."""
+        if self.kind is None or result is None:
+            return Settled(self.number, "skipped", "its finding was pruned")
+        if result == DONE:
+            return Settled(self.number, "done", f"{self.action.value}: {self.action.does}")
+        if result == HEALED:
+            return Settled(self.number, "done", "it has healed meanwhile: nothing was left to do")
+        if result != busy:
+            return Settled(self.number, "skipped", result.removeprefix("refused: "))
+        if self.attempts + 1 >= most:
+            return Settled(self.number, "failed", f"another transaction was working on it, {most} times")
+        return Settled(self.number, "pending", "another transaction is working on it; tried again in a while", again)
+
+
+def end_items(schema: str, job: RepairJob, items: Sequence[Settled]) -> list[Statement]:
+    """Return what writes what became of items, and ends the bulk job if none is left."""
+    return [*([settle(schema, job.id, items)] if items else []), finish_bulk_jobs(schema, job.id)]

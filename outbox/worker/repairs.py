@@ -1,0 +1,117 @@
+"""The repairs that operators have ordered of what reconciliations found: bulk jobs, carried out batch by batch.
+
+A repair has transactions of its own in both databases. So its items aren't locked but claimed for a while, by a
+transaction of their own: a worker that dies over them leaves them to another one, which finds what was done healed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outbox.database.execute import execute
+from outbox.database.sql import NOW, begin_bulk_job
+from outbox.message.model import Counts
+from outbox.operator.bulk.run import AGAIN, MOST
+from outbox.reconcile.job import Job, Repair
+from outbox.reconcile.record import orders
+from outbox.reconcile.record.orders import ClaimedItem, RepairJob
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.worker.reconciliation import Reconciler
+
+#: How many findings are claimed at once, and for how long (seconds).
+BATCH = 100
+LEASE = 300.0
+#: How long (seconds) until orders are looked for again.
+READ_EVERY = 5.0
+
+
+class Repairer:
+    """Carries out what was ordered for the pairs of one reconciliation; its calls are the passes of a duty."""
+
+    def __init__(self, reconciler: Reconciler, stopping: threading.Event) -> None:
+        self._reconciler, self._stopping = reconciler, stopping
+        self.name: str = f"repair {reconciler.name.removeprefix('reconcile ')}"
+
+    def __call__(self, connection: Connection, _: Connection) -> Counts:
+        """Carry on with each repair that is ordered, until nothing of it is left that is due."""
+        topics, groups = map(list, zip(*self._reconciler.pairs, strict=True))
+        counts = Counts()
+        with connection.begin():
+            schema = self._reconciler.schema
+            ((now,),), rows = execute(connection, NOW, orders.repairs(schema, topics=topics, groups=groups))
+        for row in rows:
+            ordered = RepairJob(*row)
+            job = replace(self._reconciler.job_at(now), actor=ordered.requested_by)
+            while not self._stopping.is_set():
+                step = _batch(connection, job, ordered)
+                counts += step
+                if not step.taken:
+                    break
+        return counts
+
+
+def _batch(connection: Connection, job: Job, ordered: RepairJob) -> Counts:
+    """Repair the next findings; end the bulk job if none is left."""
+    schema, values = job.consumer.schema, {"id": ordered.id, "run": ordered.run, "lease": LEASE, "limit": BATCH}
+    with connection.begin():
+        if ordered.cancelled:
+            execute(connection, orders.cancel_left(schema, **values), *orders.end_items(schema, ordered, ()))
+            return Counts()
+        _, rows = execute(connection, begin_bulk_job(schema, ordered.id), orders.claim(schema, **values))
+        if not rows:
+            execute(connection, *orders.end_items(schema, ordered, ()))
+            return Counts()
+    items = sorted((ClaimedItem.of(row, ordered.repair) for row in rows), key=attrgetter("number"))
+    results = _repair(job, ordered, items)
+    return _settle(connection, job, ordered, items, results)
+
+
+def _repair(job: Job, ordered: RepairJob, items: Sequence[ClaimedItem]) -> dict[UUID, str]:
+    """Return what became of each message whose finding is still there."""
+    from outbox.reconcile.run import repair_found  # noqa: PLC0415 - an extra
+
+    (pair,) = (pair for pair in job.pairs if pair.names == (ordered.topic, ordered.group))
+    origin = {**(json.loads(ordered.origin) if ordered.origin else {}), "bulk_job": str(ordered.id)}
+    results: dict[UUID, str] = {}
+    known = [item for item in items if item.kind is not None]
+    by_repair = attrgetter("kind", "action")
+    for (kind, action), group in itertools.groupby(sorted(known, key=by_repair), key=by_repair):
+        ids = [item.message_id for item in group]
+        if action is Repair.ALERT:
+            results |= dict.fromkeys(ids, "refused: the policy of the run only reports it; name a repair")
+            continue
+        chosen: Any = replace(job, policy={kind: action})
+        results |= repair_found(chosen, pair, ordered.run, dict.fromkeys(ids, kind), why=ordered.reason, origin=origin)
+    return results
+
+
+def _settle(
+    connection: Connection, job: Job, ordered: RepairJob, items: Sequence[ClaimedItem], results: dict[UUID, str]
+) -> Counts:
+    """Write what became of items, and of their findings, in one transaction."""
+    from outbox.reconcile.record.write import acted  # noqa: PLC0415 - an extra
+    from outbox.reconcile.repair import BUSY  # noqa: PLC0415 - an extra
+    from outbox.reconcile.rows import Repaired  # noqa: PLC0415 - an extra
+
+    settled = [item.settled(results.get(item.message_id), BUSY, AGAIN, MOST) for item in items]
+    news = [
+        Repaired(item.message_id, item.kind, item.action, result)
+        for item in items
+        if item.kind is not None and (result := results.get(item.message_id, BUSY)) != BUSY
+    ]
+    schema = job.consumer.schema
+    written = [acted(schema, ordered.run, news)] if news else []
+    with connection.begin():
+        execute(connection, *written, *orders.end_items(schema, ordered, settled))
+    states = [each.state for each in settled]
+    return Counts(taken=len(items), done=states.count("done"), failed=states.count("failed"))

@@ -1,0 +1,293 @@
+"""What operators order of reconciliations, as workers take it: runs ahead of the timetable, and repairs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from outbox.database.execute import execute
+from outbox.errors import ActRefused, InvalidRequest, SelectorChanged
+from outbox.operator.bulk.jobs import BulkJobs
+from outbox.operator.databases import Databases
+from outbox.operator.model import Actor, BulkItem, BulkJob, PageRequest
+from outbox.reconcile.record import orders
+from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
+from outbox.reconcile.record.views import FindingFilter, RunFilter
+from outbox.testing import drain
+from outbox.worker import repairs
+from outbox.worker.reconciliation import Reconciler
+from outbox.worker.repairs import Repairer
+from outbox.worker.report import Facts, handlers_of, report_once
+from tests.kit import wait_until
+from tests.worker.conftest import Bench
+from tests.worker.test_reconcile import MISSING, age, declare, only
+
+OTTO = Actor("otto", {"via": "console"})
+
+
+@pytest.fixture
+def reconciler(bench: Bench) -> Reconciler:
+    """A reconciliation with repairs, which has run and isn't due; its worker has reported."""
+    declare(bench, name="all", job=MISSING)
+    found = only(bench.outbox)
+    passed(bench, found)
+    reported(bench, found)
+    return found
+
+
+def passed(bench: Bench, duty: Any) -> int:
+    """Run one pass of a duty, and return how much it did."""
+    with bench.observer.connect() as connection:
+        auto = connection.execution_options(isolation_level="AUTOCOMMIT")
+        return int(duty(auto, auto).done)
+
+
+def reported(bench: Bench, found: Reconciler) -> None:
+    """Have a worker report what it has."""
+    handlers = handlers_of(bench.outbox, [(found.declared.name, found.pairs)])
+    with bench.observer.connect() as connection:
+        report_once(connection, bench.outbox.settings, Facts(UUID(int=1), "w", "1", [], handlers, {}), lambda _: {})
+
+
+def desk(bench: Bench) -> ReconciliationOrders:
+    """Return what an operator sees of reconciliations and orders."""
+    return ReconciliationOrders(Databases.open({"shop": bench.observer}, bench.outbox.settings))
+
+
+def lost(bench: Bench, number: int = 1) -> list[UUID]:
+    """Have messages consumed, and the group lose them."""
+    ids = bench.send(count=number)
+    drain(bench.outbox)
+    with bench.observer.begin() as connection:
+        connection.execute(text("DELETE FROM outbox.consumer_message"))
+    return ids
+
+
+def put(bench: Bench, **by_status: UUID) -> None:
+    """Have the group know messages, each with a status."""
+    insert = """INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status,
+                                                     attempts)
+                VALUES ('mail', :id, 'paid', 0, 0, :status, 1)"""
+    with bench.observer.begin() as connection:
+        connection.execute(text(insert), [{"id": each, "status": status} for status, each in by_status.items()])
+
+
+def dry_run(bench: Bench, found: Reconciler) -> UUID:
+    """Order a dry run, have it taken, and return the run."""
+    desk(bench).run_now("all", by=OTTO, dry_run=True)
+    assert passed(bench, found) == 1
+    (run,) = desk(bench).runs(RunFilter(), PageRequest(size=1)).items
+    return run.id
+
+
+def items_of(bench: Bench, job: BulkJob) -> list[BulkItem]:
+    """Return the items of a bulk job."""
+    databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
+    return BulkJobs(databases).bulk_items(job.id, PageRequest()).items
+
+
+def job_now(bench: Bench, job: BulkJob) -> BulkJob:
+    """Return a bulk job as it is now."""
+    return BulkJobs(Databases.open({"shop": bench.observer}, bench.outbox.settings)).bulk_job(job.id)
+
+
+def results(bench: Bench, run: UUID) -> list[str | None]:
+    """Return what came of the findings of a run."""
+    return [row.result for row in desk(bench).findings(run, FindingFilter(), PageRequest()).items]
+
+
+def test_a_dry_run_is_taken_once_and_repairs_nothing(bench: Bench, reconciler: Reconciler) -> None:
+    """Though the reconciliation is declared with repairs; the timetable knows nothing of it, the audit does."""
+    lost(bench)
+    order = desk(bench).run_now("all", by=OTTO, why="after the restore", dry_run=True)
+    assert [each.id for each in desk(bench).orders()] == [order.id]
+    with pytest.raises(ActRefused, match="ordered already"):
+        desk(bench).run_now("all", by=OTTO)
+    assert [passed(bench, each) for each in (reconciler, only(bench.outbox))] == [1, 0]
+    run, first = desk(bench).runs(RunFilter(), PageRequest()).items
+    assert (run.counts or {})["missing"] == 1
+    assert (run.applied, run.schedule, run.ordered_by) == (False, None, "otto")
+    assert first.schedule == "all"
+    assert results(bench, run.id) == [None]
+    assert desk(bench).orders() == []
+    assert bench.rows(
+        "SELECT actor || ' ' || target || ' ' || reason FROM outbox.audit WHERE action = 'reconcile'"
+    ) == ["otto all after the restore"]
+
+
+def test_a_run_now_repairs_as_declared(bench: Bench, reconciler: Reconciler) -> None:
+    """In the name of who ordered it."""
+    lost(bench)
+    desk(bench).run_now("all", by=OTTO)
+    assert passed(bench, reconciler) == 1
+    assert bench.rows("SELECT actor FROM outbox.audit WHERE action = 'resend'") == ["otto"]
+
+
+def test_an_order_of_what_no_worker_has(bench: Bench, reconciler: Reconciler) -> None:
+    """It is refused, and names what there is."""
+    with pytest.raises(ActRefused, match="has a reconciliation 'none' here; there is all"):
+        desk(bench).run_now("none", by=OTTO)
+
+
+def test_two_workers_take_an_order(bench: Bench, reconciler: Reconciler) -> None:
+    """Who comes while another one takes it goes on without it."""
+    desk(bench).run_now("all", by=OTTO)
+    named = {"schedule": "all", "topic": "paid", "group": "mail"}
+    with bench.observer.begin() as one, bench.observer.begin() as other:
+        (first,) = execute(one, orders.take("outbox", **named, job=UUID(int=1)))
+        (second,) = execute(other, orders.take("outbox", **named, job=UUID(int=2)))
+    assert (first, second) == ([(False, "otto")], [])
+
+
+def test_an_interrupted_order_is_taken_again(bench: Bench, reconciler: Reconciler) -> None:
+    """A worker that stops over a run leaves the order to another one."""
+    desk(bench).run_now("all", by=OTTO)
+    reconciler._progress._stopping.set()
+    assert passed(bench, reconciler) == 0
+    assert len(desk(bench).orders()) == 1
+    assert passed(bench, only(bench.outbox)) == 1
+    assert desk(bench).orders() == []
+
+
+def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: Reconciler) -> None:
+    """Each item has its outcome, each finding its result, the audit the operator and the reason; once is enough."""
+    lost(bench, 3)
+    run = dry_run(bench, reconciler)
+    preview = desk(bench).preview(RepairSelection(run))
+    assert (preview.number, preview.left_out, preview.workers) == (3, 0, ["w"])
+    assert preview.described == "repair 3 messages of group mail, topic paid (by the policy of the run)"
+    order: dict[str, Any] = {"by": OTTO, "why": "lost inbox", "number": 3, "idempotency_key": "k"}
+    job = desk(bench).repair(RepairSelection(run), **order)
+    assert desk(bench).repair(RepairSelection(run), **order).id == job.id
+    assert (job.state, job.total, job.pending) == ("waiting", 3, 3)
+    repairer = Repairer(reconciler, threading.Event())
+    assert passed(bench, repairer) == 3
+    done = job_now(bench, job)
+    assert (done.state, done.done) == ("done", 3)
+    assert {item.outcome for item in items_of(bench, job)} == {"resend: sends it once more under its id"}
+    assert results(bench, run) == ["done"] * 3
+    (row, *_) = bench.rows("SELECT actor || ' ' || reason || ' ' || origin FROM outbox.audit WHERE action = 'resend'")
+    assert row.startswith(f"otto reconciliation {run}: missing; lost inbox")
+    assert '"via": "console"' in row
+    assert str(job.id) in row
+    assert passed(bench, repairer) == 0
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
+    with pytest.raises(ActRefused, match="nothing to repair"):
+        desk(bench).repair(RepairSelection(run), by=OTTO, why="again")
+    with pytest.raises(SelectorChanged, match="something else"):
+        desk(bench).repair(RepairSelection(run, kind="missing"), **order)
+
+
+def test_what_has_healed_is_left_alone(bench: Bench, reconciler: Reconciler) -> None:
+    """Between the run and the repair the group has consumed it; and what is of another kind by now isn't touched."""
+    healed, parked = lost(bench, 2)
+    run = dry_run(bench, reconciler)
+    put(bench, consumed=healed, parked=parked)
+    job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
+    passed(bench, Repairer(reconciler, threading.Event()))
+    outcomes = {item.message_id: (item.state, item.outcome) for item in items_of(bench, job)}
+    assert outcomes == {
+        healed: ("done", "it has healed meanwhile: nothing was left to do"),
+        parked: ("skipped", "it is parked by now; run the reconciliation again"),
+    }
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [1]
+    assert job_now(bench, job).state == "partly"
+
+
+def test_a_repair_that_is_named(bench: Bench, reconciler: Reconciler) -> None:
+    """What the policy only reports is repaired where an operator says how, for one message or all of a kind."""
+    one, other = lost(bench, 2)
+    put(bench, parked=one)
+    put(bench, parked=other)
+    run = dry_run(bench, reconciler)
+    assert desk(bench).preview(RepairSelection(run)).left_out == 2
+    with pytest.raises(ActRefused, match="nothing to repair"):
+        desk(bench).repair(RepairSelection(run), by=OTTO, why="why")
+    chosen = RepairSelection(run, kind="parked", repair="retry", messages=(one,))
+    assert desk(bench).preview(chosen).number == 1
+    desk(bench).repair(chosen, by=OTTO, why="mended")
+    assert passed(bench, Repairer(reconciler, threading.Event())) == 1
+    assert sorted(map(str, results(bench, run))) == ["None", "done"]
+    assert bench.rows("SELECT message_id FROM outbox.consumer_message WHERE status = 'failed'") == [one]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"kind": "odd"}, "kind 'odd' must be one of"),
+        ({"repair": "resend"}, "must be one of those of a kind"),
+        ({"kind": "parked", "repair": "resend"}, "that mend parked: retry"),
+        ({"kind": "no_effect", "repair": "retry"}, "there are none"),
+        ({"messages": ()}, "name 1 to 1000 messages, not 0"),
+    ],
+)
+def test_selections_that_are_none(more: dict[str, Any], says: str) -> None:
+    """A repair must be able to mend the kind."""
+    with pytest.raises(InvalidRequest, match=says):
+        RepairSelection(UUID(int=1), **more)
+
+
+def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, reconciler: Reconciler) -> None:
+    """What was confirmed is what is ordered."""
+    lost(bench, 2)
+    run = dry_run(bench, reconciler)
+    with pytest.raises(InvalidRequest, match="give a reason"):
+        desk(bench).repair(RepairSelection(run), by=OTTO, why=" ")
+    with pytest.raises(SelectorChanged, match="now 2"):
+        desk(bench).repair(RepairSelection(run), by=OTTO, why="why", number=3)
+    assert bench.rows("SELECT id FROM outbox.bulk_job") == []
+
+
+def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: Reconciler) -> None:
+    """What it had claimed is done by another one, later; what it had done isn't done again."""
+    lost(bench, 2)
+    run = dry_run(bench, reconciler)
+    job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
+    repairer = Repairer(reconciler, threading.Event())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repairs, "_settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            passed(bench, repairer)
+    assert passed(bench, repairer) == 0
+    with bench.observer.begin() as connection:
+        connection.execute(text("UPDATE outbox.bulk_item SET next_attempt_at = now() - interval '1 s'"))
+    passed(bench, repairer)
+    assert job_now(bench, job).pending == 0
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
+
+
+def test_a_repair_that_is_cancelled(bench: Bench, reconciler: Reconciler) -> None:
+    """What is due is cancelled at once; what a worker is at is ended by it."""
+    lost(bench, 2)
+    run = dry_run(bench, reconciler)
+    job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
+    with bench.observer.begin() as connection:
+        claimed = {"id": job.id, "run": run, "lease": 60, "limit": 1}
+        execute(connection, orders.claim("outbox", **claimed))
+    databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
+    BulkJobs(databases).cancel(job.id, by=OTTO, why="no")
+    assert (job_now(bench, job).cancelled, job_now(bench, job).pending) == (1, 1)
+    with bench.observer.begin() as connection:
+        connection.execute(text("UPDATE outbox.bulk_item SET next_attempt_at = now() - interval '1 s'"))
+    passed(bench, Repairer(reconciler, threading.Event()))
+    assert (job_now(bench, job).cancelled, job_now(bench, job).state) == (2, "cancelled")
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [1]
+
+
+def test_a_worker_takes_what_is_ordered(bench: Bench, reconciler: Reconciler) -> None:
+    """A real one: it runs, and it repairs; the timetable isn't due."""
+    lost(bench)
+    age(bench, 1)
+    bench.work(roles=["reconcile"])
+    desk(bench).run_now("all", by=OTTO, dry_run=True)
+    wait_until(
+        lambda: len(bench.rows("SELECT id FROM outbox.reconciliation_run WHERE counts IS NOT NULL")) == 2, "a run"
+    )
+    (run, *_) = desk(bench).runs(RunFilter(), PageRequest()).items
+    job = desk(bench).repair(RepairSelection(run.id), by=OTTO, why="lost")
+    wait_until(lambda: job_now(bench, job).finished_at, "it is repaired")
+    assert job_now(bench, job).done == 1
