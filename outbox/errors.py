@@ -31,6 +31,9 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     │   └── AlreadyDecided
     │       ├── AlreadyCommitted
     │       └── AlreadyRolledBack
+    ├── BranchCancelled                     a branch (try, confirm, cancel) was cancelled before
+    ├── BranchConfirmed                     a branch (try, confirm, cancel) was confirmed before
+    ├── BranchUnknown                       a branch (try, confirm, cancel) was never tried
     ├── ActRefused                          the message isn't in a state in which this can be done
     │   ├── CheckRefused                    no checker for the half's topic, or one is being asked already
     │   └── CompensationRefused             the message took effect, or no compensation is registered

@@ -94,7 +94,7 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery_cursor half_error producer_process saga saga_command tcc_branch",
+    "producer": "check_history compensation delivery_cursor half_error producer_process saga saga_command",
     "consumer": "attempt_history dead_letter_note reconciliation_run reconciliation_finding reconciliation_order"
     " segment_hold",
 }

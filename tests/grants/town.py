@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -27,6 +27,8 @@ from outbox.database.grants import PARTS, Part, statements
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
+from outbox.flow import sql as flow_sql
+from outbox.flow.saga import read_flows
 from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
@@ -167,6 +169,27 @@ def decide(town: Town) -> None:
     with town.at["producer"].begin() as connection:
         stored = producer_sql.store_error("outbox", half_id=second, kind="KeyError", error="KeyError: 7")
         execute_module.execute(connection, stored)
+
+
+def saga(town: Town) -> None:
+    """Start a saga, send a command, read and change both; and have a branch tried, confirmed and cancelled."""
+    flow, command = uuid4(), uuid4()
+    branch = {"transaction_id": uuid4(), "branch": "", "participant": "p"}
+    with town.at["producer"].begin() as connection:
+        execute_module.execute(
+            connection,
+            flow_sql.start("outbox", id=flow, name="s", content_type="text/plain", body=b""),
+            flow_sql.send("outbox", message_id=command, saga_id=flow, number=1, step="a", kind="action"),
+            flow_sql.lock("outbox", name="s", command=command),
+            flow_sql.answer(
+                "outbox", command=command, answer="done", reason=None, result_type="text/plain", result=b""
+            ),
+            flow_sql.change("outbox", id=flow, status="completed", reason=None, ended=True),
+            flow_sql.try_branch("outbox", **branch),
+            flow_sql.confirm_branch("outbox", **branch),
+            flow_sql.cancel_branch("outbox", **branch),
+            flow_sql.branch_state("outbox", **branch),
+        )
 
 
 def flow_control(town: Town) -> None:
@@ -453,6 +476,8 @@ def look(town: Town) -> None:
     operator.workers()
     operator.system()
     operator.locks()
+    with town.at["producer"].connect() as connection:
+        read_flows(connection, "outbox")
     reconciliations = Reconciliations(operator.databases)
     reconciliations.schedules()
     for run in reconciliations.runs(RunFilter(), page).items:
@@ -491,6 +516,7 @@ def _order_run(town: Town) -> None:
 ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("send", "producer"): send,
     ("decide", "producer"): decide,
+    ("saga", "producer"): saga,
     ("flow control", "producer"): flow_control,
     ("dispatch", "producer"): dispatch,
     ("release", "producer"): release,
