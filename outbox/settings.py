@@ -143,6 +143,13 @@ class Settings:
     compensation_timeout: Seconds = option(
         30.0, "How long a compensation may take.", above=0, most=86400, page="delivering"
     )
+    compensation_attempts: int = option(
+        5,
+        "How often a compensation is tried, also where its worker died over it, before it waits for an operator.",
+        least=1,
+        most=2**15 - 1,
+        page="delivering",
+    )
 
     # Deploying
     schema: str = option("outbox", "The schema of the tables.", page="deploying")

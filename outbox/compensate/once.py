@@ -46,10 +46,10 @@ from outbox.text import summary_of
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-#: How often a compensation is tried; and how long (seconds) after the first try the second comes. Each further wait is
-#: twice as long.
-MAX_ATTEMPTS = 5
+#: How long (seconds) after the first try of a compensation the second comes. Each further wait is twice as long, but a
+#: day at most.
 FIRST_RETRY = 30.0
+_LONGEST_WAIT = 86400.0
 #: In so many threads of a process a topic's compensation may hang; then the topic rests, and the others go on.
 MOST_LEFT_BEHIND = 5
 
@@ -70,7 +70,7 @@ def compensate_once(
     items.
 
     Returns ``taken`` items, ``done``: compensated, ``failed``: to be tried again, ``parked``: given up after
-    `MAX_ATTEMPTS`; the others were refused.
+    `Settings.compensation_attempts`; the others were refused.
     """
     if not compensations:
         return Counts()
@@ -142,8 +142,9 @@ class _CompensationPass:
         databases = self._databases.of(compensation)
         if why := _why_not(item, row):
             return self._end(item, why, databases)
-        if item.attempts > MAX_ATTEMPTS:
-            emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts - 1, attempts=MAX_ATTEMPTS))
+        most = self._settings.compensation_attempts
+        if item.attempts > most:
+            emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts - 1, attempts=most))
             return self._items.close(item, "failed", "failed: the worker died over it each time")
         consumed, quarantined = [], []
         for database in databases:
@@ -232,15 +233,18 @@ class _CompensationPass:
             raise Postponed("the worker was stopped", 0)
         if not run.called:
             raise Postponed(summary_of(error).partition("\n")[0], BUSY if run.held else UNREACHABLE)
-        return self._failed(item, error)
+        return self._failed(item, error, lost=run.error is None)
 
-    def _failed(self, item: CompensationItem, error: Exception) -> str:
-        emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=MAX_ATTEMPTS, error=error))
+    def _failed(self, item: CompensationItem, error: Exception, *, lost: bool) -> str:
+        most = self._settings.compensation_attempts
+        emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=most, error=error))
         failure = summary_of(error)
-        if item.attempts >= MAX_ATTEMPTS:
+        if item.attempts >= most:
             return self._items.close(item, "failed", f"failed {item.attempts} times, at last: {failure}")
-        outcome = f"failed: {failure} (attempt {item.attempts} of {MAX_ATTEMPTS})"
-        return self._items.leave(item, outcome, FIRST_RETRY * 2 ** (item.attempts - 1))
+        outcome = f"failed: {failure} (attempt {item.attempts} of {most})"
+        # A lost connection counts, for the compensation may be what ends it; but mostly it isn't, and comes back soon.
+        doublings = 0 if lost else min(item.attempts - 1, 20)
+        return self._items.leave(item, outcome, min(FIRST_RETRY * 2**doublings, _LONGEST_WAIT))
 
 
 def _names(item: CompensationItem) -> dict[str, Any]:

@@ -135,6 +135,7 @@ def chaos(kills: int, seed: int, *, flows: int = 0, show: Callable[[int], None] 
             # Bank A hears of each transfer, and refunds what an operator doesn't.
             "OUTBOX_CONFIRM_INTERVAL": "0.5",
             "OUTBOX_CONFIRM_GRACE": "1",
+            "OUTBOX_COMPENSATION_ATTEMPTS": "30000",
             "OUTBOX_COMPENSATE_PARKED": "1000000000",
             "BANK_A_REFUND_AFTER": "0.2",
         }

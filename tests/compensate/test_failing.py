@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,22 @@ def test_worker_dies_each_time(village: Town) -> None:
     village.at_a.run("UPDATE outbox.bulk_item SET attempts = 5")
     assert village.work().parked == 1
     assert village.item(bulk_job_id) == ("failed", "failed: the worker died over it each time")
+
+
+def test_attempts_are_a_setting(village: Town) -> None:
+    """Where workers are killed all the time, a compensation is tried more often, and after no longer than a day."""
+
+    def fail(message: Message, session: Session) -> None:
+        raise RuntimeError("the vault is locked")
+
+    village.settings = replace(village.settings, compensation_attempts=30_000)
+    village.compensate_by(fail)
+    bulk_job_id = village.order(village.transfer())
+    village.at_a.run("UPDATE outbox.bulk_item SET attempts = 20000")
+    assert village.work().failed == 1
+    assert village.said(bulk_job_id).endswith("(attempt 20001 of 30000)")
+    waits = "SELECT next_attempt_at - changed_at BETWEEN '86399 s' AND '86401 s' FROM outbox.bulk_item"
+    assert village.at_a.rows(waits) == [True]
 
 
 def test_database_of_a_consumer_is_down(town: Town) -> None:
