@@ -14,8 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from outbox import Counts, Orphan, Outbox, Resolution
-from outbox.check import once
 from outbox.errors import ActRefused
+from outbox.text import process_name
 from tests.check.support import SHORT, Bench, Declined
 
 NewBench = Callable[..., Bench]
@@ -406,6 +406,6 @@ def test_history_of_checks(bench: Bench) -> None:
         "the checker returned 'commit' (str), which is not a Resolution",
         None,
     ]
-    assert {each.worker for each in history} == {once.worker_name()}
+    assert {each.worker for each in history} == {process_name()}
     assert all(each.seconds >= 0 for each in history)
     assert [each.asked_at for each in history] == sorted(each.asked_at for each in history)

@@ -37,7 +37,7 @@ def _sends(town: Town, message: UUID) -> int:
 
 def _resend(page: Page, message: UUID) -> None:
     page.goto(f"messages/{message}")
-    page.get_by_role("button", name="Resend…").click()
+    page.get_by_role("button", name="Resend…", exact=True).click()
     asked = dialog(page, "Resend?")
     asked.get_by_label("Reason").fill("once")
     asked.get_by_role("button", name="Resend", exact=True).click()
@@ -69,7 +69,7 @@ def test_two_tabs_and_one_is_late(page: Page, town: Town, message: UUID, watches
     watches[-1].expect("412")
     late = page.context.new_page()
     late.goto(f"messages/{message}")
-    late.get_by_role("button", name="Resend…").click()
+    late.get_by_role("button", name="Resend…", exact=True).click()
     asked = dialog(late, "Resend?")
     asked.get_by_label("Reason").fill("me too")
     _resend(page, message)

@@ -81,7 +81,7 @@ def test_the_whole_way(visit: Visit, serve: Serve, audited: Town, scripts: bool)
 def _repair(page: Page, message: str) -> None:
     page.get_by_role("link", name=re.compile(message[-8:])).first.click()
     expect(page.get_by_role("region", name="Consumer")).to_contain_text("Its inbox")
-    page.get_by_role("button", name="Resend…").click()
+    page.get_by_role("button", name="Resend…", exact=True).click()
     asked = question(page, "Repair 1 finding?")
     asked.get_by_label("Reason").fill("lost by the restore")
     asked.get_by_role("button", name="Repair 1").click()
