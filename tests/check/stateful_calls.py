@@ -34,6 +34,7 @@ class Call:
         self.connected = True
         self.error: BaseException | None = None
         self._begun = 0
+        self._refused = False
         self._commands: SimpleQueue[BaseException | str] = SimpleQueue()
         self._reached: SimpleQueue[str] = SimpleQueue()
         threading.Thread(target=self._run, args=(function,), daemon=True).start()
@@ -49,15 +50,21 @@ class Call:
         """Stop in the function's thread, until it is told what to do."""
         self._reached.put(where)
         command = self._commands.get()
+        self._refused |= isinstance(command, Refused)
         if isinstance(command, BaseException):
             raise command
         return command
 
     def transaction(self) -> None:
-        """Stop before a transaction of the decorator's begins, but not before the first, which prepares."""
+        """Stop before a transaction of the decorator's begins that the business is in, or that rolls the half back.
+
+        The first one prepares; one that only stores what the function raised decides nothing.
+        """
         self._begun += 1
-        if self._begun > 1:
-            self.stop("prepared" if self._begun == 2 else "deciding")
+        if self._begun == 2:
+            self.stop("prepared")
+        elif self._begun == 3 and self._refused:
+            self.stop("deciding")
 
     def _run(self, function: Callable[..., Any]) -> None:
         self.local.call = self

@@ -58,7 +58,7 @@ _EMPTY = "; ".join(
         *("change", "note", "effect"),
         *(f"outbox.{name}" for name in ("half_message", "half_check", "check_history", "op_message", "message")),
         *(f"outbox.{name}" for name in ("scheduled_message", "dispatch_cursor", "audit", "topic")),
-        *(f"outbox.{name}" for name in ("consumer_message", "consumer_offset")),
+        *(f"outbox.{name}" for name in ("consumer_message", "consumer_offset", "half_error", "attempt_history")),
     )
 )
 _STATE = """
