@@ -7,18 +7,24 @@ down_revision = "producer_0006"
 branch_labels = None
 depends_on = None
 
+UPGRADE = (
+    # Only confirm passes write to this table; they wait meanwhile.
+    "CREATE INDEX IF NOT EXISTS ix_delivery_exhausted ON {s}.delivery (topic, half_id) "
+    "WHERE status = 'resend_exhausted'",
+)
+
+DOWNGRADE = ("DROP INDEX {s}.ix_delivery_exhausted",)
+
 
 def upgrade() -> None:
-    # Only confirm passes write to this table; they wait meanwhile.
-    op.execute(
-        f"CREATE INDEX IF NOT EXISTS ix_delivery_exhausted ON {_schema()}.delivery (topic, half_id) "
-        "WHERE status = 'resend_exhausted'"
-    )
+    for statement in UPGRADE:
+        op.execute(_in_schema(statement))
 
 
 def downgrade() -> None:
-    op.execute(f"DROP INDEX {_schema()}.ix_delivery_exhausted")
+    for statement in DOWNGRADE:
+        op.execute(_in_schema(statement))
 
 
-def _schema() -> str:
-    return f'"{op.get_context().version_table_schema}"'
+def _in_schema(statement: str) -> str:
+    return statement.replace("{s}", f'"{op.get_context().version_table_schema}"')

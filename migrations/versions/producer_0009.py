@@ -13,15 +13,23 @@ _TARGET = """half_message ("left"(headers ->> 'outbox-conversation', 36), id) WH
 #: Indexes that are built before the transaction of this revision, while all goes on: (name, the table and columns).
 BEFORE = ((_NAME, _TARGET),)
 
+UPGRADE = (
+    # What was built on the partitions is taken over.
+    f"CREATE INDEX IF NOT EXISTS {_NAME} ON {{s}}.{_TARGET}",
+)
+
+DOWNGRADE = (f"DROP INDEX {{s}}.{_NAME}",)
+
 
 def upgrade() -> None:
-    # What was built on the partitions is taken over.
-    op.execute(f"CREATE INDEX IF NOT EXISTS {_NAME} ON {_schema()}.{_TARGET}")
+    for statement in UPGRADE:
+        op.execute(_in_schema(statement))
 
 
 def downgrade() -> None:
-    op.execute(f"DROP INDEX {_schema()}.{_NAME}")
+    for statement in DOWNGRADE:
+        op.execute(_in_schema(statement))
 
 
-def _schema() -> str:
-    return f'"{op.get_context().version_table_schema}"'
+def _in_schema(statement: str) -> str:
+    return statement.replace("{s}", f'"{op.get_context().version_table_schema}"')

@@ -302,10 +302,12 @@ def test_databases_by_name(world: World) -> None:
 
 
 def test_a_database_that_is_down(world: World, server: ServerLike) -> None:
-    """A list that can't be whole is none; that of another database is."""
+    """A list that can't be whole says whose rows it hasn't; one of that database alone is an error."""
     gone = create_engine(server.url("is_not_there"))
     down = Database("down", gone, Settings(), frozenset({"producer", "consumer"}))
     databases = Databases([world.databases["north"], down])
+    found = Operator(databases).messages(MessageFilter(), ALL)
+    assert (len(found.items), list(found.unreached)) == (60, ["down"])
     with pytest.raises(DBAPIError):
-        Operator(databases).messages(MessageFilter(), ALL)
+        Operator(databases).messages(MessageFilter(database="down"), ALL)
     assert len(Operator(databases).messages(MessageFilter(database="north"), ALL).items) == 60
