@@ -125,6 +125,7 @@ def test_stats(cli: Cli, world: World) -> None:
         "topic": "orders", "undecided": 0, "parked": 0, "orphans": 0, "unasked": 0, "oldest_undecided": None,
         "oldest_parked": None, "parked_id": None, "undispatched": 0, "oldest_undispatched": None, "scheduled": 1,
         "overdue": 0, "oldest_overdue": None, "messages": 6, "capped": [],
+        "exhausted": 0, "oldest_exhausted": None, "exhausted_id": None, "exhausted_group": None,
     }  # fmt: skip
     assert payments["oldest_undecided"] > 0
     assert payments["oldest_undispatched"] > 0
