@@ -115,7 +115,7 @@ def test_digest_and_offset(connection: psycopg.Connection[Any], bench: Bench) ->
     (message_id,) = bench.send({"number": 1})
     bench.dispatch()
     row = connection.execute(
-        "SELECT h.topic, queue, position, body FROM outbox.message m JOIN outbox.half_message h ON h.id = m.half_id"
+        "SELECT h.topic, m.queue, position, body FROM outbox.message m JOIN outbox.half_message h ON h.id = m.half_id"
     ).fetchone()
     assert row is not None
     topic, queue, position, body = row

@@ -227,11 +227,15 @@ def dead(view: View, tab: str = "open") -> Response:
 
 @router.get("/audit")
 def audit(view: View) -> Response:
-    """Show what operators did; a bulk job as its order and its end, unless its messages are searched for."""
+    """Show what operators did; a bulk job as its order and its end, unless its messages are searched for.
+
+    The file that it leads to has the messages of bulk jobs as well.
+    """
     names = dict(pairs_of(view.request.url.query))
     fixed = {} if names.keys() & {"each", "target", "action"} else {"summed": "yes"}
     found = Listing(view, model.AuditFilter, view.operator.audit, tabs={"each"}, fixed=fixed)
-    return view.page("audit.html", found.status, list=found, actions=AUDITED, periods=PERIODS)
+    file = urlencode([pair for pair in pairs_of(found.filter) if pair[0] not in fixed])
+    return view.page("audit.html", found.status, list=found, file=file, actions=AUDITED, periods=PERIODS)
 
 
 @router.get("/handlers")
