@@ -5,7 +5,6 @@ One item of a compensation, and what is written about it in the producer's datab
 
 from __future__ import annotations
 
-import inspect
 import json
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -194,12 +193,11 @@ class CompensationRun:
         self.called = True
         try:
             result = observed(Compensating(message), joined.call, self.compensation.function, message)
-            if joined.rolled_back:
-                raise CompensationFailed("the compensation rolled its session back; let it raise instead")
-            if joined.ended:
-                raise CompensationFailed("the compensation ended its transaction; let it return or raise instead")
-            _refuse(result)
-            joined.finish()
+            joined.accept(result, "compensation", CompensationFailed)
+            if isinstance(result, Retry | Park | Skip):
+                raise CompensationFailed(
+                    f"the compensation returned {result!r}, which only handlers may; let it raise to be tried again"
+                )
         finally:
             joined.close()
         self._end(connection, result)
@@ -285,17 +283,6 @@ def run_in_time(run: CompensationRun, runner: Runner) -> None:
         raise CompensationTimedOut(f"it took longer than {compensation.timeout:g} s, and was given up") from None
     if error is not None:
         raise error
-
-
-def _refuse(result: Any) -> None:
-    """Raise if what a compensation returned can't have been meant as a result."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise CompensationFailed("the compensation returned a coroutine: declare it with 'async def'")
-    if isinstance(result, Retry | Park | Skip):
-        raise CompensationFailed(
-            f"the compensation returned {result!r}, which only handlers may; let it raise to be tried again"
-        )
 
 
 def _as_json(result: Any) -> str | None:

@@ -153,6 +153,21 @@ class JoinedSession:
         if self._session is not None:
             self._session.commit()
 
+    def accept(self, answer: Any, what: str, failed: type[Exception]) -> None:
+        """Finish after a call whose answer says nothing of success; ``what`` was called.
+
+        Raises:
+            failed: it has undone or ended its transaction, or has only begun: it is async, and declared otherwise.
+        """
+        if self.rolled_back:
+            raise failed(f"the {what} rolled its session back; let it raise instead")
+        if self.ended:
+            raise failed(f"the {what} ended its transaction; let it return or raise instead")
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise failed(f"the {what} returned a coroutine: declare it with 'async def'")
+        self.finish()
+
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,14 +87,7 @@ class CallbackRun:
         joined = JoinedSession(connection, is_async=self.callback.is_async)
         try:
             answer = observed(Confirming(delivery), joined.call, self.callback.function, delivery)
-            if joined.rolled_back:
-                raise CallbackFailed("the callback rolled its session back; let it raise instead")
-            if joined.ended:
-                raise CallbackFailed("the callback ended its transaction; let it return or raise instead")
-            if inspect.iscoroutine(answer):
-                answer.close()
-                raise CallbackFailed("the callback returned a coroutine: declare it with 'async def'")
-            joined.finish()
+            joined.accept(answer, "callback", CallbackFailed)
         finally:
             joined.close()
         commit(connection)
