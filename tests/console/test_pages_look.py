@@ -125,7 +125,7 @@ def test_a_dead_message_says_so_first(museum: Shop, make_console: Callable[..., 
     def badges(key: str) -> list[str]:
         (row,) = http.get("/messages", params={"key": key}).json()["items"]
         page = http.ask("GET", f"/messages/{row['id']}").text
-        status = page.partition('aria-label="Status"')[2].partition('<p class="next">')[0]
+        status = page.partition('aria-label="Status"')[2].partition('<p class="next')[0]
         return re.findall(r"</svg>\s*([a-z ]+)", status)
 
     assert badges("order-11") == ["parked", "dispatched"]
