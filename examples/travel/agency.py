@@ -54,10 +54,10 @@ def _url(name: str) -> str:
 
 
 trips = Saga(outbox, "trip", model=TripPlanned, timeout=float(os.environ.get("TRAVEL_TIMEOUT", "30")))
-trips.step("flight", "flight.book", compensate="flight.cancel", source=_url("flights"))
-trips.step("hotel", "hotel.book", compensate="hotel.cancel", source=_url("hotels"))
-trips.step("car", "car.book", compensate="car.cancel", source=_url("cars"))
-trips.step("payment", "payment.take", compensate="payment.give", source=_url("bank"), body=payment_of)
+trips.step("flight", "flight.book", compensate="flight.cancel", group="flights", source=_url("flights"))
+trips.step("hotel", "hotel.book", compensate="hotel.cancel", group="hotels", source=_url("hotels"))
+trips.step("car", "car.book", compensate="car.cancel", group="cars", source=_url("cars"))
+trips.step("payment", "payment.take", compensate="payment.give", group="bank", source=_url("bank"), body=payment_of)
 
 
 @trips.ended

@@ -56,10 +56,11 @@ class Service:
 
 @dataclass(slots=True)
 class Books:
-    """All books; ``faults`` says what is wrong, and is empty at a good end."""
+    """All books; ``undone`` counts by service, ``faults`` says what is wrong, and is empty at a good end."""
 
     trips: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    undone: Counter[str] = field(default_factory=Counter)
     sums: dict[str, Decimal] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -87,6 +88,7 @@ def read(opening: Decimal) -> Books:
             books.faults.append(f"trip {trip.id} ended {trip.ends} times")
     services = [*(_vendor(vendor) for vendor in VENDORS), _bank()]
     for service in services:
+        books.undone[service.name] = len(service.undone)
         books.faults.extend(service.faults(statuses))
     with Session(bank.engine) as session:
         balances = sum(session.scalars(select(Account.balance)), Decimal())

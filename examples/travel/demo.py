@@ -128,6 +128,8 @@ def report(console: Console, found: books.Books, seconds: float) -> int:
     console.print(f"{found.trips.total():,} trips in {seconds:.0f} s: {ended}.")
     for reason, count in found.refused.most_common():
         console.print(f"  {count:>6,} because {reason}")
+    undone = ", ".join(f"{step} {count:,}" for step, count in found.undone.items())
+    console.print(f"Bookings and payments undone: {found.undone.total():,} ({undone}).")
     for what, amount in found.sums.items():
         console.print(f"{amount:>16,} {what}")
     if found.faults:
@@ -135,5 +137,6 @@ def report(console: Console, found: books.Books, seconds: float) -> int:
             console.print(fault, style="red")
         console.print(f"Not in sync: {len(found.faults)} faults.", style="bold red")
         return NOT_IN_SYNC
-    console.print("Each trip is booked and paid for as a whole, or not at all; 0 cents are off.", style="bold green")
+    good = "Each trip is booked and paid for as a whole, or not at all; nothing was undone twice; 0 cents are off."
+    console.print(good, style="bold green")
     return IN_SYNC

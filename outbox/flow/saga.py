@@ -19,12 +19,18 @@ answered was, or will be, done: it is *in doubt*. The saga undoes the others and
 as it is, the step is undone as well; comes a refusal, there is nothing to undo. Only then the saga has ended. So a step
 is undone once if it was done, and never if it wasn't, without a participant having to know of it.
 
-To undo can't be refused. A refusal is told as an error, and the command is sent again, for ever; so is told, again and
-again, what isn't answered. A person finds it in the list of sagas, and the message of the command in the participant's.
+Where the saga knows the participant's group, a command that this has parked, or lost for good, is a refusal too: the
+duty `confirm` learns of it, and nobody waits. An operator may yet have it tried again, or a person may answer late. So
+a yes to what counts as refused is taken at its word: the step is undone, also where the saga has ended before.
 
-**The races.** All that changes a saga locks its row first, and reads its commands after that: an answer and a deadline
-come one after the other, and the second sees what the first did. Each command is answered once; a second answer (of a
-participant that answers twice) does nothing.
+To undo can't be refused. A refusal is told as an error, and the command is sent again, for ever; so is told, again and
+again, what isn't answered. An undo that is parked is told as an error, and not sent again: the parked one may yet be
+tried, and would undo the step twice. A person finds it in the list of sagas, and the message of the command in the
+participant's.
+
+**The races.** All that changes a saga locks its row first, and reads its commands after that: an answer, a deadline and
+what `confirm` has learnt come one after the other, and the second sees what the first did. Each command is answered
+once; a second answer (of a participant that answers twice) does nothing, unless it says yes after a no.
 """
 
 from __future__ import annotations
@@ -45,9 +51,9 @@ from outbox.database.session import check_function
 from outbox.errors import InvalidHandler
 from outbox.flow import sql
 from outbox.message.content import Codecs, check_group, check_seconds
-from outbox.message.model import Message, Park, SendOptions, uuid7
+from outbox.message.model import Delivery, DeliveryStatus, Message, Park, SendOptions, uuid7
 from outbox.message.topic import Topic
-from outbox.telemetry.events import SagaOverdue, UndoRefused
+from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from outbox.app import Outbox
+    from outbox.telemetry.event import TelemetryEvent
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,7 +100,8 @@ class CommandAnswer(enum.StrEnum):
 class SagaCommand:
     """A command that a saga has sent, by the id of its message, and what came of it.
 
-    ``reason`` is why it was refused; ``overdue_at`` when it wasn't answered in time; times are those of the database.
+    ``reason`` is why it was refused, or can't be delivered; ``overdue_at`` when it wasn't answered in time; times are
+    those of the database.
     """
 
     message_id: UUID
@@ -164,16 +172,17 @@ class Flow(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SagaStep:
-    """A step of a saga: the topic of its command, that of the command that undoes it, and where its participant is.
+    """A step of a saga: the topic of its command, that of the command that undoes it, and those of its answers.
 
-    ``source`` is the participant's database (None: the saga's own), ``timeout`` the seconds that it has to answer.
-    ``body`` makes the body of its commands of the `Flow`.
+    ``group`` is the participant's, where it is known. ``timeout`` are the seconds that it has to answer. ``body`` makes
+    the body of its commands of the `Flow`.
     """
 
     name: str
     topic: str | Topic[Any]
     reply_to: str
     compensate: str | Topic[Any] | None
+    group: str | None
     timeout: float | None
     body: Callable[[Flow[Any]], Any] | None
 
@@ -224,6 +233,7 @@ class Saga(Generic[T]):
         topic: str | Topic[Any],
         *,
         compensate: str | Topic[Any] | None = None,
+        group: str | None = None,
         source: Engine | AsyncEngine | str | None = None,
         timeout: dt.timedelta | float | None = None,
         body: Callable[[Flow[T]], Any] | None = None,
@@ -232,11 +242,14 @@ class Saga(Generic[T]):
 
         The participant consumes ``topic`` and answers each message; its database is ``source`` where that isn't this
         one. ``compensate`` is the topic of the command that undoes what was done, whose `Message.correlation` is the
-        id of the message that had it done; without one there is nothing to undo. ``body`` makes the commands' body of
-        the `Flow`, such as of what earlier steps answered.
+        id of the message that had it done; without one there is nothing to undo. ``group`` is the one by which it
+        consumes both: workers with the role ``confirm`` ask its inbox, and take what it has parked or lost as refused.
+        Without it the saga waits for an operator then. ``body`` makes the commands' body of the `Flow`, such as of what
+        earlier steps answered.
 
         Raises:
-            InvalidHandler: there is a step of this name, or ``body`` can't be called with a flow.
+            InvalidHandler: there is a step of this name, ``body`` can't be called with a flow, or the Outbox has an
+                `on_undeliverable` for a topic whose group is named here.
             InvalidMessage: a name or duration isn't one.
         """
         if any(each.name == name for each in self.steps):
@@ -246,8 +259,22 @@ class Saga(Generic[T]):
         seconds = self._timeout if timeout is None else check_seconds("timeout", timeout)
         reply_to = f"{self.name}.reply.{name}"
         self._outbox.consumer(reply_to, group=self.name, source=source)(self._read_answer)
-        self.steps.append(SagaStep(name, topic, reply_to, compensate, seconds, body))
+        for commanded in (topic, compensate):
+            if group is not None and commanded is not None:
+                self._know(commanded, group, source)
+        self.steps.append(SagaStep(name, topic, reply_to, compensate, group, seconds, body))
         return self
+
+    def _know(self, topic: str | Topic[Any], group: str, source: Engine | AsyncEngine | str | None) -> None:
+        """Have workers learn what of a topic a participant's group has parked or lost."""
+        name = topic.name if isinstance(topic, Topic) else topic
+        if (name, group) not in self._outbox.known_groups:
+            self._outbox.known_group(topic, group=group, consumer=source)
+        earlier = self._outbox.delivery_callbacks.get((name, "undeliverable"))
+        if earlier is not None and isinstance(earlier.function, _UndeliverableCommand):
+            earlier.function.sagas.append(self)
+        else:
+            self._outbox.on_undeliverable(topic)(_UndeliverableCommand([self]))
 
     def ended(self, function: F) -> F:
         """Decorate what is called when a saga has ended: ``function(flow, session)``, in the transaction of that.
@@ -330,6 +357,12 @@ class Saga(Generic[T]):
         if advance is not None:
             advance.overdue(UUID(message.body["command"]), message.body["times"])
 
+    def _give_up(self, delivery: Delivery, session: Session) -> None:
+        """Take a command as refused that its participant has parked or lost; others are none of this saga's."""
+        advance = self._advance(delivery.message.id, session)
+        if advance is not None:
+            advance.undeliverable(delivery)
+
     def _advance(self, command: UUID | None, session: Session) -> _Advance | None:
         """Lock the saga that has sent a command; None where there is none (any more)."""
         connection, schema = session.connection(), self._outbox.current.settings.schema
@@ -347,6 +380,18 @@ class Saga(Generic[T]):
 
 
 @dataclass(slots=True)
+class _UndeliverableCommand:
+    """The callback for a topic's undeliverable messages, which all sagas share that send commands to it."""
+
+    sagas: list[Saga[Any]]
+
+    def __call__(self, delivery: Delivery, session: Session) -> None:
+        """Tell the saga whose command it is."""
+        for saga in dict.fromkeys(self.sagas):
+            saga._give_up(delivery, session)
+
+
+@dataclass(slots=True)
 class _Advance:
     """One transition of a saga whose row is locked, in the transaction of the message that causes it."""
 
@@ -358,22 +403,52 @@ class _Advance:
     def answered(self, message: Message) -> None:
         """Take note of an answer, and go on."""
         command = self._command(message.correlation)
-        if command.answer is not None:
+        if message.refusal is None:
+            self._done(command, message.content_type, message.raw)
+        else:
+            self._refused(command, message.refusal, f"{command.step} was refused: {message.refusal}")
+
+    def undeliverable(self, delivery: Delivery) -> None:
+        """Take note that a participant has parked a command, or lost it for good, and go on."""
+        command = self._command(delivery.message.id)
+        if command.answer is not None or delivery.group != self._step(command.step).group:
             return
-        refusal = message.refusal
-        done = refusal is None
-        answer = CommandAnswer.DONE if done else CommandAnswer.REFUSED
-        result = (message.content_type, message.raw) if done else (None, None)
-        self._note(command, answer, refusal, *result)
-        if command.kind is CommandKind.ACTION and self.flow.status is SagaStatus.RUNNING:
-            if done:
+        what = "is parked in" if delivery.status is DeliveryStatus.PARKED else "is lost to"
+        reason = f"{what} group {delivery.group}: {delivery.reason}"
+        if command.kind is CommandKind.ACTION:
+            self._refused(command, reason, f"{command.step} {reason}")
+        else:
+            at_commit(self.connection, sql.stuck(self._schema, command=command.message_id, reason=reason))
+            self._emit(UndoUndeliverable(**self._facts(command), reason=reason))
+
+    def _done(self, command: SagaCommand, content_type: str, raw: bytes) -> None:
+        is_action, status = command.kind is CommandKind.ACTION, self.flow.status
+        if command.answer is None:
+            self._note(command, CommandAnswer.DONE, None, content_type, raw)
+            if is_action and status is SagaStatus.RUNNING:
                 self._go_on(command)
             else:
-                self._turn_back(f"{command.step} was refused: {refusal}")
-        elif command.kind is CommandKind.COMPENSATION and not done:
-            self._emit(UndoRefused(**self._facts(command), reason=refusal or ""))
+                self._undo_next()
+        elif command.answer is CommandAnswer.REFUSED and is_action:
+            # The reason stays beside the yes where its end was told already: see _change().
+            has_ended = status is SagaStatus.COMPENSATED
+            self._note(command, CommandAnswer.DONE, command.reason if has_ended else None, content_type, raw)
+            self._emit(StepDoneAfterAll(**self._facts(command), reason=command.reason or ""))
+            if has_ended:
+                self._change(SagaStatus.COMPENSATING)
+            self._undo_next()
+
+    def _refused(self, command: SagaCommand, reason: str, of_flow: str) -> None:
+        """Take note of a refusal, and go on; ``of_flow`` is why the saga is undone, if this is what ends its way."""
+        if command.answer is not None:
+            return
+        self._note(command, CommandAnswer.REFUSED, reason, None, None)
+        if command.kind is CommandKind.COMPENSATION:
+            self._emit(UndoRefused(**self._facts(command), reason=reason))
             step = self._step(command.step)
             self.send(step, CommandKind.COMPENSATION, delay=_AGAIN if step.timeout is None else step.timeout)
+        elif self.flow.status is SagaStatus.RUNNING:
+            self._turn_back(of_flow)
         else:
             self._undo_next()
 
@@ -399,7 +474,7 @@ class _Advance:
         assert topic is not None  # noqa: S101 - only what can be undone is
         options: SendOptions = {"id": uuid7(), "key": str(flow.id), "reply_to": step.reply_to}
         if undoes:
-            options["correlation"] = self._done(step.name)
+            options["correlation"] = self._done_by(step.name)
         if delay:
             options["delay"] = delay
         body = flow.body if step.body is None else step.body(flow)
@@ -446,7 +521,9 @@ class _Advance:
         flow.status, flow.reason = status, flow.reason or reason
         change = {"id": flow.id, "status": status.value, "reason": reason, "ended": ended}
         at_commit(self.connection, sql.change(self._schema, **change))
-        if ended and self.saga._when_ended is not None:
+        # What had to undo a step after its end has told its end before.
+        again = any(each.answer is CommandAnswer.DONE and each.reason is not None for each in flow.commands)
+        if ended and not again and self.saga._when_ended is not None:
             self.saga._when_ended(flow, self.session)
 
     def _note(
@@ -480,7 +557,7 @@ class _Advance:
             "flows have ended that know it"
         )
 
-    def _done(self, step: str) -> UUID:
+    def _done_by(self, step: str) -> UUID:
         """Return the id of the message by which a step was done."""
         return next(
             each.message_id for each in self.flow.commands if each.step == step and each.kind is CommandKind.ACTION
@@ -498,7 +575,7 @@ class _Advance:
         facts = {"saga": self.saga.name, "flow_id": self.flow.id, "step": command.step}
         return {**facts, "command": command.kind.value, "message_id": command.message_id}
 
-    def _emit(self, happened: SagaOverdue | UndoRefused) -> None:
+    def _emit(self, happened: TelemetryEvent) -> None:
         after_commit(self.connection, partial(emit, happened))
 
 

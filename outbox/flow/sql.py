@@ -63,6 +63,12 @@ overdue: Template = Template("""
 UPDATE {s}.saga_command SET overdue_at = coalesce(overdue_at, clock_timestamp()) WHERE message_id = %(command)s
 """)
 
+#: Write down why a command that undoes a step can't be delivered.
+stuck: Template = Template("""
+UPDATE {s}.saga_command SET reason = %(reason)s, overdue_at = coalesce(overdue_at, clock_timestamp())
+ WHERE message_id = %(command)s
+""")
+
 #: Change a saga's status; ``ended``: it is its last one.
 change: Template = Template("""
 UPDATE {s}.saga

@@ -11,9 +11,9 @@ from uuid import UUID
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Flow, Message, Outbox, Saga, Settings
+from outbox import Flow, Message, Outbox, Park, Saga, Settings
 from outbox.message.model import SendOptions
-from outbox.testing import drain
+from outbox.testing import confirm, drain
 from tests.kit import Tables
 
 STEPS = ("flight", "hotel", "car")
@@ -28,7 +28,7 @@ class World:
     """Trips of three steps; ``owner`` and ``others`` are the databases of the saga and of the participants in order.
 
     ``refusing`` are the steps that say no, ``silent`` those that don't answer (yet), ``stubborn`` those that refuse to
-    undo. What they have changed is in a table that takes everything.
+    undo, ``parking`` the topics that park. What they have changed is in a table that takes everything.
     """
 
     owner: Engine
@@ -38,6 +38,7 @@ class World:
     refusing: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     stubborn: set[str] = field(default_factory=set)
+    parking: set[str] = field(default_factory=set)
     unanswered: list[Message] = field(default_factory=list)
     ends: list[tuple[UUID, str]] = field(default_factory=list)
 
@@ -49,7 +50,7 @@ class World:
         for step, engine in zip(STEPS, self.others, strict=True):
             self.at[engine].run(BOOKINGS)
             source = None if engine is self.owner else engine
-            self.saga.step(step, f"{step}.book", compensate=f"{step}.cancel", source=source)
+            self.saga.step(step, f"{step}.book", compensate=f"{step}.cancel", group=step, source=source)
             self.outboxes.append(self.participant(step, engine))
         self.saga.ended(self.note_end)
 
@@ -63,23 +64,29 @@ class World:
         source = None if engine is self.owner else self.owner
 
         @outbox.consumer(f"{step}.book", group=step, source=source)
-        def book(message: Message, session: Session) -> None:
+        def book(message: Message, session: Session) -> Park | None:
+            if message.topic in self.parking:
+                return Park("no such room")
             if step in self.silent:
                 self.unanswered.append(message)
             elif step in self.refusing:
                 message.refuse(session, "sold out")
-                return
+                return None
             self.change(session, step, "book", message)
             if step not in self.silent:
                 message.reply(session, {"booked": step})
+            return None
 
         @outbox.consumer(f"{step}.cancel", group=step, source=source)
-        def cancel(message: Message, session: Session) -> None:
+        def cancel(message: Message, session: Session) -> Park | None:
+            if message.topic in self.parking:
+                return Park("no such room")
             if step in self.stubborn:
                 message.refuse(session, "too late")
-                return
+                return None
             self.change(session, step, "cancel", message)
             message.reply(session, {})
+            return None
 
         return outbox
 
@@ -95,6 +102,20 @@ class World:
     def go(self, **options: Any) -> None:
         """Have everybody do what there is to do."""
         drain(*self.outboxes, **options)
+
+    def confirm(self) -> None:
+        """Have the saga's service learn what the participants have parked or lost, and everybody go on."""
+        confirm(self.trips)
+        self.go()
+
+    def retry(self, step: str, topic: str) -> None:
+        """Have a participant try again what it has parked of a topic, which it can do by now."""
+        self.parking.clear()
+        engine = self.others[STEPS.index(step)]
+        parked = "SELECT message_id FROM outbox.consumer_message WHERE status = 'parked' AND topic = :topic"
+        outbox = self.outboxes[1 + STEPS.index(step)]
+        outbox.operator.retry(self.at[engine].rows(parked, topic=topic), group=step, by="me", why="it can now")
+        self.go()
 
     def late(self) -> None:
         """Have the time of all that waits for an answer be over."""

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -14,14 +15,14 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox import Flow, Message, Outbox, Saga, Settings
+from outbox import Delivery, Flow, Message, Outbox, Park, Saga, Settings, testing
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.flow.saga import read_flows
-from outbox.message.model import uuid7
+from outbox.message.model import DeliveryStatus, uuid7
 from outbox.prune.once import prune_producer_once
 from outbox.telemetry import hooks
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.events import SagaOverdue, UndoRefused
+from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
 from outbox.testing import drain
 from tests.flow.support import STEPS, World, age_end
 from tests.kit import wait_until
@@ -141,6 +142,111 @@ def test_what_is_not_undone_is_told_again_and_again(world: World, events: list[T
     assert world.changes(trip) == ["book flight", "cancel flight"]
 
 
+def test_a_command_that_is_parked_counts_as_refused(
+    new_engine: Callable[..., Engine], settings: Settings, events: list[TelemetryEvent]
+) -> None:
+    """Nobody waits. If an operator has it tried again after all, what it does is undone; the end is told once."""
+    world = World(new_engine(), (new_engine(), new_engine(), new_engine()), settings, parking={"hotel.book"})
+    trip = world.start()
+    world.go()
+    assert world.flow(trip).status == "running"
+    world.confirm()
+    flow = world.flow(trip)
+    assert (flow.status, flow.reason) == ("compensated", "hotel is parked in group hotel: no such room")
+    assert world.changes(trip) == ["book flight", "cancel flight"]
+    assert events == []
+    world.retry("hotel", "hotel.book")
+    assert world.changes(trip) == ["book flight", "cancel flight", "book hotel", "cancel hotel"]
+    assert world.flow(trip).status == "compensated"
+    assert world.ends == [(trip, "compensated")]
+    assert [type(each) for each in events] == [StepDoneAfterAll]
+
+
+def test_what_is_tried_again_while_others_are_undone_is_undone_too(world: World) -> None:
+    """Before the end: that is told once, after both."""
+    world.parking, world.stubborn = {"hotel.book"}, {"flight"}
+    trip = world.start()
+    world.go()
+    world.confirm()
+    world.retry("hotel", "hotel.book")
+    assert (world.flow(trip).status, world.ends) == ("compensating", [])
+    world.stubborn.clear()
+    world.at[world.owner].run("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp()")
+    world.go()
+    assert world.changes(trip) == ["book flight", "cancel flight", "book hotel", "cancel hotel"]
+    assert world.ends == [(trip, "compensated")]
+
+
+def test_a_command_that_is_lost_counts_as_refused(engine: Engine, settings: Settings) -> None:
+    """After it was sent again as often as the settings say."""
+    world = World(engine, (engine,) * 3, replace(settings, confirm_resends=0), silent={"car"})
+    trip = world.start()
+    world.go()
+    world.at[engine].run("DELETE FROM outbox.consumer_message WHERE topic = 'car.book'")
+    world.confirm()
+    flow = world.flow(trip)
+    assert flow.status == "compensated"
+    assert str(flow.reason).startswith("car is lost to group car: sent again 0 times")
+
+
+def test_an_undo_that_is_parked_is_told_and_not_sent_again(world: World, events: list[TelemetryEvent]) -> None:
+    """For the parked one may yet be tried: the step must not be undone twice."""
+    world.refusing, world.parking = {"hotel"}, {"flight.cancel"}
+    trip = world.start()
+    world.go()
+    world.confirm()
+    assert [type(each) for each in events] == [UndoUndeliverable]
+    undo = world.flow(trip).commands[-1]
+    assert (undo.reason, undo.answer) == ("is parked in group flight: no such room", None)
+    assert undo.overdue_at is not None
+    world.retry("flight", "flight.cancel")
+    assert world.flow(trip).status == "compensated"
+    assert world.changes(trip) == ["book flight", "cancel flight"]
+    assert world.flow(trip).commands[-1].reason is None
+
+
+def test_what_another_group_parks_is_no_refusal(world: World) -> None:
+    """Nor is a message that no saga has sent."""
+
+    @world.trips.consumer("hotel.book", group="audit")
+    def note(message: Message, session: Session) -> Park:
+        return Park("no paper")
+
+    world.parking = {"flight.book"}
+    with world.owner.begin() as connection:
+        world.trips.send(connection, "flight.book", {}, key=str(uuid7()))
+    world.go()
+    world.parking.clear()
+    trip = world.start()
+    world.go()
+    world.confirm()
+    assert world.flow(trip).status == "completed"
+
+
+def test_a_parked_command_races_its_late_answer(world: World) -> None:
+    """The second one waits for the first, and sees what it did: done and undone once, or completed."""
+    for first in ("answer", "parked"):
+        world.silent = {"flight"}
+        trip = world.start()
+        world.go()
+        world.silent = set()
+        (message,) = world.unanswered
+        world.unanswered.clear()
+        world.ends.clear()
+        answer = _message("trip.reply.flight", {"booked": "flight"}, {"outbox-correlation": str(message.id)})
+        delivery = Delivery(message, "flight", DeliveryStatus.PARKED, "no such room")
+        acts: dict[str, Callable[[Session], Any]] = {
+            "answer": partial(world.saga._read_answer, answer),
+            "parked": partial(world.saga._give_up, delivery),
+        }
+        _one_after_the_other(world, acts.pop(first), *acts.values())
+        world.go()
+        flow = world.flow(trip)
+        assert flow.status == ("completed" if first == "answer" else "compensated"), first
+        assert world.ends == [(trip, flow.status.value)]
+        assert world.changes(trip).count("cancel flight") == (0 if first == "answer" else 1)
+
+
 def test_what_stays_unanswered_is_an_error_from_the_second_time_on(world: World, events: list[TelemetryEvent]) -> None:
     """And told at longer and longer intervals."""
     world.silent = {"flight"}
@@ -149,9 +255,9 @@ def test_what_stays_unanswered_is_an_error_from_the_second_time_on(world: World,
     world.late()
     world.late()
     assert [(each.level, each.facts()["times"]) for each in events] == [(30, 1), (40, 2)]
-    delay = "SELECT extract(epoch FROM max(deliver_at) - clock_timestamp()) FROM outbox.scheduled_message"
-    (seconds,) = world.at[world.owner].rows(delay)
-    assert 200 < seconds <= 240
+    delays = """SELECT extract(epoch FROM h.deliver_at - h.born_at) FROM outbox.half_message h
+                 WHERE h.topic = 'trip.deadline' ORDER BY h.id"""
+    assert [round(seconds) for seconds in world.at[world.owner].rows(delays)] == [60, 120, 240]
     assert world.flow(trip).status == "compensating"
 
 
@@ -172,24 +278,28 @@ def test_an_answer_races_a_deadline(world: World) -> None:
             "answer": partial(world.saga._read_answer, answer),
             "deadline": partial(world.saga._remind, deadline),
         }
-        second = next(name for name in acts if name != first)
-
-        def run_second(act: Callable[[Session], Any] = acts[second]) -> None:
-            with Session(world.owner) as session, session.begin():
-                act(session)
-
-        with Session(world.owner) as session, session.begin():
-            acts[first](session)
-            session.flush()
-            thread = threading.Thread(target=run_second)
-            thread.start()
-            wait_until(lambda: _lock_waits(world), "the second one waits")
-        thread.join()
+        _one_after_the_other(world, acts.pop(first), *acts.values())
         world.go()
         flow = world.flow(trip)
         assert flow.status == ("completed" if first == "answer" else "compensated"), first
         assert world.ends == [(trip, flow.status.value)]
         assert world.changes(trip).count("cancel flight") == (0 if first == "answer" else 1)
+
+
+def _one_after_the_other(world: World, first: Callable[[Session], Any], second: Callable[[Session], Any]) -> None:
+    """Run the second while the transaction of the first is open; it waits for that."""
+
+    def run_second() -> None:
+        with Session(world.owner) as session, session.begin():
+            second(session)
+
+    with Session(world.owner) as session, session.begin():
+        first(session)
+        session.flush()
+        thread = threading.Thread(target=run_second)
+        thread.start()
+        wait_until(lambda: _lock_waits(world), "the second one waits")
+    thread.join()
 
 
 def _lock_waits(world: World) -> bool:
@@ -310,6 +420,23 @@ def test_what_can_not_be_declared(engine: Engine, settings: Settings) -> None:
         Saga(outbox, "s")
     with pytest.raises(InvalidMessage):
         saga.start(None, "no number")
+    outbox.on_undeliverable("mine")(lambda delivery, session: None)
+    with pytest.raises(InvalidHandler, match="topic 'mine' has an on_undeliverable already"):
+        saga.step("c", "mine", group="g")
+
+
+def test_two_sagas_share_a_participant(engine: Engine, settings: Settings) -> None:
+    """Each learns of its own commands that the group has parked."""
+    outbox = Outbox(engine, settings=settings)
+    sagas: list[Saga[int]] = [Saga(outbox, name, model=int).step("one", "add", group="adder") for name in "ab"]
+    outbox.consumer("add", group="adder")(lambda message, session: Park("no more"))
+    with Session(engine) as session, session.begin():
+        ids = [saga.start(session, 1) for saga in sagas]
+    drain(outbox)
+    testing.confirm(outbox)
+    with Session(engine) as session:
+        flows = [saga.flow(session, flow_id) for saga, flow_id in zip(sagas, ids, strict=True)]
+    assert [flow and flow.reason for flow in flows] == ["one is parked in group adder: no more"] * 2
 
 
 def test_a_step_that_the_code_has_lost_is_told(world: World) -> None:

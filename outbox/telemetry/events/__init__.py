@@ -42,7 +42,9 @@ from outbox.telemetry.events.settling import (
     MessageResent,
     ResendExhausted,
     SagaOverdue,
+    StepDoneAfterAll,
     UndoRefused,
+    UndoUndeliverable,
 )
 from outbox.telemetry.events.working import (
     AlertFailed,
@@ -120,7 +122,9 @@ __all__ = [
     "SampleFailed",
     "SendRefused",
     "StatisticsRead",
+    "StepDoneAfterAll",
     "UndoRefused",
+    "UndoUndeliverable",
     "WorkerCutOff",
     "WorkerStarted",
     "WorkerStopped",

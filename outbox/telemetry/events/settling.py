@@ -321,3 +321,29 @@ class UndoRefused(_SagaCommand):
     """A participant refuses to undo what it has done; the command is sent again, for ever."""
 
     reason: str
+
+
+@event(
+    "saga.undo_undeliverable",
+    "flow",
+    logging.ERROR,
+    "saga %(saga)s, flow %(flow_id)s: step %(step)s isn't undone: message %(message_id)s %(reason)s;"
+    " have the group try it again",
+)
+class UndoUndeliverable(_SagaCommand):
+    """A participant has parked the command to undo what it has done, or has lost it."""
+
+    reason: str
+
+
+@event(
+    "saga.done_after_all",
+    "flow",
+    logging.WARNING,
+    "saga %(saga)s, flow %(flow_id)s: step %(step)s is done after all, by message %(message_id)s, which counted as"
+    " refused (%(reason)s); it is undone",
+)
+class StepDoneAfterAll(_SagaCommand):
+    """A participant has done what counted as refused, such as what it had parked; the step is undone."""
+
+    reason: str
