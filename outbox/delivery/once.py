@@ -33,8 +33,8 @@ the past when it is written:
   second finds it taken, and leaves out the row, its callback and its resend. The same goes for the cursor, and there
   for the whole batch.
 - *prune*: it deletes deliveries with their messages, in segments as a whole (they have the same ones) or row by row. A
-  delivery is only appended while its message is there. One that slips in behind goes with the rest of its segment;
-  outside of segments it stays, and is asked about for nothing.
+  delivery is only appended while its message is there. One whose transaction is still open then slips in behind, is
+  asked about for nothing, and goes when prune next looks at its segment, or at the rows around it.
 - *reset, fail-over, restore*: a group whose offset went back is asked about as far as it has read; the cursor stays,
   and what was consumed stays so. A producer that was restored has the cursor of the same moment as its messages; new
   positions are of a later epoch, and so behind it.

@@ -440,17 +440,25 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     """Delete settled halves of a range of ids, row by row; return how many went. A short transaction a batch.
 
     Goes on from id to id until it comes to halves that are too young, so that what can't go yet (a message that waits
-    for its time) never hides what comes after it. ``stopping`` is asked between batches.
+    for its time) never hides what comes after it. What was written of halves that had just gone (a delivery whose
+    transaction was still open) goes, too. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
     deleted, going = 0, True
     while going and not stopping():
         halves = sql.settled_halves(schema, after=after, end=end, limit=batch, retention=settings.retention)
         with connection.begin():
-            _, ((found, gone, after, young),) = execute(connection, plan_by_index(), halves)
+            _, ((found, gone, last, young),) = execute(connection, plan_by_index(), halves)
+            full = found == batch
+            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
+        after = last
         deleted += gone
-        going = found == batch and not young
+        going = full and not young
     return deleted
+
+
+def _next(half_id: UUID) -> UUID:
+    return UUID(int=half_id.int + 1)
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------

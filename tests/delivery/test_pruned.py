@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
+from outbox import Delivery
 from outbox.prune import segments as module
 from outbox.prune.once import prune_producer_once
-from outbox.prune.segments import complete_segments, drop_segment
+from outbox.prune.segments import complete_segments, drop_segment, prune_rows
+from tests.delivery.support import Post
 from tests.prune.yard import OLD, WIDE, YOUNG, Yard
 
 DELIVERY = "INSERT INTO outbox.delivery (half_id, consumer_group, number, topic, status, settled)"
@@ -90,3 +95,33 @@ def test_replaced_cursors(yard: Yard) -> None:
     yard.run(f"{cursor} SELECT 't', g, n, '{{0}}', ARRAY[n] FROM unnest(ARRAY['g', 'h']) g, generate_series(1, 50) n")
     prune_producer_once(yard.connection, YOUNG)
     assert yard.rows("SELECT consumer_group, number FROM outbox.delivery_cursor ORDER BY 1") == [("g", 50), ("h", 50)]
+
+
+def test_pruned_while_its_callback_runs(post: Post) -> None:
+    """The delivery that the callback's transaction commits then has no message any more; the next pass deletes it."""
+    begun, go_on = threading.Event(), threading.Event()
+    app, consumer = post.know(), post.declare()
+
+    @app.on_delivered("t")
+    def credit(delivery: Delivery, session: Session) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    half_id, newest = post.send(1, 2)
+    post.consume(consumer)
+
+    def prune() -> int:
+        # Whatever segments the workers of other tests have made.
+        with post.producer.connect() as connection:
+            return prune_rows(connection, OLD, UUID(int=0), UUID(int=(1 << 128) - 1), lambda: False)
+
+    with ThreadPoolExecutor(1) as threads:
+        confirming = threads.submit(post.confirm, app)
+        assert begun.wait(60)
+        assert prune() >= 1
+        go_on.set()
+        confirming.result()
+    assert set(post.fates()) == {half_id, newest}
+    assert post.at_a.rows("SELECT id FROM outbox.half_message") == [newest]
+    prune()
+    assert set(post.fates()) == {newest}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -27,7 +27,7 @@ from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, Messa
 from outbox.message.model import uuid7
 from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.interleave.explore import Act
-from tests.interleave.world import GROUP, KEY, TOPIC, World, drained, take_money
+from tests.interleave.world import GROUP, KEY, TOPIC, World, confirm_on, drained, take_money
 
 WHO: dict[str, Any] = {"by": "ada", "why": "weave"}
 
@@ -117,11 +117,11 @@ def rollback(world: World, engine: Engine) -> Any:
     return world.app_on(engine).rollback(_subject(world, "undecided"))
 
 
-def confirm(world: World, engine: Engine) -> None:
+def commit_within(world: World, engine: Engine) -> None:
     """Commit a prepared half with a business change, which must not be made twice."""
     app, half_id = world.app_on(engine), _subject(world, "undecided")
     with Session(engine) as session, session.begin():
-        take_money(session, half_id, "confirm")
+        take_money(session, half_id, "within")
         app.commit(half_id, within=session)
 
 
@@ -163,6 +163,23 @@ def _order_compensation(world: World) -> None:
 
 
 # --- workers ---------------------------------------------------------------------------------------------
+
+
+def _confirm_at_rest(world: World) -> None:
+    """Have the producer learn at rest what became of its messages."""
+    world.nightly.append(World.confirm)
+
+
+def _confirmed_before(world: World) -> None:
+    """Have the producer know what became of its messages so far."""
+    world.confirm()
+    _confirm_at_rest(world)
+
+
+def set_back(world: World, engine: Engine) -> None:
+    """Set the group's offset back to its beginning, by hand, while all that it has read is there."""
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox.consumer_offset WHERE consumer_group = :group"), {"group": GROUP})
 
 
 def _check(world: World, app: Outbox, connection: Connection) -> Any:
@@ -228,7 +245,7 @@ FLOWS: dict[str, FlowKind] = {
         FlowKind("prepare", prepare, again=False, everywhere="first"),
         FlowKind("commit", commit, ("undecided",), (AlreadyRolledBack,)),
         FlowKind("rollback", rollback, ("undecided",), (AlreadyCommitted,)),
-        FlowKind("confirm", confirm, ("undecided",), _DECIDED, again=False),
+        FlowKind("commit_within", commit_within, ("undecided",), _DECIDED, again=False),
         FlowKind("two_phase", two_phase, ("nothing",), (AlreadyRolledBack,), again=False),
         FlowKind("refuse", _operator("rollback", "undecided", "orphan"), ("undecided", "orphan"), (ActRefused,)),
         FlowKind("check", _pass(_check), ("undecided", "orphan", "nothing")),
@@ -249,7 +266,7 @@ FLOWS: dict[str, FlowKind] = {
             ("dispatched", "failed", "parked", "settled", "missing", "failing", "in_order"),
             (ActRefused, MessageNotFound),
         ),
-        FlowKind("consume", _pass(_consume), ("dispatched", "failing", "in_order", "failed", "resent")),
+        FlowKind("consume", _pass(_consume), ("dispatched", "failing", "in_order", "failed", "resent", "missing")),
         FlowKind(
             "retry",
             _pass(lambda world, app, connection: world.consumer(app).retry_once(connection, connection)),
@@ -263,6 +280,14 @@ FLOWS: dict[str, FlowKind] = {
             _COMPENSATED,
             orders=_order_compensation,
         ),
+        FlowKind(
+            "confirm",
+            _pass(confirm_on),
+            ("settled", "parked", "failed", "missing", "dispatched", "failing", "due"),
+            orders=_confirm_at_rest,
+        ),
+        FlowKind("confirm_again", _pass(confirm_on), ("parked", "failed", "missing"), orders=_confirmed_before),
+        FlowKind("set_back", set_back, ("failed", "missing", "dispatched")),
         FlowKind("prune", _pass(_prune), ("settled", "newest", "dispatched", "failed")),
         FlowKind("place", place_passed, ("passed", "committed")),
         FlowKind("repair", resend_missing, ("missing", "dispatched")),

@@ -47,7 +47,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "database/decision.py",
         "    if not decision.first:\n        raise already(decision)",
         "    if decision.resolution is not resolution:\n        raise already(decision)",
-        "confirm,confirm",
+        "commit_within,commit_within",
     ),
     Mutant(
         "decide alone: the loser is told",
@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "producer/producer.py",
         "            decide_first(connection, intent.schema, intent.half_id, intent.resolution)",
         "            decide(connection, intent.schema, intent.half_id, intent.resolution)",
-        "confirm,rollback",
+        "commit_within,rollback",
     ),
     Mutant(
         "an operator's act locks the half's check",
@@ -330,6 +330,64 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if consumed and not knowingly:\n                # A consumer",
         "            if False:\n                # A consumer",
         "consume,compensate@dispatched",
+    ),
+    # --- deliveries ------------------------------------------------------------------------------------------
+    Mutant(
+        "confirm: of two workers that have learnt the same, one writes it",
+        "delivery/sql.py",
+        " ORDER BY half_id\nON CONFLICT DO NOTHING\n",
+        " ORDER BY half_id\n",
+        "confirm,confirm@dispatched",
+    ),
+    Mutant(
+        "confirm: of two workers that would call back, one does",
+        "delivery/callback.py",
+        "        if not new or not messages:",
+        "        if not messages:",
+        "confirm,confirm@settled",
+    ),
+    Mutant(
+        "confirm: what isn't settled is asked about again",
+        "delivery/once.py",
+        "        self._ask_again()\n        try:",
+        "        try:",
+        "confirm_again,give_back@parked",
+    ),
+    Mutant(
+        "confirm: what a group has yet to read isn't lost",
+        "delivery/once.py",
+        "    if send is None or not send.passed or (send.taken and not send.grace_over):",
+        "    if send is None or (send.taken and not send.grace_over):",
+        "confirm_again,consume@missing",
+    ),
+    Mutant(
+        "confirm: the offset is asked first, then the inbox",
+        "delivery/once.py",
+        "            id_: NewestSend(position <= self._positions.get(queue, 0), grace_over, taken, compensated)",
+        "            id_: NewestSend(position <= {each.queue: each.position for each in self._inbox.progress()}.get(\n"
+        "                queue, 0), grace_over, taken, compensated)",
+        "confirm_again,consume@missing",
+    ),
+    Mutant(
+        "confirm: a quarantine is settled when its compensation is written",
+        "delivery/once.py",
+        "inbox.status is Status.CONSUMED or (send is not None and send.compensated)",
+        "inbox.status in {Status.CONSUMED, Status.QUARANTINED}",
+        "tests/delivery/test_confirm.py",
+    ),
+    Mutant(
+        "confirm: nothing is written of a message that prune has deleted",
+        "delivery/sql.py",
+        " CROSS JOIN LATERAL (SELECT FROM {s}.message m WHERE m.half_id = r.half_id LIMIT 1) m\n",
+        "",
+        "tests/delivery/test_confirm.py",
+    ),
+    Mutant(
+        "prune: a delivery that slipped in behind its message goes",
+        "prune/segments.py",
+        "            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))\n",
+        "",
+        "tests/delivery/test_pruned.py",
     ),
     # --- prune -----------------------------------------------------------------------------------------------
     Mutant(

@@ -2,7 +2,8 @@
 
 The rules are those of the plan: a half is undecided if and only if it has no op; a message exists if and only if its op
 is a commit, once a send; positions are dense; the effect is there exactly once; nothing is lost; a message is never
-both compensated and consumed; a key keeps its order; an act has its audit row; the loser of a race is told.
+both compensated and consumed; a key keeps its order; an act has its audit row; the loser of a race is told; the
+producer knows what became of each message, and learns it once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outbox.database.sql import NUMBER_BITS
+from outbox.delivery.once import ACTOR as CONFIRM
 from outbox.message.model import Decision, Resolution
 from tests.interleave.explore import Outcome
 from tests.interleave.flows import FlowKind, Meeting
@@ -31,8 +33,10 @@ def judge(world: World, meeting: Meeting, outcomes: Sequence[Outcome]) -> list[s
     state = world.state()
     judges = (_halves, _messages, _money, _inbox, _compensated, _order, _acts)
     wrong = [text for each in judges for text in each(state)]
+    if any(flow.name.startswith("confirm") for flow in meeting.flows):
+        wrong += _delivered(state)
     for flow, outcome in zip(meeting.flows, outcomes, strict=True):
-        wrong += _told(flow, outcome, state)
+        wrong += _answered(flow, outcome, state)
     if not any(outcome.hurt for outcome in outcomes):
         wrong += _unhurt(world, state)
     return wrong
@@ -117,10 +121,10 @@ def _money(state: dict[str, Any]) -> Iterator[str]:
     for half_id, of_half in kinds.items():
         if half_id is None or half_id == "None":
             continue
-        confirmed = of_half.count("confirm")
+        within = of_half.count("within")
         op = ops.get(half_id)
-        if confirmed and (confirmed > 1 or not op or (op["resolution"], op["by"]) != ("commit", "producer")):
-            yield f"confirmed {confirmed} times beside the decision {op}: {short(half_id)}"
+        if within and (within > 1 or not op or (op["resolution"], op["by"]) != ("commit", "producer")):
+            yield f"committed within {within} transactions beside the decision {op}: {short(half_id)}"
         if half_id not in halves and "old" not in of_half:
             yield f"lost: a business change without its half: {short(half_id)}"
 
@@ -195,7 +199,32 @@ def _acts(state: dict[str, Any]) -> Iterator[str]:
         yield "repaired twice"
 
 
-def _told(flow: FlowKind, outcome: Outcome, state: dict[str, Any]) -> Iterator[str]:
+def _delivered(state: dict[str, Any]) -> Iterator[str]:
+    """The producer knows of each message what its inbox says, and its callbacks were called once, with the row."""
+    inbox, known = _rows(state, "inbox"), defaultdict[str, list[Any]](list)
+    for row in _list(state, "delivery"):
+        known[row["id"]].append(row)
+    told = Counter((row["id"], row["status"]) for row in _list(state, "told"))
+    for half_id in {row["id"] for row in _list(state, "message")}:
+        rows, status = known[half_id], inbox.get(half_id, {}).get("status")
+        if [row["number"] for row in rows] != list(range(1, len(rows) + 1)):
+            yield f"numbers of deliveries {[row['number'] for row in rows]}: {short(half_id)}"
+        newest = rows[-1] if rows else {}
+        if newest.get("status") != status:
+            yield f"the inbox says {status}, and the producer knows {newest.get('status')}: {short(half_id)}"
+        if newest.get("settled") != (status in {"consumed", "quarantined"}):
+            yield f"{status}, and settled: {newest.get('settled')}: {short(half_id)}"
+        called = Counter((half_id, row["status"]) for row in rows if row["callback"])
+        if called != Counter({key: times for key, times in told.items() if key[0] == half_id}):
+            yield f"callbacks {dict(called)}, the producer was told {dict(told)}: {short(half_id)}"
+        if status == "consumed" and (half_id, status) not in called:
+            yield f"consumed, and the producer isn't told: {short(half_id)}"
+    for (half_id, status), times in told.items():
+        if times > 1:
+            yield f"told {times} times that it is {status}: {short(half_id)}"
+
+
+def _answered(flow: FlowKind, outcome: Outcome, state: dict[str, Any]) -> Iterator[str]:
     """A flow that nobody hurt ends well or with a definite answer, and that is true."""
     error = outcome.error
     if outcome.hurt is None and error is not None and not isinstance(error, flow.expects):
@@ -224,6 +253,10 @@ def _unhurt(world: World, state: dict[str, Any]) -> Iterator[str]:
     for half_id, times in asked.items():
         if times > 1 and not any(row["answer"] == "unknown" for row in _list(state, "history")):
             yield f"asked {times} times: {short(half_id)}"
+    again = Counter(str(row["target"]) for row in _list(state, "audit") if row["actor"] == CONFIRM)
+    for target, times in again.items():
+        if times > 1 or str(world.subjects.get("missing")) not in target:
+            yield f"sent again {times} times, though it isn't lost any more: {target}"
     inbox = _rows(state, "inbox")
     for message_id, times in world.calls.items():
         row = inbox.get(str(message_id), {})

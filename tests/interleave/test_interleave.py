@@ -23,6 +23,7 @@ FEW = (
     ("recall", "release@due"),
     ("retry", "park"),
     ("prune", "resend@settled"),
+    ("confirm", "consume@dispatched"),
 )
 
 

@@ -1,7 +1,8 @@
 """The tables from which each order of steps starts, and all that a system does by itself until nothing is left to do.
 
 One database is the producer's and the consumer's. Money moves in it: whoever sends takes 1 from `account` and writes a
-`transfer`, in the same transaction; the consumer writes an `effect`, a compensation a `refund`.
+`transfer`, in the same transaction; the consumer writes an `effect`, a compensation a `refund`, and what the producer
+learns of a message's fate it writes to `told`.
 
 A world is seeded once with real calls, and its rows are kept in the schema `seed`: to put them back takes one round
 trip, and the tables are as they were, numbers of transactions included.
@@ -16,23 +17,24 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Orphan, Outbox, Resolution, Settings
+from outbox import Delivery, Message, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.checker import Checker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import EngineRunner
+from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.message.model import Counts
 
 TOPIC, GROUP, KEY = "t", "g", "k"
 SETTINGS = Settings(
     queues=1, immunity=0.0, retry_delays=(0.0,) * 8, retry_jitter=0.0, listen=False, checks_in_flight=1,
-    check_timeout=60.0,
+    check_timeout=60.0, confirm_grace=0.0,
 )  # fmt: skip
 
 _BUSINESS = """
@@ -40,6 +42,7 @@ CREATE TABLE account (balance int);
 CREATE TABLE transfer (n serial PRIMARY KEY, message_id uuid, kind text);
 CREATE TABLE effect (n serial PRIMARY KEY, message_id uuid, position bigint, send_number int, attempt int);
 CREATE TABLE refund (message_id uuid);
+CREATE TABLE told (message_id uuid, status text);
 INSERT INTO account VALUES (1000);
 """
 _TABLES = """
@@ -75,7 +78,10 @@ SELECT jsonb_build_object(
     'transfer', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'kind', kind) ORDER BY n) FROM transfer),
     'effect', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'position', position, 'send', send_number,
                                                    'attempt', attempt) ORDER BY n) FROM effect),
-    'refund', (SELECT jsonb_agg(message_id) FROM refund))
+    'refund', (SELECT jsonb_agg(message_id) FROM refund),
+    'delivery', (SELECT jsonb_agg(jsonb_build_object('id', half_id, 'number', number, 'status', status,
+                        'settled', settled, 'callback', callback) ORDER BY half_id, number) FROM outbox.delivery),
+    'told', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'status', status)) FROM told))
 """
 _AGE = """
 UPDATE outbox.half_check SET next_check_at = clock_timestamp() WHERE next_check_at > clock_timestamp();
@@ -119,6 +125,12 @@ def give_back(message: Message, session: Session) -> None:
     session.execute(text("INSERT INTO refund VALUES (:id)"), {"id": message.id})
 
 
+def tell(delivery: Delivery, session: Session) -> None:
+    """Write down what the producer is told of a message; the same may be told twice."""
+    values = {"id": delivery.message.id, "status": delivery.status.value}
+    session.execute(text("INSERT INTO told VALUES (:id, :status)"), values)
+
+
 def says_commit(orphan: Orphan) -> Resolution:
     """Know that the local transaction has committed."""
     return Resolution.COMMIT
@@ -158,6 +170,8 @@ class World:
         app.consumer(TOPIC, group=GROUP, ordered=self.ordered)(self.handle)
         app.compensation(TOPIC)(give_back)
         app.checker(TOPIC)(says_commit)
+        app.on_delivered(TOPIC)(tell)
+        app.on_undeliverable(TOPIC)(tell)
         return app
 
     def app_on(self, engine: Engine) -> Outbox:
@@ -283,9 +297,24 @@ class World:
         """Return a worker's consumer."""
         return Consumer(app.subscriptions[TOPIC, GROUP], self.settings)
 
+    def confirm(self) -> int:
+        """Learn what became of messages, as the producer's worker does; return of how many something new."""
+        return confirm_on(self, self.app, self._connection).taken
+
     def start_group(self) -> None:
         """Register the group, as a worker does before it consumes."""
         self.consumer(self.app).start(self._connection, self._connection)
+
+
+def confirm_on(world: World, app: Outbox, connection: Connection) -> Counts:
+    """Make a pass that asks what became of messages."""
+    return confirm_once(
+        connection,
+        world.settings,
+        groups=app.groups_to_confirm(),
+        callbacks=app.delivery_callbacks,
+        new_runner=lambda _: EngineRunner(connection.engine),
+    )
 
 
 def drained(one_pass: Callable[[], Counts]) -> Counts:
