@@ -8,20 +8,24 @@ Each step is a local transaction, and each takes its half message along:
 - **cancel** releases the reservation, and rolls the message back: both or neither.
 
 A teller that dies in between leaves a reservation and an orphan, which the check of bank A's workers decides together
-(`verdict`). Should the teller come back after that, its confirm fails as a whole.
+(`verdict`). Should the teller come back after that, its confirm fails as a whole. That each step takes effect once, and
+none after the other decision, is the business of a participant (`money`); its transaction id is that of the half.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+from contextlib import suppress
 from decimal import Decimal
 from uuid import UUID
 
 from sqlalchemy import CheckConstraint, ForeignKey, Index, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from outbox import Orphan, Resolution
+from outbox import Orphan, Participant, Resolution
+from outbox.errors import BranchCancelled, BranchConfirmed
+from outbox.flow.tcc import Branch
 
 from .bank_a_tables import Account, Base, Refused, debit, engine, lock_sender, outbox, require_funds, transfer_message
 from .message import TOPIC
@@ -56,6 +60,10 @@ class Reservation(Base):
     reason: Mapped[str | None]
 
 
+#: Try and confirm are called with the order; cancel with the objection, or None where the teller didn't come back.
+money: Participant[Order | str | None] = Participant(outbox, "money")
+
+
 class StillReserved(Exception):
     """Somebody else tried this order, and has neither confirmed nor cancelled it so far."""
 
@@ -88,16 +96,8 @@ def try_transfer(order: Order, session: Session) -> UUID:
     Raises:
         AlreadyExecuted, Refused, StillReserved: see `order_transfer_tcc`.
     """
-    account = lock_sender(order, session)
-    tried = select(Reservation).where(Reservation.order_id == order.id, Reservation.state != ABANDONED)
-    if (earlier := session.scalar(tried)) is not None:
-        if earlier.state == CANCELLED:
-            raise Refused(earlier.reason)
-        raise StillReserved(f"order {order.id} is still {earlier.state} by half message {earlier.half_id}")
-    require_funds(order, account)
     half_id = outbox.prepare(session, TOPIC, transfer_message(order), key=order.receiver)
-    account.reserved += order.amount
-    session.add(Reservation(half_id=half_id, order_id=order.id, account_id=account.id, amount=order.amount))
+    money.attempt(session, half_id, order)
     return half_id
 
 
@@ -109,48 +109,68 @@ def ask_compliance(order: Order) -> str | None:
 def confirm(order: Order, half_id: UUID, session: Session) -> None:
     """Debit what was reserved and commit the message, in the caller's transaction, which fails if it is too late."""
     outbox.commit(half_id, within=session)
-    # Decided already? Then there is nothing to debit, and the commit of this transaction fails and says by whom.
-    if (reservation := _lock_open(half_id, session)) is not None:
-        account = _release(reservation, session)
-        reservation.state = CONFIRMED
-        debit(order, account, session)
+    # Cancelled already? Then there is nothing to debit, and the commit of this transaction fails and says by whom.
+    with suppress(BranchCancelled):
+        money.confirm(session, half_id, order)
 
 
 def cancel(half_id: UUID, reason: str, session: Session) -> None:
     """Release what was reserved and roll the message back, in the caller's transaction, which fails if it is late."""
     outbox.rollback(half_id, within=session)
-    if (reservation := _lock_open(half_id, session)) is not None:
-        _release(reservation, session)
-        reservation.state, reservation.reason = CANCELLED, reason
+    with suppress(BranchConfirmed):
+        money.cancel(session, half_id, reason)
 
 
 @outbox.checker(TOPIC)
 def verdict(orphan: Orphan, session: Session) -> Resolution:
     """Say what became of a try; one that was abandoned is released in the transaction that rolls its half back."""
-    # A teller that is just confirming holds this lock. It isn't waited for long: then the answer is UNKNOWN.
-    reservation = session.get(Reservation, orphan.id, with_for_update=True)
-    if reservation is None:
-        return Resolution.UNKNOWN  # no try ever leaves a half like this; a human should look at it
-    # Confirmed and cancelled ones are decided with their half: these are seen if we have just waited for the teller.
-    if reservation.state == CONFIRMED:
+    if session.get(Reservation, orphan.id) is None or orphan.age < CONFIRM_WITHIN:
+        return Resolution.UNKNOWN  # without a reservation, no try has left it: a human should look at it
+    try:
+        # A teller that is just confirming has the branch. It isn't waited for long: then the answer is UNKNOWN.
+        money.cancel(session, orphan.id, None)
+    except BranchConfirmed:
         return Resolution.COMMIT
-    if reservation.state != RESERVED:
-        return Resolution.ROLLBACK
-    if orphan.age < CONFIRM_WITHIN:
-        return Resolution.UNKNOWN
-    _release(reservation, session)
-    reservation.state = ABANDONED
     return Resolution.ROLLBACK
 
 
-def _lock_open(half_id: UUID, session: Session) -> Reservation | None:
-    """Return a reservation, locked; None if it isn't open any more."""
-    reservation = session.get_one(Reservation, half_id, with_for_update=True)
-    return reservation if reservation.state == RESERVED else None
+# --- what takes effect once ------------------------------------------------------------------------------------------
 
 
-def _release(reservation: Reservation, session: Session) -> Account:
-    """Give the account back what was reserved; return it, locked."""
+@money.on_try
+def reserve(branch: Branch[Order], session: Session) -> None:
+    """Set the amount of an order aside."""
+    order = branch.body
+    account = lock_sender(order, session)
+    tried = select(Reservation).where(Reservation.order_id == order.id, Reservation.state != ABANDONED)
+    if (earlier := session.scalar(tried)) is not None:
+        if earlier.state == CANCELLED:
+            raise Refused(earlier.reason)
+        raise StillReserved(f"order {order.id} is still {earlier.state} by half message {earlier.half_id}")
+    require_funds(order, account)
+    account.reserved += order.amount
+    half_id = branch.transaction_id
+    session.add(Reservation(half_id=half_id, order_id=order.id, account_id=account.id, amount=order.amount))
+
+
+@money.on_confirm
+def debit_reserved(branch: Branch[Order], session: Session) -> None:
+    """Debit what was set aside."""
+    reservation, account = _release(branch.transaction_id, session)
+    reservation.state = CONFIRMED
+    debit(branch.body, account, session)
+
+
+@money.on_cancel
+def release(branch: Branch[str | None], session: Session) -> None:
+    """Give back what was set aside."""
+    reservation, _ = _release(branch.transaction_id, session)
+    reservation.state, reservation.reason = ABANDONED if branch.body is None else CANCELLED, branch.body
+
+
+def _release(half_id: UUID, session: Session) -> tuple[Reservation, Account]:
+    """Give the account back what was reserved; return the reservation and the account, locked."""
+    reservation = session.get_one(Reservation, half_id)
     account = session.get_one(Account, reservation.account_id, with_for_update=True)
     account.reserved -= reservation.amount
-    return account
+    return reservation, account

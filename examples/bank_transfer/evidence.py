@@ -10,9 +10,9 @@ from . import bank_a, bank_b
 
 _A, _B = bank_a.outbox.settings.schema, bank_b.outbox.settings.schema
 
-HALVES, OPS, CHECKS, HISTORY, MESSAGES, COMPENSATIONS = (
+HALVES, OPS, CHECKS, HISTORY, MESSAGES, COMPENSATIONS, BRANCHES = (
     producer_tables(_A).tables[f"{_A}.{name}"]
-    for name in ("half_message", "op_message", "half_check", "check_history", "message", "compensation")
+    for name in ("half_message", "op_message", "half_check", "check_history", "message", "compensation", "tcc_branch")
 )
 INBOX = consumer_tables(_B).tables[f"{_B}.consumer_message"]
 

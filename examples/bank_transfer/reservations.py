@@ -8,9 +8,11 @@ from decimal import Decimal
 
 from sqlalchemy import Connection, case, func, select
 
+from outbox.flow.tcc import BranchState
+
 from .bank_a import Account, Reservation
 from .bank_a_tcc import ABANDONED, CANCELLED, CONFIRMED, RESERVED
-from .evidence import OPS
+from .evidence import BRANCHES, OPS
 from .halves import COMMIT, ROLLBACK
 from .sentences import one_each, transfers_found
 
@@ -22,7 +24,7 @@ def read(connection: Connection) -> Counter[str]:
 
 
 def faults(connection: Connection, transfers: Mapping[int, Decimal]) -> Iterator[str]:
-    """Compare the reservations with the accounts, with the decisions on their half messages, and with the transfers."""
+    """Compare the reservations with the accounts, with their half messages and branches, and with the transfers."""
     yield from _left_over(connection)
     yield from _wrongly_decided(connection)
     if connection.scalar(select(func.count()).select_from(Reservation)):
@@ -47,10 +49,20 @@ def _left_over(connection: Connection) -> Iterator[str]:
 
 
 def _wrongly_decided(connection: Connection) -> Iterator[str]:
+    ops = select(Reservation.order_id).outerjoin(OPS, OPS.c.half_id == Reservation.half_id)
     due = case({CONFIRMED: COMMIT, CANCELLED: ROLLBACK, ABANDONED: ROLLBACK}, value=Reservation.state)
-    query = (
-        select(Reservation.order_id)
-        .outerjoin(OPS, OPS.c.half_id == Reservation.half_id)
-        .where(due.is_distinct_from(OPS.c.resolution))
-    )
+    query = ops.where(due.is_distinct_from(OPS.c.resolution))
     yield from transfers_found("with a reservation that doesn't match its half message", connection.scalars(query))
+
+    branches = select(Reservation.order_id).outerjoin(BRANCHES, BRANCHES.c.transaction_id == Reservation.half_id)
+    made = case(
+        {
+            RESERVED: BranchState.TRIED,
+            CONFIRMED: BranchState.CONFIRMED,
+            CANCELLED: BranchState.CANCELLED,
+            ABANDONED: BranchState.CANCELLED,
+        },
+        value=Reservation.state,
+    )
+    query = branches.where(made.is_distinct_from(BRANCHES.c.state))
+    yield from transfers_found("with a reservation that doesn't match its branch", connection.scalars(query))

@@ -11,23 +11,26 @@ its effect:
 
 The row is unique. Of two calls at the same moment, on whatever connections, the second waits for the end of the first,
 and then sees what it did; of one that was killed, nothing.
+
+A call with an AsyncSession returns what to await. Its work is the same, inside ``run_sync``.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.database.session import check_function, is_async
+from outbox.database.session import check_function, is_async, wait_for
 from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler
 from outbox.flow import sql
 from outbox.message.content import MAX_KEY_BYTES, check_group, check_text
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
     from outbox.app import Outbox
@@ -58,7 +61,8 @@ class Participant(Generic[T]):
     """One service's part in transactions of try, confirm and cancel, in the database of its `Outbox`.
 
     Its three functions take ``(branch, session)``, and change what they change with that session; it is the caller's,
-    who commits it. To be declared by the decorators `on_try`, `on_confirm` and `on_cancel`.
+    who commits it. To be declared by the decorators `on_try`, `on_confirm` and `on_cancel`. They may be async: then the
+    participant is called with an AsyncSession, which they get. Plain ones get the Session inside of it there.
 
     Raises:
         InvalidMessage: the name isn't one.
@@ -66,7 +70,7 @@ class Participant(Generic[T]):
 
     outbox: Outbox
     name: str
-    _functions: dict[BranchState, Callable[[Branch[T], Session], object]] = field(default_factory=dict)
+    _functions: dict[BranchState, Callable[[Branch[T], Any], object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_group(self.name)
@@ -75,7 +79,7 @@ class Participant(Generic[T]):
         """Decorate what reserves; it may raise to refuse, which undoes all of the caller's transaction.
 
         Raises:
-            InvalidHandler: there is one already, it is async, or it can't be called so.
+            InvalidHandler: there is one already, or it can't be called so.
         """
         return self._declare(BranchState.TRIED, function)
 
@@ -87,59 +91,83 @@ class Participant(Generic[T]):
         """Decorate what gives a reservation up; otherwise as `on_try`."""
         return self._declare(BranchState.CANCELLED, function)
 
-    def attempt(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool:
+    @overload
+    def attempt(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool: ...
+    @overload
+    def attempt(self, session: AsyncSession, transaction_id: UUID, body: T, *, branch: str = "") -> Awaitable[bool]: ...
+    def attempt(self, session: Any, transaction_id: UUID, body: T, *, branch: str = "") -> Any:
         """Try, with the transaction of a session; False if that was done before.
 
         Raises:
             BranchCancelled: it was cancelled before: nothing is reserved any more.
+            InvalidHandler: what reserves isn't declared, or is async and the session isn't.
         """
-        key = self._key(transaction_id, branch)
-        (new,) = execute(session.connection(), sql.try_branch(self._schema, **key))
-        if new:
-            self._call(BranchState.TRIED, session, transaction_id, branch, body)
-        elif self._state(session, key) is BranchState.CANCELLED:
-            raise BranchCancelled(f"{self._text(transaction_id, branch)} was cancelled before it was tried")
-        return bool(new)
+        return _with(session, self._attempt, Branch(transaction_id, branch, body))
 
-    def confirm(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool:
+    @overload
+    def confirm(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool: ...
+    @overload
+    def confirm(self, session: AsyncSession, transaction_id: UUID, body: T, *, branch: str = "") -> Awaitable[bool]: ...
+    def confirm(self, session: Any, transaction_id: UUID, body: T, *, branch: str = "") -> Any:
         """Confirm, with the transaction of a session; False if that was done before.
 
         Raises:
             BranchCancelled: it was cancelled before.
             BranchUnknown: it was never tried.
+            InvalidHandler: what confirms isn't declared, or is async and the session isn't.
         """
-        key = self._key(transaction_id, branch)
-        (changed,) = execute(session.connection(), sql.confirm_branch(self._schema, **key))
-        if changed:
-            self._call(BranchState.CONFIRMED, session, transaction_id, branch, body)
-            return True
-        state = self._state(session, key)
-        if state is None:
-            raise BranchUnknown(f"{self._text(transaction_id, branch)} can't be confirmed: it was never tried")
-        if state is BranchState.CANCELLED:
-            raise BranchCancelled(f"{self._text(transaction_id, branch)} can't be confirmed: it was cancelled")
-        return False
+        return _with(session, self._confirm, Branch(transaction_id, branch, body))
 
-    def cancel(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool:
+    @overload
+    def cancel(self, session: Session, transaction_id: UUID, body: T, *, branch: str = "") -> bool: ...
+    @overload
+    def cancel(self, session: AsyncSession, transaction_id: UUID, body: T, *, branch: str = "") -> Awaitable[bool]: ...
+    def cancel(self, session: Any, transaction_id: UUID, body: T, *, branch: str = "") -> Any:
         """Cancel, with the transaction of a session; False if that was done before, or there was nothing to cancel.
 
         Before its try, it is only written down: the try will be refused.
 
         Raises:
             BranchConfirmed: it was confirmed before.
+            InvalidHandler: what cancels isn't declared, or is async and the session isn't.
         """
-        key = self._key(transaction_id, branch)
+        return _with(session, self._cancel, Branch(transaction_id, branch, body))
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, session: Session, carrier: Any, branch: Branch[T]) -> bool:
+        key = self._key(branch)
+        (new,) = execute(session.connection(), sql.try_branch(self._schema, **key))
+        if new:
+            self._call(BranchState.TRIED, carrier, branch)
+        elif self._state(session, key) is BranchState.CANCELLED:
+            raise BranchCancelled(f"{self._text(branch)} was cancelled before it was tried")
+        return bool(new)
+
+    def _confirm(self, session: Session, carrier: Any, branch: Branch[T]) -> bool:
+        key = self._key(branch)
+        (changed,) = execute(session.connection(), sql.confirm_branch(self._schema, **key))
+        if changed:
+            self._call(BranchState.CONFIRMED, carrier, branch)
+            return True
+        state = self._state(session, key)
+        if state is None:
+            raise BranchUnknown(f"{self._text(branch)} can't be confirmed: it was never tried")
+        if state is BranchState.CANCELLED:
+            raise BranchCancelled(f"{self._text(branch)} can't be confirmed: it was cancelled")
+        return False
+
+    def _cancel(self, session: Session, carrier: Any, branch: Branch[T]) -> bool:
+        key = self._key(branch)
         (changed,) = execute(session.connection(), sql.cancel_branch(self._schema, **key))
         if not changed:
             if self._state(session, key) is BranchState.CONFIRMED:
-                raise BranchConfirmed(f"{self._text(transaction_id, branch)} can't be cancelled: it was confirmed")
+                raise BranchConfirmed(f"{self._text(branch)} can't be cancelled: it was confirmed")
             return False
         ((was_tried,),) = changed
         if was_tried:
-            self._call(BranchState.CANCELLED, session, transaction_id, branch, body)
+            self._call(BranchState.CANCELLED, carrier, branch)
         return bool(was_tried)
-
-    # ----------------------------------------------------------------------------------------------------------------
 
     @property
     def _schema(self) -> str:
@@ -150,27 +178,42 @@ class Participant(Generic[T]):
         if state in self._functions:
             raise InvalidHandler(f"{what} is there already: {self._functions[state]!r}")
         check_function(what, function, "branch", "session")
-        if is_async(function):
-            raise InvalidHandler(f"{what} must be a plain function; async code calls the participant by run_sync")
         self._functions[state] = function
         return function
 
-    def _call(self, state: BranchState, session: Session, transaction_id: UUID, branch: str, body: T) -> None:
-        if state not in self._functions:
+    def _call(self, state: BranchState, carrier: Any, branch: Branch[T]) -> None:
+        function = self._functions.get(state)
+        if function is None:
             raise InvalidHandler(
                 f"participant {self.name!r} has nothing that is called to be {state.value}: declare all three functions"
             )
-        self._functions[state](Branch(transaction_id, branch, body), session)
+        if not is_async(function):
+            function(branch, getattr(carrier, "sync_session", carrier))
+        elif hasattr(carrier, "sync_session"):
+            wait_for(function(branch, carrier))
+        else:
+            raise InvalidHandler(
+                f"participant {self.name!r}: what is called to be {state.value} is async, so call it with an "
+                f"AsyncSession, not with {type(carrier).__name__}"
+            )
 
     def _state(self, session: Session, key: dict[str, Any]) -> BranchState | None:
         # Only read where the call took no effect: whose effect that was has ended by now, and the row stays.
         (rows,) = execute(session.connection(), sql.branch_state(self._schema, **key))
         return BranchState(rows[0][0]) if rows else None
 
-    def _key(self, transaction_id: UUID, branch: str) -> dict[str, Any]:
-        named = check_text("branch", branch, MAX_KEY_BYTES)
-        return {"transaction_id": transaction_id, "branch": named, "participant": self.name}
+    def _key(self, branch: Branch[T]) -> dict[str, Any]:
+        named = check_text("branch", branch.branch, MAX_KEY_BYTES)
+        return {"transaction_id": branch.transaction_id, "branch": named, "participant": self.name}
 
-    def _text(self, transaction_id: UUID, branch: str) -> str:
-        of_branch = f", branch {branch!r}," if branch else ""
-        return f"transaction {transaction_id}{of_branch} of participant {self.name!r}"
+    def _text(self, branch: Branch[T]) -> str:
+        of_branch = f", branch {branch.branch!r}," if branch.branch else ""
+        return f"transaction {branch.transaction_id}{of_branch} of participant {self.name!r}"
+
+
+def _with(session: Any, call: Callable[[Session, Any, Branch[T]], bool], branch: Branch[T]) -> Any:
+    """Make a call with a session; with an AsyncSession, return what to await for its result."""
+    # An AsyncSession has the Session inside; asking its class would import what may not be installed.
+    if hasattr(session, "sync_session"):
+        return session.run_sync(call, session, branch)
+    return call(session, session, branch)

@@ -83,6 +83,10 @@ _CONFIRMED, _CANCELLED, _ABANDONED = (_OF.format(state) for state in ("confirmed
             "1 transfer with a reservation that doesn't match its half message: 2",
         ),
         (
+            f"UPDATE outbox.tcc_branch SET state = 'tried' WHERE transaction_id = {_ABANDONED}",
+            "1 transfer with a reservation that doesn't match its branch: 3",
+        ),
+        (
             "INSERT INTO outbox.message (topic, queue, position, half_id, send_number) "
             f"VALUES ('transfer', 0, 1000, {_ABANDONED}, 1)",
             "1 message of half messages that were not committed",
@@ -117,6 +121,7 @@ _CONFIRMED, _CANCELLED, _ABANDONED = (_OF.format(state) for state in ("confirmed
         "cancelled-and-committed",
         "committed-twice",
         "reservation-and-op-differ",
+        "reservation-and-branch-differ",
         "message-of-a-rollback",
         "message-twice",
         "message-gone",

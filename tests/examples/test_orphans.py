@@ -198,7 +198,7 @@ def test_who_comes_late_fails_as_a_whole_and_tries_anew(new_scene: NewScene, ord
 
 
 def test_a_teller_that_is_just_confirming_is_not_disturbed(new_scene: NewScene) -> None:
-    """It holds the reservation's lock: the checker's patience with locks is short, its answer is UNKNOWN."""
+    """It has the branch: the checker's patience with locks is short, its answer is UNKNOWN."""
     scene = new_scene(Mode.TCC)
     with scene.paused("before_commit:2") as teller:
         scene.check(after=CONFIRM_WITHIN)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, NullPool, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Participant, Settings
@@ -24,7 +26,7 @@ class Shop:
     """A participant that writes each of its effects into a table that takes everything."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
-        self.engine, self.at = engine, Tables(engine)
+        self.engine, self.settings, self.at = engine, settings, Tables(engine)
         self.at.run("CREATE TABLE effect (n serial PRIMARY KEY, call text, branch text, body text)")
         self.participant: Participant[str] = Participant(Outbox(engine, settings=settings), "shop")
         for call, decorator in (
@@ -177,17 +179,88 @@ def test_ended_branches_are_pruned(shop: Shop, settings: Settings) -> None:
         assert shop.at.value("SELECT count(*) FROM outbox.tcc_branch") == left
 
 
+class AsyncShop:
+    """The shop, of which two functions are async and one is plain; each call is in a transaction of its own."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.engine = create_async_engine(shop.engine.url, poolclass=NullPool)
+        self.participant: Participant[str] = Participant(Outbox(self.engine, settings=shop.settings), "async-shop")
+        self.transaction = shop.transaction
+
+        @self.participant.on_try
+        async def reserve(branch: Branch[str], session: AsyncSession) -> None:
+            await session.execute(NOTE, {"call": "attempt", "branch": branch.branch, "body": branch.body})
+
+        @self.participant.on_confirm
+        async def take(branch: Branch[str], session: AsyncSession) -> None:
+            await session.execute(NOTE, {"call": "confirm", "branch": branch.branch, "body": branch.body})
+
+        @self.participant.on_cancel
+        def release(branch: Branch[str], session: Session) -> None:
+            session.execute(NOTE, {"call": "cancel", "branch": branch.branch, "body": branch.body})
+
+    async def call(self, call: str) -> Any:
+        """Make a call; return what it returns, or the error that it raises."""
+        async with AsyncSession(self.engine) as session, session.begin():
+            try:
+                return await getattr(self.participant, call)(session, self.transaction, "body")
+            except (BranchCancelled, BranchConfirmed, BranchUnknown) as error:
+                return type(error)
+
+    async def calls(self, calls: str) -> list[Any]:
+        """Make calls one after another."""
+        return [await self.call(call) for call in calls.split()]
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "effects"),
+    [
+        ("attempt attempt confirm confirm", [True, False, True, False], ["attempt", "confirm"]),
+        ("attempt cancel cancel", [True, True, False], ["attempt", "cancel"]),
+        ("cancel attempt", [False, BranchCancelled], []),
+        ("confirm", [BranchUnknown], []),
+        ("attempt confirm cancel", [True, True, BranchConfirmed], ["attempt", "confirm"]),
+    ],
+)
+def test_async_participants(shop: Shop, calls: str, results: list[Any], effects: list[str]) -> None:
+    """The same, awaited, with an AsyncSession; a plain function gets the Session inside of it."""
+    assert asyncio.run(AsyncShop(shop).calls(calls)) == results
+    assert shop.effects() == effects
+
+
+def test_async_calls_at_once(shop: Shop) -> None:
+    """Of ten tasks that try, one takes effect; what is undone leaves nothing."""
+    of = AsyncShop(shop)
+
+    async def at_once() -> list[Any]:
+        return await asyncio.gather(*(of.call("attempt") for _ in range(10)))
+
+    async def undone() -> None:
+        async with AsyncSession(of.engine) as session:
+            assert await of.participant.confirm(session, of.transaction, "body")
+            await session.rollback()
+
+    assert sorted(asyncio.run(at_once())) == [False] * 9 + [True]
+    asyncio.run(undone())
+    assert asyncio.run(of.call("cancel"))
+    assert shop.effects() == ["attempt", "cancel"]
+
+
+def test_an_async_function_needs_an_async_session(shop: Shop) -> None:
+    """A plain session is refused, and nothing is left of the call."""
+    of = AsyncShop(shop)
+    refused = pytest.raises(InvalidHandler, match="call it with an AsyncSession, not with Session")
+    with refused, Session(shop.engine) as session, session.begin():
+        of.participant.attempt(session, of.transaction, "body")
+    assert asyncio.run(of.call("attempt"))
+
+
 def test_what_can_not_be_declared(shop: Shop) -> None:
-    """A second function, one that is async, one that takes something else; and one that is missing."""
+    """A second function, one that takes something else; and one that is missing."""
     with pytest.raises(InvalidHandler, match="participant 'shop': what is called to be tried is there already"):
         shop.participant.on_try(lambda branch, session: None)
     other: Participant[str] = Participant(shop.participant.outbox, "other")
     with pytest.raises(InvalidHandler, match="must take"):
         other.on_try(lambda branch: None)
-
-    async def reserve(branch: Branch[str], session: Session) -> None: ...
-
-    with pytest.raises(InvalidHandler, match="must be a plain function"):
-        other.on_try(reserve)
     with pytest.raises(InvalidHandler, match="declare all three functions"), Session(shop.engine) as session:
         other.attempt(session, uuid4(), "")
