@@ -57,11 +57,16 @@ WITH tried AS MATERIALIZED (
     RETURNING half_id
 ), ended AS (
     DELETE FROM {s}.half_check WHERE half_id IN (SELECT half_id FROM tried WHERE free)
+    RETURNING topic
 ), running AS (
     UPDATE {s}.half_check c
        SET next_check_at = clock_timestamp() + make_interval(secs => %(interval)s), last_answer = 'unknown',
            last_error = %(running)s, checked_at = clock_timestamp()
      WHERE half_id IN (SELECT half_id FROM tried WHERE NOT free)
+    RETURNING topic
+), counted AS (
+    INSERT INTO {s}.check_total (topic, checks)
+    SELECT topic, count(*) FROM (SELECT topic FROM ended UNION ALL SELECT topic FROM running) t GROUP BY topic
 ), history AS (
     INSERT INTO {s}.check_history (half_id, asked, worker, answer, error)
     SELECT t.half_id, 'fence', %(worker)s, CASE WHEN d.half_id IS NULL THEN 'unknown' ELSE 'rollback' END,
@@ -87,10 +92,12 @@ WITH due AS MATERIALIZED ({due}
        SET check_times = c.check_times + 1, checked_at = clock_timestamp(), last_answer = 'unknown',
            next_check_at = clock_timestamp() + make_interval(secs => %(lease)s), last_error = %(unanswered)s
       FROM due d WHERE c.half_id = d.half_id AND (d.check_times < %(max_checks)s OR d.wanted)
-    RETURNING c.half_id, c.check_times
+    RETURNING c.half_id, c.check_times, c.topic
 ), asked AS (
     INSERT INTO {s}.check_history (half_id, asked, worker) SELECT half_id, 'checker', %(worker)s FROM claimed
     RETURNING half_id, id
+), counted AS (
+    INSERT INTO {s}.check_total (topic, checks) SELECT topic, count(*) FROM claimed GROUP BY topic
 )
 SELECT c.half_id, c.check_times, a.id, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8, h.id IS NULL
@@ -157,9 +164,12 @@ WITH mine AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ), asked AS (
     DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM mine) AND id = %(id)s
+), given_back AS (
+    UPDATE {s}.half_check SET check_times = check_times - 1, next_check_at = clock_timestamp(), last_answer = NULL
+     WHERE half_id IN (SELECT half_id FROM mine)
+    RETURNING topic
 )
-UPDATE {s}.half_check SET check_times = check_times - 1, next_check_at = clock_timestamp(), last_answer = NULL
- WHERE half_id IN (SELECT half_id FROM mine)
+INSERT INTO {s}.check_total (topic, checks) SELECT topic, -1 FROM given_back
 """)
 
 _LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"

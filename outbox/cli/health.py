@@ -166,6 +166,8 @@ def show_stats(
       scheduled     committed, to be delivered later
       exhausted      a known group has lost it, and it isn't sent again: waiting for an operator
       messages      all there ever were
+      committed     halves that were decided so, as far as dispatch has come; so with rolled_back
+      checks        how often a checker or a fence was asked
     Groups (in the consumer's database):
       consumed      messages up to where the group has come
       lag           messages after that (unknown where the producer is in another database)
@@ -214,7 +216,8 @@ def _stats_tables(stats: Stats) -> list[Table]:
     }
     topics = (
         "topic undecided> parked>=parked_halves orphans> unasked> oldest>=oldest_undecided undispatched> "
-        "oldest>=oldest_undispatched scheduled> next_due exhausted> messages>"
+        "oldest>=oldest_undispatched scheduled> next_due exhausted> messages> committed> "
+        "rolled_back> checks>"
     )
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     shown["parked_halves"] = lambda row: row.parked

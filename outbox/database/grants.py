@@ -89,7 +89,8 @@ def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty
 
 #: What the statistics are counted from, and what else the console shows.
 _COUNTED = {
-    "producer": "half_message half_check op_message message scheduled_message dispatch_cursor topic delivery",
+    "producer": "half_message half_check check_total op_message message scheduled_message dispatch_cursor topic"
+    " delivery",
     "consumer": "consumer_message consumer_offset log_loss",
 }
 _SHOWN = {
@@ -117,7 +118,7 @@ _DECIDE = {
     "op_message": "SELECT INSERT",
     "op_sequence": "USAGE",
 }
-_ACTS = _DECIDE | {"check_history": "SELECT INSERT", "compensation": "SELECT(half_id)"}
+_ACTS = _DECIDE | {"check_history": "SELECT INSERT", "check_total": "INSERT", "compensation": "SELECT(half_id)"}
 _READ_COMPENSATIONS = dict.fromkeys(("bulk_job", "bulk_item", "compensation"), "SELECT")
 
 
@@ -163,6 +164,7 @@ DUTIES = (
         _DECIDE,
         half_message="SELECT",
         check_history="SELECT INSERT UPDATE DELETE",
+        check_total="INSERT",
     ),
     _duty(
         "prune",
@@ -171,6 +173,7 @@ DUTIES = (
         op_message="SELECT UPDATE DELETE",
         message="SELECT DELETE",
         check_history="SELECT(half_id) DELETE",
+        check_total="SELECT INSERT DELETE",
         scheduled_message="SELECT DELETE",
         dispatch_cursor="SELECT(id) DELETE",
         delivery="SELECT DELETE",

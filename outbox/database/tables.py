@@ -250,6 +250,13 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
             CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
         ],
+        # How many checks a claim, or a try of fences, put; the sum of a topic's rows is how many there ever were. Prune
+        # makes one row of them.
+        "check_total": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("topic", _NAME, nullable=False),
+            Column("checks", BigInteger, nullable=False),
+        ],
         # What the function of a half raised: the call failed, whoever decided the half then. Written once.
         "half_error": [
             Column("half_id", Uuid, primary_key=True),
@@ -307,7 +314,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             # Serves the release pass: the next due messages.
             Index(None, "deliver_at", "half_id", postgresql_where=text("recalled_at IS NULL")),
         ],
-        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch/sql.py.
+        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch/sql.py. ``totals`` says
+        # for each topic how many halves were committed, and how many rolled back, up to here.
         "dispatch_cursor": [
             Column("id", BigInteger, Identity(always=True), primary_key=True),
             Column("next_xid", _XID8, nullable=False),
@@ -320,6 +328,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("written_at", _TIME, nullable=False, server_default=_NOW),
             Column("epoch", BigInteger, nullable=False, server_default=text("0")),
             Column("log", Text),
+            Column("totals", JSONB, nullable=False, server_default=text("'{}'")),
             CheckConstraint("(after_sequence IS NULL) = (until_sequence IS NULL)", name="cut"),
             CheckConstraint("target IS NULL OR until_sequence IS NOT NULL", name="target"),
         ],

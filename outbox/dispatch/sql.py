@@ -50,15 +50,17 @@ fresh AS MATERIALIZED (
      WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}
 ), batch AS MATERIALIZED (
     SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s
-), cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log)
+)"""
+
+_CURSOR_OF_FRESH = """, cursor AS (
+    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log, totals)
     SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
            CASE WHEN cut THEN pg_current_snapshot() END,
            CASE WHEN cut THEN (SELECT max(sequence) FROM batch) END,
            CASE WHEN cut THEN last END,
-           %(base)s, %(system)s, %(epoch)s, %(log)s
+           %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
       FROM (SELECT count(*) > %(limit)s AS cut, max(sequence) AS last FROM fresh) f
      WHERE last IS NOT NULL
 )"""
@@ -70,15 +72,17 @@ batch AS MATERIALIZED (
        AND (xid >= %(next_xid)s::xid8 OR xid = ANY (%(in_flight)s::xid8[]))
        AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot) AND {_TURN}
      ORDER BY sequence LIMIT %(limit)s
-), cursor AS (
+)"""
+
+_CURSOR_OF_REST = f""", cursor AS (
     INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log)
+                                     base_sequence, system_identifier, epoch, log, totals)
     SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
            CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
            CASE WHEN NOT done THEN %(target)s::pg_snapshot END,
            CASE WHEN NOT done THEN last END,
            CASE WHEN NOT done THEN %(until)s END,
-           %(base)s, %(system)s, %(epoch)s, %(log)s
+           %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
      WHERE {_TURN}
 )"""
@@ -96,12 +100,14 @@ old AS MATERIALIZED (
      WHERE resolution = 'commit'
        AND NOT EXISTS (SELECT FROM {{s}}.message m WHERE m.half_id = old.half_id)
        AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = old.half_id)
-), cursor AS (
+)"""
+
+_CURSOR_OF_MISSED = f""", cursor AS (
     INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log)
+                                     base_sequence, system_identifier, epoch, log, totals)
     SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
            CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s,
-           %(epoch)s, %(log)s
+           %(epoch)s, %(log)s, (SELECT totals FROM counted)
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
      WHERE {_TURN}
 )"""
@@ -117,6 +123,24 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
       LEFT JOIN {s}.topic t ON t.name = h.topic
      WHERE b.resolution = 'commit'
        AND (h.deliver_at IS NULL OR (SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)
+)"""
+
+# By topic what was committed and what was rolled back so far, as a cursor carries them on: whoever writes the cursor
+# holds dispatch's lock, comes to each op once, and adds without changing a row that others change.
+_TOTALS = """, counted AS MATERIALIZED (
+    SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(committed, rolled_back)), '{}') AS totals
+      FROM (SELECT topic, sum(committed)::int8 AS committed, sum(rolled_back)::int8 AS rolled_back
+              FROM (SELECT topic, 1 AS committed, 0 AS rolled_back FROM entry WHERE topic IS NOT NULL
+                     UNION ALL
+                    SELECT h.topic, 0, 1
+                      FROM batch b
+                     CROSS JOIN LATERAL (SELECT topic FROM {s}.half_message WHERE id = b.half_id OFFSET 0) h
+                     WHERE b.resolution = 'rollback'
+                     UNION ALL
+                    SELECT t.key, (t.value ->> 0)::int8, (t.value ->> 1)::int8
+                      FROM (SELECT totals FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c
+                     CROSS JOIN LATERAL jsonb_each(c.totals) t) n
+             GROUP BY topic) s
 )"""
 
 # Entries without a half, which is gone or can't be seen.
@@ -195,9 +219,9 @@ WITH newest AS (
     SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1
 ), begun AS (
     INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                       base_sequence, system_identifier, epoch, log)
+                                       base_sequence, system_identifier, epoch, log, totals)
     SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
-           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}
+           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}, totals
       FROM newest, pg_control_system() s WHERE log <> {LOG} AND {{turn}}
     RETURNING epoch, log
 )
@@ -209,15 +233,24 @@ begin_epoch: Template = Template(_BEGIN_EPOCH.replace("{turn}", "true"))
 #: The same, if it is the transaction's turn.
 begin_epoch_in_turn: Template = Template(_BEGIN_EPOCH.replace("{turn}", _TURN))
 
+# A re-base looks for commits that are no messages, which it counts. Rollbacks of before it are counted here, at the
+# first one; at a later one they were counted.
+_ROLLED_BACK_BEFORE = """
+    SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(0, halves)), '{}')
+      FROM (SELECT h.topic, count(*) AS halves
+              FROM {s}.op_message o JOIN {s}.half_message h ON h.id = o.half_id
+             WHERE o.resolution = 'rollback' GROUP BY h.topic) b"""
+
 #: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
 rebase: Template = Template(f"""
 INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence,
-                                   system_identifier, epoch, log)
+                                   system_identifier, epoch, log, totals)
 SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
        coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
        (SELECT system_identifier FROM pg_control_system()),
        coalesce((SELECT epoch FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1),
-                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s)
+                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s),
+       coalesce((SELECT totals FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1), ({_ROLLED_BACK_BEFORE}))
   FROM {{s}}.op_message
 """)
 
@@ -396,13 +429,13 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     Rows: ``(ops taken, messages, scheduled, topics notified, halves that can't be seen or None)``.
     """
     if cursor.until_sequence is None:
-        source = _FRESH
+        source, moved = _FRESH, _CURSOR_OF_FRESH
     elif cursor.target is not None:
-        source = _REST
+        source, moved = _REST, _CURSOR_OF_REST
     else:
-        source = _MISSED
+        source, moved = _MISSED, _CURSOR_OF_MISSED
     return placement.statement(
-        f"WITH {source}{_OPS_TO_ENTRIES}{_MISSING}{_APPEND}",
+        f"WITH {source}{_OPS_TO_ENTRIES}{_TOTALS}{moved}{_MISSING}{_APPEND}",
         next_xid=cursor.next_xid,
         in_flight=cursor.in_flight,
         target=cursor.target,

@@ -18,7 +18,7 @@ from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
 from outbox.prune.inbox import prune_inbox
-from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
+from outbox.prune.rewrite import CHECK_TOTALS, CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
 from outbox.prune.segments import (
     PRODUCER,
     SegmentedSide,
@@ -86,8 +86,8 @@ def prune_producer_once(
 ) -> Counts:
     """Delete replaced cursors, flows that ended long ago, and what is settled and in no segment, row by row.
 
-    That is halves with their ops and messages. Segments: `outbox.prune.segments`. Returns ``taken`` rows and ``done``
-    halves. ``stopping`` is asked between batches.
+    That is halves with their ops and messages; segments: `outbox.prune.segments`. The numbers of checks are added up.
+    Returns ``taken`` rows and ``done`` halves. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
     cursors = _replaced(connection, schema, CURSORS, sql.old_cursors(schema, batch), batch, stopping)
@@ -97,7 +97,10 @@ def prune_producer_once(
     for old_flows in (sql.old_sagas, sql.old_branches):
         statement = old_flows(schema, retention=settings.record_retention, limit=batch)
         flows += _delete_all(connection, statement, batch, stopping)
-    rewrite(connection, schema, CHECKS)
+    with connection.begin():
+        execute(connection, sql.add_up_checks(schema))
+    for rewritten in (CHECKS, CHECK_TOTALS):
+        rewrite(connection, schema, rewritten)
     with connection.begin():
         found = segments(connection, schema)
     deleted = sum(prune_rows(connection, settings, after, end, stopping) for after, end in gaps(found))

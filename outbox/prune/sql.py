@@ -15,6 +15,17 @@ DELETE FROM {s}.dispatch_cursor
 RETURNING id
 """)
 
+# Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
+#: Make one row of the counts of checks of each topic that has several.
+add_up_checks: Template = Template("""
+WITH counted AS (
+    DELETE FROM {s}.check_total
+     WHERE topic IN (SELECT topic FROM {s}.check_total GROUP BY topic HAVING count(*) > 1)
+    RETURNING topic, checks
+)
+INSERT INTO {s}.check_total (topic, checks) SELECT topic, sum(checks)::int8 FROM counted GROUP BY topic
+""")
+
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
 old_delivery_cursors: Template = Template("""
 DELETE FROM {s}.delivery_cursor

@@ -56,6 +56,9 @@ OF_TOPICS = (
     GaugeOfStats("outbox_undecided_halves", "Half messages without a decision", "undecided"),
     GaugeOfStats("outbox_parked_halves", "Half messages over their checks, which need a human", "parked"),
     GaugeOfStats("outbox_scheduled_messages", "Messages that wait for their time", "scheduled"),
+    GaugeOfStats("outbox_committed_halves", "Half messages that were committed; it only grows", "committed"),
+    GaugeOfStats("outbox_rolled_back_halves", "Half messages that were rolled back; it only grows", "rolled_back"),
+    GaugeOfStats("outbox_checks", "Checks of half messages, by checkers and fences; it only grows", "checks"),
     GaugeOfStats(
         "outbox_exhausted_messages", "Messages that a known group lost, and that aren't sent again", "exhausted"
     ),

@@ -124,7 +124,8 @@ def test_stats(cli: Cli, world: World) -> None:
     assert orders == {
         "topic": "orders", "undecided": 0, "parked": 0, "orphans": 0, "unasked": 0, "oldest_undecided": None,
         "oldest_parked": None, "parked_id": None, "undispatched": 0, "oldest_undispatched": None, "scheduled": 1,
-        "overdue": 0, "oldest_overdue": None, "messages": 6, "capped": [],
+        "overdue": 0, "oldest_overdue": None, "messages": 6, "committed": 8, "rolled_back": 0, "checks": 0,
+        "capped": [],
         "exhausted": 0, "oldest_exhausted": None, "exhausted_id": None, "exhausted_group": None,
     }  # fmt: skip
     assert payments["oldest_undecided"] > 0

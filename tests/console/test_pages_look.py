@@ -18,7 +18,7 @@ from outbox.operator.model import Selector, Target
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
-from tests.operator.health import handler, report
+from tests.operator.health import handler, report, sample
 
 #: The pages, and what their first heading says.
 PAGES = {
@@ -108,6 +108,24 @@ def test_the_overview_tells_what_needs_a_human(visitor: Visitor) -> None:
     assert re.search(r"Dead letters 3\b", page.text)
     assert any(row.startswith(f"{TOPIC} {GROUP} 11") for row in page.rows)
     assert "No worker is alive" in page.text
+
+
+def test_the_overview_tells_what_was_decided(acting: Http, shop: Shop) -> None:
+    """What was committed and rolled back since the first sample of the window, with its rate."""
+    page = Visitor(acting).go("")
+    assert "Decisions of the last" not in page.text
+    shop.orders(1, 2, 3)
+    for _ in range(2):
+        with Session(shop.engine) as session, session.begin():
+            half_id = shop.outbox.prepare(session, TOPIC, {})
+        shop.outbox.rollback(half_id)
+    shop.drain()
+    sample(shop.engine, 30, {TOPIC: {"committed": 1}})
+    page = Visitor(acting).go("?window=6h")
+    assert "Decisions of the last 6h" in page.text
+    (row,) = [row for row in page.rows if re.match(rf"{TOPIC} 2 \(", row)]
+    assert re.fullmatch(rf"{TOPIC} 2 \([\d.]+/h\) 2 \([\d.]+/h\) 0", row)
+    assert '"rolled_back": 2' in acting.ask("GET", "/api/v1/topics").text.replace('":2', '": 2')
 
 
 def test_zeros_are_quiet(museum: Shop, make_console: Callable[..., Http]) -> None:

@@ -33,6 +33,7 @@ NEW = [
     "producer_0009",
     "producer_0010",
     "producer_0011",
+    "producer_0012",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",
@@ -52,8 +53,9 @@ def old(url: str, engine: Engine) -> Iterator[Engine]:
         connection.execute(text("CREATE SCHEMA outbox"))
         command.upgrade(config, "producer_0001")
         command.upgrade(config, "consumer_0001")
-        # Dispatch of this release, which stands in for that of then, reads the column.
+        # Dispatch of this release, which stands in for that of then, reads the columns.
         connection.execute(text("ALTER TABLE outbox.half_message ADD COLUMN queue integer"))
+        connection.execute(text("ALTER TABLE outbox.dispatch_cursor ADD COLUMN totals jsonb NOT NULL DEFAULT '{}'"))
     app = Outbox(engine, settings=Settings())
     send_each(app, "t", *range(20), key="k")
     dispatch_all(engine)
@@ -135,7 +137,7 @@ def test_an_index_of_partitions_is_built_before(url: str, engine: Engine) -> Non
     tables = Tables(engine)
     tables.run("CREATE TABLE outbox.half_message_old PARTITION OF outbox.half_message FOR VALUES FROM (:a) TO (:b)"
                .replace(":a", f"'{UUID(int=1)}'").replace(":b", f"'{UUID(int=2)}'"))  # fmt: skip
-    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 12)]
+    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 13)]
     assert migration.check(url) == []
     sql = """SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_inherits i ON i.inhrelid = indexrelid
               WHERE i.inhparent = 'outbox.ix_half_message_conversation'::regclass ORDER BY 1"""

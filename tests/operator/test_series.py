@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from outbox.errors import InvalidRequest
-from outbox.operator.health.stats import WINDOWS, Sample, Samples, Values, moments, series
+from outbox.operator.health.stats import (
+    WINDOWS,
+    RecentDecisions,
+    Sample,
+    Samples,
+    Stats,
+    TopicStats,
+    Values,
+    moments,
+    recent_decisions,
+    series,
+)
 
 NOON = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 
@@ -125,3 +136,22 @@ def test_moments_of_a_window(window: str) -> None:
 def test_a_sample_that_says_nothing() -> None:
     """One that was begun and not ended, or couldn't be taken, is a gap."""
     assert Sample.read(None) is Sample.read("{}") is Sample.read('{"error": "canceled"}') is None
+
+
+def test_decisions_are_rates_and_what_came_in_a_window() -> None:
+    """What was committed, rolled back and checked: a minute in the charts, and as a number since the first sample."""
+    samples = taken(0, 0, committed=4, rolled_back=1, checks=9)
+    later = {"paid": {"committed": 10, "rolled_back": 1, "checks": 12}}
+    samples[1] = Sample(NOON + dt.timedelta(minutes=2), later, {})
+    values = made({"a": samples})
+    assert (values["committed"], values["rolled_back"], values["checks"]) == ([3], [0], [1.5])
+    at = NOON + dt.timedelta(minutes=5)
+    topic = TopicStats("paid", committed=30, rolled_back=2, checks=12)
+    assert recent_decisions(Stats(at, [topic], []), [None, *samples]) == {"paid": RecentDecisions(300, 26, 1, 3)}
+
+
+def test_decisions_of_a_window_that_are_not_known() -> None:
+    """Without a sample, and where a number has gone back, since the database was restored."""
+    now = Stats(NOON + dt.timedelta(minutes=5), [TopicStats("paid", committed=3)], [])
+    assert recent_decisions(now, [None]) == {}
+    assert recent_decisions(now, taken(0, committed=4)) == {}

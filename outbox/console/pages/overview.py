@@ -154,10 +154,12 @@ def charts(series: Sequence[Series]) -> list[Chart]:
         _, topic, group = one.name.split("/", 2)
         groups.append(replace(one, name=f"{group} of {topic}"))
     in_inboxes = named(failed="waiting for a retry", dead="dead letters")
+    decided = named(committed="committed", rolled_back="rolled back", checks="checks")
     at_producer = named(backlog="not yet dispatched", undecided="undecided")
     drawn = (
         draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed")),
         draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
+        draw("decided", "Halves decided, and checks, a minute", decided, colours=(2, 4, 5)),
         draw("lag", "Lag of the groups", groups),
         draw("dead", "Trouble in the inboxes", in_inboxes, colours=(3, 4)),
     )

@@ -49,11 +49,15 @@ class GroupLag(stats.GroupStats):
 
 @dataclass(slots=True, kw_only=True)
 class TopicLag(stats.TopicStats):
-    """The numbers of a topic at its producer, and those of each of its groups, wherever these are."""
+    """The numbers of a topic at its producer, and those of each of its groups, wherever these are.
+
+    ``recent`` is what was decided in the window of the overview, as far back as there are samples; None without any.
+    """
 
     database: str
     queues: int
     groups: list[GroupLag]
+    recent: stats.RecentDecisions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
 
 def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> list[TopicLag]:
     """Return the topics of all databases with their groups, wherever these are; and groups whose topic is nowhere."""
+    recent = {name: stats.recent_decisions(each.numbers, each.samples) for name, each in reached.items()}
     messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.numbers.topics}
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
     for name, each in reached.items():
@@ -178,6 +183,7 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
             database=name,
             queues=each.queues.get(topic.topic, 0),
             groups=groups.pop((name, topic.topic), []),
+            recent=recent[name].get(topic.topic),
         )
         for name, each in reached.items()
         for topic in each.numbers.topics

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 _IN_SAMPLE_OF_TOPIC = (
-    "messages", "undecided", "parked", "orphans", "undispatched", "oldest_undispatched", "scheduled",
-    "exhausted", "capped",
+    "messages", "committed", "rolled_back", "checks", "undecided", "parked", "orphans", "undispatched",
+    "oldest_undispatched", "scheduled", "exhausted", "capped",
 )  # fmt: skip
 _IN_SAMPLE_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
 
@@ -44,7 +44,9 @@ class TopicStats:
     since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
     far. ``undispatched``: committed, but not a message yet. ``scheduled``: committed for later, the next at
     ``next_due``; ``overdue`` of them should have been released, the first ``oldest_overdue`` seconds ago. ``messages``:
-    all there ever were. ``exhausted``: sent again as often as the settings say, and still not in a group's inbox; the
+    all there ever were. ``committed`` and ``rolled_back``: halves that were decided so, as far as dispatch has come;
+    ``checks``: how often a checker or a fence was asked. These three only grow, and are counted from the upgrade on
+    that brought them. ``exhausted``: sent again as often as the settings say, and still not in a group's inbox; the
     first of them, ``exhausted_id``, in ``exhausted_group``, since ``oldest_exhausted`` seconds.
     """
 
@@ -63,6 +65,9 @@ class TopicStats:
     overdue: int = 0
     oldest_overdue: float | None = None
     messages: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    checks: int = 0
     exhausted: int = 0
     oldest_exhausted: float | None = None
     exhausted_id: UUID | None = None
@@ -120,11 +125,13 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
-            undecided, scheduled, exhausted, heads = execute(
+            undecided, scheduled, exhausted, decided, checked, heads = execute(
                 connection,
                 sql.UNDECIDED(schema, limit=LIMIT),
                 sql.SCHEDULED(schema, undispatched=limits.undispatched, limit=LIMIT),
                 sql.EXHAUSTED(schema, limit=LIMIT),
+                sql.DECIDED(schema),
+                sql.CHECKED(schema),
                 sql.HEADS(schema),
             )
             for name, _, position in heads:
@@ -135,7 +142,8 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 "exhausted": sql.EXHAUSTED.named(exhausted),
                 "undispatched": undispatched(connection, schema),
             }
-            for row in itertools.chain(*counts.values()):
+            totals = sql.DECIDED.named(decided), sql.CHECKED.named(checked)
+            for row in itertools.chain(*counts.values(), *totals):
                 topic = topics.setdefault(row["topic"], TopicStats(row["topic"]))
                 for column, value in row.items():
                     setattr(topic, column, value)
@@ -229,6 +237,16 @@ class Series:
     values: list[float | None]
 
 
+@dataclass(frozen=True, slots=True)
+class RecentDecisions:
+    """How many halves of a topic were committed and rolled back, and how many checks were put, in so many seconds."""
+
+    seconds: float
+    committed: int
+    rolled_back: int
+    checks: int
+
+
 #: The producer's database of a topic that a group of another database consumes; None if that isn't known.
 SourceOf = Callable[[str, str, str], str | None]
 
@@ -265,6 +283,9 @@ class _Kind:
 
 _KINDS = (
     _Kind("throughput", "messages", unit="messages/min", rate=True),
+    _Kind("committed", "committed", unit="halves/min", rate=True, parts=False),
+    _Kind("rolled_back", "rolled_back", unit="halves/min", rate=True, parts=False),
+    _Kind("checks", "checks", unit="checks/min", rate=True, parts=False),
     _Kind("backlog", "undispatched"),
     _Kind("undecided", "undecided", unit="halves", parts=False),
     _Kind("consumed", "consumed", of_groups=True, unit="messages/min", rate=True),
@@ -293,7 +314,8 @@ def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
 def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> list[Series]:
     """Return the series of a window; ``times`` has one moment more before them.
 
-    In all: ``throughput``, ``consumed`` (messages a minute), ``backlog``, ``undecided``, ``failed``, ``dead``; of the
+    In all: ``throughput``, ``consumed`` (messages a minute), ``committed``, ``rolled_back`` (halves a minute),
+    ``checks`` (a minute), ``backlog``, ``undecided``, ``failed``, ``dead``; of the
     topics and groups with the highest values ``throughput/TOPIC``, ``backlog/TOPIC``, ``consumed/TOPIC/GROUP``,
     ``lag/TOPIC/GROUP`` and ``dead/TOPIC/GROUP``.
     """
@@ -312,6 +334,19 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
             parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}
             found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts)}
     return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
+
+
+def recent_decisions(now: Stats, samples: Sequence[Sample | None]) -> dict[str, RecentDecisions]:
+    """Return by topic what was decided since the first of the samples; nothing where that isn't known."""
+    if (first := next((sample for sample in samples if sample), None)) is None:
+        return {}
+    seconds, found = (now.at - first.at).total_seconds(), {}
+    for topic in now.topics:
+        before = first.topics.get(topic.topic, {})
+        grown = [getattr(topic, name) - before.get(name, 0) for name in ("committed", "rolled_back", "checks")]
+        if seconds > 0 and min(grown) >= 0:
+            found[topic.topic] = RecentDecisions(seconds, *grown)
+    return found
 
 
 def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict[str, Values]:
