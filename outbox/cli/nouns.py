@@ -213,6 +213,7 @@ _MESSAGES = CommandGroup(
       outbox messages list --topic orders --since 1h
       outbox messages list --where order.id=42
       outbox messages list --status undecided -o json
+      outbox messages list --status unconsumed --group mailer
     """,
     model.MessageFilter,
     RowShape(model.MessageRow, "id topic key tag status born_at deliver_at decided_by"),

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database import migration
 from outbox.database.execute import Row, Template, execute, kind_of
 from outbox.database.sql import plan_by_index, read_only, wait_at_most
-from outbox.errors import DatabaseUnreached, ErrorKind, InvalidSettings, MessageNotFound, SchemaMissing, UnknownDatabase
+from outbox.errors import (
+    DatabaseUnreached,
+    ErrorKind,
+    InvalidSettings,
+    MessageNotFound,
+    OutboxError,
+    SchemaMissing,
+    UnknownDatabase,
+)
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
+
+T = TypeVar("T")
 
 _AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
@@ -109,6 +121,24 @@ class Databases(dict[str, Database]):
 def is_away(error: Exception) -> bool:
     """Return whether an error means that a database, or its tables, can't be reached, whatever is asked of it."""
     return kind_of(error) in _AWAY
+
+
+def read_each(
+    databases: Iterable[Database], read: Callable[[Connection, Database], T], unreached: list[str]
+) -> dict[str, T]:
+    """Return what is read in each database, by name, but for those that are ``unreached``, to which more are added."""
+    found = {}
+    for database in databases:
+        if database.name in unreached:
+            continue
+        try:
+            with database.reading() as connection:
+                found[database.name] = read(connection, database)
+        except (SQLAlchemyError, OutboxError) as error:
+            if not is_away(error):
+                raise
+            unreached.append(database.name)
+    return found
 
 
 def open_database(name: str, engine: Engine, settings: Settings) -> Database:

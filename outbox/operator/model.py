@@ -134,7 +134,11 @@ def _text(help: str, **more: Any) -> Any:  # noqa: A002 - named as the option of
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages of the producers; what isn't given fits all. ``since`` and ``until`` go by ``born_at``."""
+    """Which messages of the producers; what isn't given fits all. ``since`` and ``until`` go by ``born_at``.
+
+    ``group`` goes with the status ``unconsumed`` alone, and asks the group's inbox: what stands after its offsets, and
+    what it has failed and will retry. Without it, the fates are those that the producer has learnt.
+    """
 
     database: str | None = _text("Only of this database.", metavar="NAME")
     status: tuple[MessageStatus | MessageFate, ...] = option(
@@ -144,6 +148,7 @@ class MessageFilter:
     key: str | None = _text("Only this key.")
     tag: str | None = _text("Only this tag.")
     producer_group: str | None = _text("Only of this producer group.", metavar="NAME")
+    group: str | None = _text("With status unconsumed: what this group hasn't consumed yet.", metavar="NAME")
     sends: int | None = option(None, "Only messages that were sent at least so often.", least=1, most=2**15 - 1)
     since: dt.datetime | None = None
     until: dt.datetime | None = None

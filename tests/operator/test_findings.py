@@ -166,7 +166,7 @@ def test_a_group_that_falls_behind(engine: Engine, new_engine: NewEngine, apart:
         else:
             sample(engine, back, {}, {"paid": {"mail": group}})
     (problem,) = overview_of(**engines).findings
-    assert (problem.severity, problem.page) == ("note", "inbox")
+    assert (problem.severity, problem.page) == ("note", "messages")
     assert problem.sentence.endswith("and falls further behind: 4 in the last minutes.")
 
 

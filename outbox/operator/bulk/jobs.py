@@ -411,6 +411,10 @@ class Selection:
             )
         if selector.messages is not None and selector.messages.body is not None:
             raise InvalidRequest("a bulk job can't select by what is in the bodies; name the messages", field="body")
+        if selector.messages is not None and selector.messages.group is not None:
+            raise InvalidRequest(
+                "a bulk job can't select by what a group hasn't read; name the messages", field="group"
+            )
 
 
 @dataclass(frozen=True, slots=True)

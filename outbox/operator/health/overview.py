@@ -145,22 +145,13 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
 
 def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
     """Return from which producer's database each group reads its topic, as far as the databases show it."""
-    producers: dict[str, list[str]] = defaultdict(list)
+    producers: dict[str, dict[str, str | None]] = defaultdict(dict)
     for name, each in reached.items():
         for topic in each.numbers.topics:
-            producers[topic.topic].append(name)
+            producers[topic.topic][name] = database_address(each.url)
 
     def source_of(database: str, topic: str, group: str) -> str | None:
-        names = producers[topic]
-        if database in names or len(names) < 2:
-            return database if database in names else next(iter(names), None)
-        reported = {
-            handler.options.get("source")
-            for handler in workers.merged(reached[database].workers)
-            if (handler.kind, handler.topic, handler.group) == ("consumer", topic, group)
-        }
-        fitting = [name for name in names if database_address(reached[name].url) in reported]
-        return fitting[0] if len(fitting) == 1 else None
+        return workers.source_of(database, topic, group, producers[topic], reached[database].workers)
 
     return source_of
 

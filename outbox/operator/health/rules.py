@@ -322,14 +322,14 @@ RULES: Mapping[str, Rule] = {
     "group.unconsumed": Rule(
         "Group {group!r} is {lag:message|messages} behind in topic {topic!r}: no living worker consumes for it.",
         _WORKER + " --roles consume,retry",
-        page="inbox?group&topic",
+        page="messages?group&topic&status=unconsumed",
     ),
     "group.lag": Rule(
         "Group {group!r} is {lag:message|messages} behind in topic {topic!r}, and falls further behind: {grown:,} in "
         "the last minutes.",
         "give the group more workers, threads or a bigger batch",
         Severity.NOTE,
-        page="inbox?group&topic",
+        page="messages?group&topic&status=unconsumed",
     ),
     "reconciliation.failed": Rule(
         "The last reconciliation of topic {topic!r} with group {group!r} failed {age:duration} ago: {error}",

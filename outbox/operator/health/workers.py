@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -101,6 +101,25 @@ def merged(reports: Iterable[WorkerReport]) -> list[HandlerRow]:
             row = HandlerRow(worker.row.database, str(kind), str(topic), str(name), group, options, [])
             found.setdefault(json.dumps(handler, sort_keys=True), row).workers.append(worker.row.name)
     return sorted(found.values(), key=lambda row: (row.kind, row.topic, row.group or "", row.name))
+
+
+def source_of(
+    database: str, topic: str, group: str, producers: Mapping[str, str | None], reports: Iterable[WorkerReport]
+) -> str | None:
+    """Return from which producer's database a group of another one reads a topic, as far as the databases show it.
+
+    ``producers`` are those that have the topic, with their addresses; ``reports`` are those of the group's database.
+    Where several could be it, its living workers tell.
+    """
+    if database in producers or len(producers) < 2:
+        return database if database in producers else next(iter(producers), None)
+    reported = {
+        handler.options.get("source")
+        for handler in merged(reports)
+        if (handler.kind, handler.topic, handler.group) == ("consumer", topic, group)
+    }
+    fitting = [name for name, address in producers.items() if address in reported]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def alive(reports: Iterable[WorkerReport]) -> bool:

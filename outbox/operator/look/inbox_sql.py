@@ -378,6 +378,14 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
 #: The groups of each topic. Rows: ``(topic, group)``.
 GROUPS_OF_TOPICS = f"{GROUP_QUEUES} SELECT DISTINCT topic, consumer_group FROM place ORDER BY 1, 2"
 
+#: Which of these messages a group is done with, or has failed and will retry. Rows: ``(id,)``.
+met: Template = Template("""
+SELECT w.id FROM unnest(%(ids)s::uuid[]) w (id)
+ CROSS JOIN LATERAL (SELECT status FROM {s}.consumer_message
+                      WHERE consumer_group = %(group)s AND message_id = w.id LIMIT 1) m
+ WHERE m.status IN ('consumed', 'quarantined', 'failed')
+""")
+
 #: What became of messages in groups since acts, each at its time.
 #: Rows: ``(number from 0, group, status, changed at, kind of error, first line of the error)``.
 # A retry makes a message due, and so does a resend when its group comes to it: only an attempt since then says that it

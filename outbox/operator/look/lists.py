@@ -28,6 +28,7 @@ from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
 from outbox.operator.look.redact import has_at
+from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -60,13 +61,16 @@ class Lists(OverDatabases):
 
         A page looks at a window of each database (`lists_sql.WINDOW` messages) at most, unless an index finds what
         fits: undecided and scheduled messages, and a key where there is an index on ``half_message (key)`` or
-        ``(topic, key)``. Bodies are compared here, `lists_sql.BODIES` of them at a time.
+        ``(topic, key)``. Bodies are compared here, `lists_sql.BODIES` of them at a time. With a group, see
+        `outbox.operator.look.unconsumed`.
         """
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.MessageRow]:
             return _messages(connection, database, criteria, after[0] if after else None, limit)
 
-        producers = self.databases.having("producer", check_messages(criteria).database)
+        if check_messages(criteria).group is not None:
+            return unconsumed(self.databases, criteria, page)
+        producers = self.databases.having("producer", criteria.database)
         away = self.databases.away_for(criteria.database)
         return page_of(producers, criteria, page, _BY_ID, read, away)
 
@@ -166,6 +170,14 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
             )
     if criteria.body is not None and not 0 < len(criteria.body[0].split(".")) <= _DEEPEST:
         raise InvalidRequest(f"body path {criteria.body[0]!r} has more than {_DEEPEST} names", field="body")
+    if criteria.group is not None and set(criteria.status) != {model.MessageFate.UNCONSUMED}:
+        raise InvalidRequest(
+            f"group {criteria.group!r} goes with status unconsumed alone; what it has consumed, failed or parked is in "
+            "the list of its inbox",
+            field="group",
+        )
+    if criteria.group is not None and criteria.body is not None:
+        raise InvalidRequest("what is in bodies can't be searched together with a group; leave one out", field="body")
     return criteria
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -243,6 +243,68 @@ def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
     if replace(criteria, database=None, status=()) != MessageFilter() or set(criteria.status) not in _COUNTED:
         return None
     return count_of(schema, *driver(criteria))
+
+
+# --- what a group hasn't consumed ------------------------------------------------------------------------
+
+# Of what was sent again, the first send after the group's offsets stands for the message.
+_AFTER_OFFSETS = f"""
+WITH place AS MATERIALIZED (
+    SELECT * FROM unnest(%(topics)s::text[], %(queues)s::int[], %(offsets)s::bigint[], %(belows)s::bigint[])
+             WITH ORDINALITY p (topic, queue, position, below, number)
+)
+SELECT p.number::int - 1, m.position, m.half_id, r.*
+  FROM place p
+ CROSS JOIN LATERAL (SELECT * FROM {{s}}.message
+                      WHERE topic = p.topic AND queue = p.queue AND position > p.position AND position < p.below
+                      ORDER BY position DESC LIMIT %(window)s) m
+  LEFT JOIN LATERAL (
+       SELECT {_ROW} FROM (SELECT * FROM {{s}}.half_message WHERE id = m.half_id LIMIT 1) h{_OP}
+        WHERE {{where}} AND NOT EXISTS (
+              SELECT FROM {{s}}.message e
+               WHERE e.half_id = m.half_id AND e.send_number < m.send_number
+                 AND e.position > (SELECT q.position FROM place q WHERE q.topic = e.topic AND q.queue = e.queue))) r
+       ON true
+ ORDER BY p.number, m.position DESC
+"""
+
+_OF_IDS = f"""
+SELECT r.* FROM unnest(%(ids)s::uuid[]) w (id)
+ CROSS JOIN LATERAL (
+       SELECT {_ROW} FROM (SELECT * FROM {{s}}.half_message WHERE id = w.id LIMIT 1) h{_OP} WHERE {{where}}) r
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadQueue:
+    """A queue that a group has read as far as ``position``; its list goes on below ``below``, 0 at its end."""
+
+    topic: str
+    queue: int
+    position: int
+    below: int
+
+
+def list_after_offsets(schema: str, criteria: MessageFilter, queues: Sequence[UnreadQueue], window: int) -> Statement:
+    """Find the messages of these queues after a group's offsets, the last position first, ``window`` of each queue.
+
+    Rows: ``(index of the queue, position, id)`` and the fields of `MessageRow`, which are None where the filter doesn't
+    fit, or where an earlier send of the message is among them.
+    """
+    condition, values = where(criteria)
+    of_queues = {
+        "topics": [each.topic for each in queues],
+        "queues": [each.queue for each in queues],
+        "offsets": [each.position for each in queues],
+        "belows": [each.below for each in queues],
+    }
+    return statement(schema, _AFTER_OFFSETS, values | of_queues | {"window": window}, where=condition)
+
+
+def messages_of(schema: str, criteria: MessageFilter, ids: Sequence[UUID]) -> Statement:
+    """Find those of some messages that a filter fits. Rows: the fields of `MessageRow`."""
+    condition, values = where(criteria)
+    return statement(schema, _OF_IDS, values | {"ids": list(ids)}, where=condition)
 
 
 # --- windows of other tables -----------------------------------------------------------------------------

@@ -130,11 +130,32 @@ def merged(
     order: SortOrder[T],
     read: Callable[[str, After, int], Part[T]],
 ) -> Page[T]:
-    """Return a page of a list that several databases have parts of.
+    """Return a page of a list that several databases have parts of, each read by itself: see `merged_parts`.
 
     ``read(name, after, limit)`` gives the first ``limit`` rows of one database after a position (None: of its list).
-    Each database goes on by itself: the rows of a page are in order, and so are the pages, unless a search stopped at
-    its limit in one database and not in another.
+
+    Raises:
+        InvalidRequest: the token isn't one of this list, or a size that isn't one.
+    """
+
+    def read_each(after: Mapping[str, After], limit: int) -> dict[str, Part[T]]:
+        return {name: read(name, position, limit) for name, position in after.items()}
+
+    return merged_parts(names, page, context, order, read_each)
+
+
+def merged_parts(
+    names: Iterable[str],
+    page: PageRequest,
+    context: object,
+    order: SortOrder[T],
+    read: Callable[[Mapping[str, After], int], Mapping[str, Part[T]]],
+) -> Page[T]:
+    """Return a page of a list of several parts.
+
+    ``read(after, limit)`` gives of each part the first ``limit`` rows after its position (None: of its list). Each part
+    goes on by itself: the rows of a page are in order, and so are the pages, unless a search stopped at its limit in
+    one part and not in another.
 
     Raises:
         InvalidRequest: the token isn't one of this list, or a size that isn't one.
@@ -147,7 +168,7 @@ def merged(
     )
     if not after.keys() <= set(names):
         raise _invalid()
-    found = {name: read(name, position, size + 1) for name, position in after.items()}
+    found = read(after, size + 1)
     # Each row with its database's name. Of each database it takes the first ones.
     owned = [[(name, row) for row in found[name].rows] for name in sorted(found)]
     ordered = heapq.merge(*owned, key=lambda pair: order.key(pair[1]), reverse=order.newest_first)
@@ -207,7 +228,7 @@ def page_of(
         return part
 
     if page.number != 1:
-        return _numbered(page, lambda each: page_of(databases, criteria, each, order, read, away))
+        return numbered(page, lambda each: page_of(databases, criteria, each, order, read, away))
     found = merged(by_name, page, criteria, order, read_one)
     if errors and not read_through:
         raise errors[0]
@@ -217,7 +238,12 @@ def page_of(
     return dataclasses.replace(found, total=total)
 
 
-def _numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
+def numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
+    """Return the page of a number, which ``fetch`` comes to by the tokens of those before it.
+
+    Raises:
+        InvalidRequest: there is a token, too, or the number is beyond those that pages have.
+    """
     if page.token:
         raise InvalidRequest("give the number of a page or a page token, not both", "page")
     before = pages_before(fetch, page.number, size_of(page))

@@ -1,0 +1,255 @@
+"""The messages that a group hasn't consumed yet: those after its offsets, and those that it has failed and will retry.
+
+Offsets and failures are read in the group's database, what stands in the queues in its producer's. So a page costs what
+it shows, and the look at all failures of the group, however many messages were consumed before. What is parked is a
+dead letter, and isn't listed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.database.execute import Row, execute
+from outbox.errors import InvalidRequest
+from outbox.message.model import Status
+from outbox.operator.databases import read_each
+from outbox.operator.health import sql as health_sql
+from outbox.operator.health.workers import WorkerReport, source_of, workers_in
+from outbox.operator.look import inbox_sql, lists_sql
+from outbox.operator.look.inbox_sql import InboxQuery
+from outbox.operator.look.lists_sql import UnreadQueue
+from outbox.operator.look.paging import After, Part, SortOrder, merged_parts, numbered
+from outbox.operator.model import MessageFilter, MessageRow, Page, PageRequest
+from outbox.text import database_address
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.operator.databases import Database, Databases
+
+#: How many messages of each queue one search looks at, where the filter has more conditions.
+WINDOW = 1_000
+_LAST_POSITION = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A message, and where it was found: at a position of a queue, or (0) among the failed ones."""
+
+    row: MessageRow
+    position: int
+
+
+_NEWEST: SortOrder[_Found] = SortOrder(
+    key=lambda found: (found.row.id,), shape=(int, UUID), position=lambda found: (found.position, found.row.id)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupState:
+    """How far a group has read the queues of topics, in its database, and the workers there."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+    workers: list[WorkerReport]
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuePart:
+    """A queue that a group reads: the databases of the group and of the producer, and the group's offset."""
+
+    consumer: str
+    producer: str
+    topic: str
+    queue: int
+    offset: int
+
+    @property
+    def name(self) -> str:
+        """The name of this part of the list."""
+        return json.dumps([self.consumer, self.producer, self.topic, self.queue])
+
+
+def unconsumed(databases: Databases, criteria: MessageFilter, page: PageRequest) -> Page[MessageRow]:
+    """Return a page of what the filter's group hasn't consumed yet, the newest first.
+
+    Within a queue, the order is that of the positions. What the group's filter will leave out is listed until the group
+    has come to it.
+
+    Raises:
+        InvalidRequest: no database that can be read knows the group, or which one has a topic that it reads; or of
+            several that have it, which one it reads from.
+    """
+    if page.number != 1:
+        return numbered(page, lambda each: unconsumed(databases, criteria, each))
+    search = _Search(databases, criteria)
+    if search.unreached and page.token:
+        # The parts of the list are others than those of the token: it is tried again as it is.
+        return Page([], page.token, complete=False, unreached=search.unreached)
+    found = merged_parts(search.parts, page, criteria, _NEWEST, search.read)
+    return Page(
+        [each.row for each in found.items],
+        found.next_page_token,
+        found.total,
+        found.complete,
+        found.searched,
+        [*search.unreached, *found.unreached],
+    )
+
+
+class _Search:
+    """What is known of a group before its messages are read: its queues, and the databases that couldn't be read."""
+
+    def __init__(self, databases: Databases, criteria: MessageFilter) -> None:
+        self.databases = databases
+        self.group = str(criteria.group)
+        self.criteria = replace(criteria, group=None, status=())
+        self.unreached: list[str] = list(databases.away)
+        groups = read_each(databases.having("consumer"), self._state_of_group, self.unreached)
+        queues = read_each(databases.having("producer"), _queues, self.unreached)
+        known = {name: state for name, state in groups.items() if state.offsets}
+        if not known and not self.unreached:
+            raise InvalidRequest(
+                f"no registered database ({', '.join(databases)}) has offsets of a group {self.group!r}"
+                + (f" of topic {criteria.topic!r}" if criteria.topic else "")
+                + "; see the groups in the overview, or register the group's database",
+                field="group",
+            )
+        self.sources = {
+            (name, topic): self._source(name, topic, queues, state.workers)
+            for name, state in known.items()
+            for topic in state.offsets
+        }
+        self.queue_parts = {
+            part.name: part
+            for name, state in known.items()
+            for topic, offsets in state.offsets.items()
+            if (producer := self._chosen(name, topic)) is not None
+            for queue in range(queues[producer][topic])
+            for part in [_QueuePart(name, producer, topic, queue, offsets.get(queue, 0))]
+        }
+        self.parts = [*self.queue_parts, *(json.dumps([name]) for name in known)]
+
+    def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
+        offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        for group, topic, queue, position in execute(connection, health_sql.OFFSETS(database.schema))[0]:
+            if group == self.group and self.criteria.topic in {None, topic}:
+                offsets[topic][queue] = position
+        return _GroupState(offsets, workers_in(connection, database))
+
+    def _source(
+        self, consumer: str, topic: str, queues: Mapping[str, Mapping[str, int]], workers: list[WorkerReport]
+    ) -> str | None:
+        """Return the producer's database; None where it may be one that can't be read."""
+        having = {
+            name: database_address(self.databases[name].engine.url)
+            for name, topics in queues.items()
+            if topic in topics
+        }
+        source = source_of(consumer, topic, self.group, having, workers)
+        if source is None and self.criteria.database in having:
+            return self.criteria.database
+        if source is None and having:
+            raise InvalidRequest(
+                f"several databases have topic {topic!r}, and no living worker tells which one group {self.group!r} "
+                f"reads from; name one of: {', '.join(having)}",
+                field="database",
+            )
+        if source is None and not self.unreached:
+            raise InvalidRequest(
+                f"no registered database ({', '.join(self.databases)}) has the messages of topic {topic!r}, which "
+                f"group {self.group!r} reads; register that of its producer, or name another topic",
+                field="topic",
+            )
+        return source
+
+    def _chosen(self, consumer: str, topic: str) -> str | None:
+        """Return the producer's database of a topic, if the filter is about it, too."""
+        source = self.sources.get((consumer, topic))
+        return source if self.criteria.database in {None, source} else None
+
+    def read(self, after: Mapping[str, After], limit: int) -> dict[str, Part[_Found]]:
+        """Return the next messages of each part of the list."""
+        found: dict[str, Part[_Found]] = {}
+        going_on = [part for name, part in self.queue_parts.items() if name in after]
+        for producer in {part.producer for part in going_on}:
+            found |= self._after_offsets(
+                producer, [each for each in going_on if each.producer == producer], after, limit
+            )
+        return found | {name: self._failed(name, after[name], limit) for name in after.keys() - found.keys()}
+
+    def _after_offsets(
+        self, producer: str, going_on: Sequence[_QueuePart], after: Mapping[str, After], limit: int
+    ) -> dict[str, Part[_Found]]:
+        """Read on in queues of a producer's database, and leave out what the group has nonetheless: what was resent."""
+        # All of the group's queues: an earlier send may be in one whose list has ended.
+        queue_parts = [each for each in self.queue_parts.values() if each.producer == producer]
+        belows = {each.name: (after[each.name] or (_LAST_POSITION,))[0] for each in going_on}
+        queues = [UnreadQueue(each.topic, each.queue, each.offset, belows.get(each.name, 0)) for each in queue_parts]
+        window = limit if replace(self.criteria, database=None, topic=None) == MessageFilter() else max(WINDOW, limit)
+
+        def list_queues(connection: Connection, database: Database) -> list[Row]:
+            return execute(connection, lists_sql.list_after_offsets(database.schema, self.criteria, queues, window))[0]
+
+        away: list[str] = []
+        rows: defaultdict[str, list[Row]] = defaultdict(list)
+        for number, *row in read_each([self.databases[producer]], list_queues, away).get(producer, ()):
+            rows[queue_parts[number].name].append(tuple(row))
+        parts = {}
+        for consumer in {each.consumer for each in going_on}:
+            names = [each.name for each in going_on if each.consumer == consumer]
+            met = self._met(consumer, [row[1] for name in names for row in rows[name] if row[2] is not None], away)
+            for name in names:
+                unread = [
+                    _Found(MessageRow(producer, *row), position)
+                    for position, message_id, *row in rows[name]
+                    if row[0] is not None and message_id not in met
+                ]
+                stopped = rows[name][-1][:2] if len(rows[name]) == window else None
+                parts[name] = Part(unread[:limit], len(rows[name]), stopped)
+        return {name: Part([], unread=True) for name in parts} if away else parts
+
+    def _met(self, consumer: str, ids: list[UUID], away: list[str]) -> set[UUID]:
+        """Return which messages the group has consumed, unread off or failed."""
+
+        def find(connection: Connection, database: Database) -> set[UUID]:
+            return {row[0] for row in execute(connection, inbox_sql.met(database.schema, group=self.group, ids=ids))[0]}
+
+        return read_each([self.databases[consumer]], find, away).get(consumer, set())
+
+    def _failed(self, name: str, after: After, limit: int) -> Part[_Found]:
+        """Read on in what the group has failed and will retry."""
+        (consumer,) = json.loads(name)
+        query = InboxQuery(status=(Status.FAILED,), group=self.group, topic=self.criteria.topic)
+        below = (after[1], self.group) if after else None
+
+        def list_failed(connection: Connection, database: Database) -> list[Row]:
+            return execute(connection, inbox_sql.list_inbox(database.schema, query, "failed", below, limit))[0]
+
+        away: list[str] = []
+        failed = [
+            (row[3], row[4]) for row in read_each([self.databases[consumer]], list_failed, away).get(consumer, ())
+        ]
+        ids: defaultdict[str, list[UUID]] = defaultdict(list)
+        for message_id, topic in failed:
+            if (producer := self._chosen(consumer, topic)) is not None:
+                ids[producer].append(message_id)
+
+        def list_messages(connection: Connection, database: Database) -> list[MessageRow]:
+            found = lists_sql.messages_of(database.schema, self.criteria, ids[database.name])
+            return [MessageRow(database.name, *row) for row in execute(connection, found)[0]]
+
+        producers = [self.databases[producer] for producer in ids]
+        rows = [row for found in read_each(producers, list_messages, away).values() for row in found]
+        rows.sort(key=lambda row: row.id, reverse=True)
+        stopped = (0, failed[-1][0]) if len(failed) == limit else None
+        return Part([], unread=True) if away else Part([_Found(row, 0) for row in rows], len(failed), stopped)
+
+
+def _queues(connection: Connection, database: Database) -> dict[str, int]:
+    """Return how many queues each topic has."""
+    return dict(execute(connection, health_sql.TOPICS(database.schema))[0])
