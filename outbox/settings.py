@@ -34,9 +34,10 @@ _OTHERS = (
 class Settings:
     """All settings of one `Outbox`; durations are seconds.
 
-    ``retention`` keeps decided halves, their ops and messages; ``inbox_retention`` keeps inbox rows, and
-    must outlive the former by the retry horizon, or a message could be delivered again to an inbox that
-    has forgotten it. ``record_retention`` keeps what reconciliations found, failed attempts, and ended sagas.
+    ``retention`` keeps decided halves, their ops and messages, ``undelivered_retention`` those messages that a known
+    group has yet to consume. ``inbox_retention`` keeps inbox rows; it must outlive ``retention`` by the retry horizon,
+    or a message could be delivered again to an inbox that has forgotten it. (A row outlives its own message in any
+    case.) ``record_retention`` keeps what reconciliations found, failed attempts, and ended sagas.
     ``max_claims`` is how often a message may be started without ever finishing (the process died) before it is parked.
 
     Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is
@@ -156,6 +157,12 @@ class Settings:
     retention: Seconds = option(
         72 * _HOUR, "How long decided halves, ops and messages are kept.", above=0, page="deploying"
     )
+    undelivered_retention: Seconds = option(
+        0.0,
+        "How long messages are kept that a known group has yet to consume; 0: no longer than others.",
+        least=0,
+        page="deploying",
+    )
     inbox_retention: Seconds = option(
         2 * 72 * _HOUR,
         "How long inbox rows are kept; longer than retention and all retries together.",
@@ -203,6 +210,12 @@ class Settings:
             raise InvalidSettings(
                 f"check_timeout = {self.check_timeout!r} s is longer than a pass may take (check_time_limit = "
                 f"{self.check_time_limit!r} s); set check_time_limit to at least {self.check_timeout!r}"
+            )
+        if 0 < self.undelivered_retention < self.retention:
+            raise InvalidSettings(
+                f"undelivered_retention = {self.undelivered_retention:.0f} s is shorter than retention "
+                f"({self.retention:.0f} s): what no group has consumed would be kept for less than what all have; "
+                f"set it to at least {self.retention:.0f}, or to 0 (no longer than others)"
             )
         horizon = sum(self.retry_delays) * (1 + self.retry_jitter)
         if self.inbox_retention < self.retention + horizon:

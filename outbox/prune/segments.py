@@ -168,13 +168,26 @@ class _ProducerSide(SegmentedSide):
     def indexes(self, _schema: str, _segment: Segment) -> list[Statement]:
         return []
 
-    def survey(self, connection: Connection, settings: Settings, segment: Segment) -> Survey:
+    def survey(self, connection: Connection, settings: Settings, segment: Segment) -> Survey | None:
+        undelivered = self._undelivered(connection, settings, segment)
+        if len(undelivered) > FEW:
+            return None  # it waits for its groups as a whole: row by row, each pass would read all of it in vain
         values = {"first": segment.first, "end": segment.end, "retention": settings.retention, "limit": FEW + 1}
         with connection.begin():
             survey = sql.survey(settings.schema, self.leaves(segment), values)
             _, ((snapshot, halves, keep, *ends),) = execute(connection, plan_by_index(), survey)
         since = {"snapshot": snapshot} | dict(zip(("topics", "queues", "lasts"), ends, strict=True))
-        return Survey(halves, frozenset(("", id_) for id_ in keep or ()), since)
+        return Survey(halves, frozenset(("", id_) for id_ in {*(keep or ()), *undelivered}), since)
+
+    def _undelivered(self, connection: Connection, settings: Settings, segment: Segment) -> set[UUID]:
+        """Return messages that known groups have yet to consume; where there are many, some more than few."""
+        if not settings.undelivered_retention:
+            return set()
+        values = {"undelivered": settings.undelivered_retention, "limit": FEW + 1}
+        with connection.begin():
+            statement = sql.undelivered(settings.schema, self.leaves(segment), values)
+            _, rows = execute(connection, plan_by_index(), statement)
+        return {half_id for (half_id,) in rows}
 
     def changed(self, schema: str, segment: Segment, survey: Survey) -> Statement:
         values = {"first": segment.first, "end": segment.end, **survey.since}
@@ -444,9 +457,10 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     transaction was still open) goes, too. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
+    ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
     deleted, going = 0, True
     while going and not stopping():
-        halves = sql.settled_halves(schema, after=after, end=end, limit=batch, retention=settings.retention)
+        halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=batch)
         with connection.begin():
             _, ((found, gone, last, young),) = execute(connection, plan_by_index(), halves)
             full = found == batch

@@ -20,14 +20,36 @@ SELECT c.relname::text, bounds
  WHERE i.inhparent = '{s}.{table}'::regclass AND bounds IS NOT NULL
 """
 
+# A group is known by its cursor.
+_KNOWN = """known AS MATERIALIZED (
+    SELECT DISTINCT ON (topic, consumer_group) topic, positions FROM {s}.delivery_cursor
+     ORDER BY topic, consumer_group, number DESC
+)"""
+
+_OPEN = """NOT d.settled
+                AND NOT EXISTS (SELECT FROM {s}.delivery n
+                                 WHERE n.half_id = d.half_id AND n.consumer_group = d.consumer_group
+                                   AND n.number > d.number)"""
+
+# Of a message that is younger than this, what became of it in each known group has to be settled first.
+_MAY_WAIT = "m.visible_at >= clock_timestamp() - make_interval(secs => %(undelivered)s)"
+_WAITS = f"""({_MAY_WAIT}
+                       AND (EXISTS (SELECT FROM {{s}}.delivery d WHERE d.half_id = m.half_id AND {_OPEN})
+                            OR EXISTS (SELECT FROM known k
+                                        WHERE k.topic = m.topic
+                                          AND m.position > coalesce(k.positions[m.queue + 1], 0))))"""
+
 # A half goes together with its op and its messages, in one statement: no op without its half (a check would take
 # an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
 # newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
 # which only bounds the scan; what decides is the database's own time of the decision.
 #: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
+#: Those stay that are younger than ``undelivered`` seconds, and that a known group has yet to consume.
 #: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
-settled_halves: Template = Template("""
-WITH old AS MATERIALIZED (
+settled_halves: Template = Template(
+    "WITH "
+    + _KNOWN
+    + """, old AS MATERIALIZED (
     SELECT h.id, o.resolution, o.decided_at
       FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
      WHERE h.id > %(after)s AND h.id < %(end)s
@@ -42,6 +64,9 @@ WITH old AS MATERIALIZED (
            SELECT FROM {s}.message m
             WHERE m.half_id = id
               AND (m.visible_at >= clock_timestamp() - make_interval(secs => %(retention)s)
+                   OR """
+    + _WAITS
+    + """
                    OR NOT EXISTS (SELECT FROM {s}.message n
                                    WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
 ), locked AS MATERIALIZED (
@@ -63,7 +88,8 @@ WITH old AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
        (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
-""")
+"""
+)
 
 # The queues that have messages in a segment: jumps from queue to queue in the index.
 _QUEUES = """
@@ -74,6 +100,27 @@ queue_of AS (
         SELECT topic, queue FROM {message} m WHERE (m.topic, m.queue) > (p.topic, p.queue)
          ORDER BY topic, queue LIMIT 1) n
 )"""
+
+# The same as in `settled_halves`, for a whole segment at once: by the index of what is open, and by that of the queues.
+# A group that gets its first cursor while a segment is emptied isn't waited for yet.
+_UNDELIVERED = (
+    "WITH RECURSIVE"
+    + _QUEUES
+    + f", {_KNOWN}"
+    + f"""
+(SELECT half_id FROM {{delivery}} d
+  WHERE {_OPEN} AND EXISTS (SELECT FROM {{s}}.message m WHERE m.half_id = d.half_id AND {_MAY_WAIT})
+  LIMIT %(limit)s)
+ UNION
+(SELECT m.half_id
+   FROM known k JOIN queue_of q ON q.topic = k.topic
+  CROSS JOIN LATERAL (SELECT half_id FROM {{message}} m
+                       WHERE m.topic = q.topic AND m.queue = q.queue
+                         AND m.position > coalesce(k.positions[q.queue + 1], 0) AND {_MAY_WAIT}
+                       LIMIT %(limit)s) m
+  LIMIT %(limit)s)
+"""
+)
 
 # Settled is the same as in `settled_halves`, for a whole segment at once. What lacks its half stays, as it does there.
 _SURVEY = (
@@ -163,6 +210,11 @@ def survey(schema: str, leaves: Mapping[str, str], values: Mapping[str, object])
     The ids are ``limit`` at most, and may be None, as the queues may.
     """
     return of_segment(_SURVEY, schema, leaves, values)
+
+
+def undelivered(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
+    """Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``."""
+    return of_segment(_UNDELIVERED, schema, leaves, values)
 
 
 def changed(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:

@@ -133,6 +133,7 @@ def test_unpruned(engine: Engine, outbox: Outbox) -> None:
     # Not the newest of its queue, from which the next position is counted; nor what waits for its time.
     assert the(report, "prune.behind").details["halves"] == 3
     assert codes(examine(engine, Settings(retention=100 * 3600, inbox_retention=200 * 3600))) == []
+    assert codes(examine(engine, Settings(undelivered_retention=100 * 3600))) == []
     with engine.connect() as connection:
         assert prune_producer_once(connection, outbox.settings).done == 3
     assert codes(examine(engine)) == []
@@ -195,6 +196,11 @@ def test_group_that_falls_behind(engine: Engine, outbox: Outbox, till: list[Any]
     assert (the(report, "group.behind").details["group"], the(report, "group.behind").details["topic"]) == (
         "till", "orders",
     )  # fmt: skip
+    longer = Settings(undelivered_retention=100 * 3600)
+    assert codes(examine(engine, longer)) == ["group.behind"]
+    sql(engine, "INSERT INTO outbox.delivery_cursor VALUES ('orders', 'till', 1, '{0}', '{0}')")
+    assert "group.behind" not in codes(examine(engine, longer))
+    sql(engine, "DELETE FROM outbox.delivery_cursor")
     consume(outbox, engine)
     assert codes(examine(engine)) == []
 

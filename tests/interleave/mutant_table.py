@@ -389,6 +389,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "tests/delivery/test_pruned.py",
     ),
+    Mutant(
+        "prune: row by row, what a known group has yet to consume stays",
+        "prune/segments_sql.py",
+        '_WAITS = f"""({_MAY_WAIT}',
+        '_WAITS = f"""({_MAY_WAIT} AND false',
+        "tests/delivery/test_pruned.py",
+    ),
+    Mutant(
+        "prune: with its segment, too, what a known group has yet to consume stays",
+        "prune/segments.py",
+        "for id_ in {*(keep or ()), *undelivered}",
+        "for id_ in keep or ()",
+        "tests/delivery/test_pruned.py",
+    ),
     # --- prune -----------------------------------------------------------------------------------------------
     Mutant(
         "prune: what somebody sends again is left alone",

@@ -157,6 +157,17 @@ def test_inbox_must_outlive_what_can_come_again() -> None:
         Settings(retention=100, retry_delays=(10, 20), retry_jitter=0.5, inbox_retention=130)
 
 
+def test_what_is_undelivered_is_kept_for_longer() -> None:
+    """Not for less than what all groups have consumed; 0 makes no difference between them."""
+    assert Settings().undelivered_retention == 0
+    Settings(retention=100, inbox_retention=10**6, undelivered_retention=100)
+    with pytest.raises(
+        InvalidSettings,
+        match=r"undelivered_retention = 99 s is shorter than retention \(100 s\).*at least 100, or to 0",
+    ):
+        Settings(retention=100, inbox_retention=10**6, undelivered_retention=99)
+
+
 def test_defaults_of_the_check_are_rocketmqs() -> None:
     """Six seconds, thirty seconds, fifteen checks, sixty seconds, five threads: as BrokerConfig has them."""
     settings = Settings()

@@ -260,8 +260,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "segment.overdue": Rule(
         "Segment {segment} could not be emptied for {age:duration} after its retention: it has many messages that must "
-        "be kept, or somebody always has a lock of it. Its rows are deleted one by one.",
-        "see what is undecided, scheduled or not dispatched: outbox stats {at}\n"
+        "be kept, or somebody always has a lock of it. Its rows are deleted one by one, unless it waits for known "
+        "groups.",
+        "see what is undecided, scheduled or not dispatched, and which groups are behind: outbox stats {at}\n"
         "and which transactions run for long: outbox doctor {at}",
         severity=Severity.NOTE,
     ),

@@ -172,10 +172,11 @@ def undispatched(cursor: Cursor | None) -> Query:
 #: Prune comes round every prune_interval; what is left after ten rounds, and an hour in any case, is left for good.
 UNPRUNED = Query("""
 -- halves oldest retention
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8, %(retention)s::float8
-  FROM (SELECT h.id, o.resolution, o.decided_at,
-               clock_timestamp() - make_interval(secs => %(retention)s + greatest(10 * %(prune_interval)s, 3600)) AS due
-          FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8, max(kept)::float8
+  FROM (SELECT h.id, o.resolution, o.decided_at, r.kept,
+               clock_timestamp() - make_interval(secs => r.kept + greatest(10 * %(prune_interval)s, 3600)) AS due
+          FROM (SELECT greatest(%(retention)s, %(undelivered_retention)s)) r (kept)
+         CROSS JOIN {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
          ORDER BY h.id LIMIT %(limit)s) old
  WHERE decided_at < due AND (resolution = 'rollback' OR EXISTS (
         SELECT FROM {s}.message m
@@ -275,12 +276,13 @@ SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
 #: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues
 #: messages were pruned before they were read, the age of the oldest in s, which share of the retention that is where
 #: nothing was pruned, and SQL that forgets the group.
+#: Messages are kept longer for a group that is known to their producer.
 #: Numbers are dense: where the next message hasn't the next number, those in between were pruned. A queue that was
 #: added after the group began has no offset, and is read from its first message.
 UNREAD = Query(f"""
 -- group topic queues behind retention share forget
 {GROUP_QUEUES}
-SELECT *, %(retention)s::float8, CASE WHEN queues = 0 THEN behind / %(retention)s END::float8,
+SELECT consumer_group, topic, queues, behind, kept::float8, CASE WHEN queues = 0 THEN behind / kept END::float8,
        format('DELETE FROM {{s}}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', consumer_group, topic)
   FROM (
 SELECT g.consumer_group, g.topic,
@@ -297,6 +299,11 @@ SELECT g.consumer_group, g.topic,
         WHERE m.topic = g.topic AND m.queue = q.queue AND m.position > o.position
         ORDER BY position LIMIT 1) n
  GROUP BY 1, 2) of_group
+ CROSS JOIN LATERAL (
+       SELECT greatest(%(retention)s, CASE WHEN EXISTS (
+                  SELECT FROM {{s}}.delivery_cursor c
+                   WHERE c.consumer_group = of_group.consumer_group AND c.topic = of_group.topic)
+              THEN %(undelivered_retention)s END)) r (kept)
  ORDER BY 1, 2
 """)
 
