@@ -53,7 +53,10 @@ SLOW = (
     "cli/half/",
     *(f"cli/test_{name}" for name in ("console", "run")),
     *(f"compensate/test_{name}" for name in ("kill", "races")),
-    *(f"console/{name}" for name in ("browser/", "test_pages_hostile", "test_schema", "test_standalone")),
+    *(
+        f"console/{name}"
+        for name in ("browser/", "test_clients", "test_pages_hostile", "test_schema", "test_standalone")
+    ),
     "consumer/test_kill",
     *(f"dispatch/test_{name}" for name in ("restore", "rivals", "schedule", "stress")),
     "django/",

@@ -33,8 +33,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, lists, probes, reconciliations
-from outbox.console.api.requests import PROBLEM_SCHEMA
+from outbox.console.api import acts, document, lists, probes, reconciliations
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -134,6 +133,7 @@ def create_console_app(
         version=outbox.__version__,
         description=_DESCRIPTION,
         openapi_url=None,
+        generate_unique_id_function=document.short_name,
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[Middleware(Guard, console, answer)],
@@ -152,11 +152,15 @@ def create_console_app(
     return app
 
 
-def create_console_router(source: Source, *, authorizer: Authorizer, **options: Unpack[ConsoleOptions]) -> APIRouter:
+def create_console_router(
+    source: Source, *, authorizer: Authorizer, documented_in: FastAPI | None = None, **options: Unpack[ConsoleOptions]
+) -> APIRouter:
     """Return the console as a router: ``app.include_router(create_console_router(…), prefix="/outbox")``.
 
     The parameters are those of `create_console_app`, without ``root_path``. The console protects itself: it needs
     nothing of the application around it (middleware, dependencies, handlers of errors) and changes nothing there.
+    ``documented_in`` is the application whose OpenAPI document describes the console's endpoints as well; whoever may
+    read that document then reads them there. By default none does.
 
     Raises:
         As `create_console_app`.
@@ -168,6 +172,11 @@ def create_console_router(source: Source, *, authorizer: Authorizer, **options: 
     async def console_below() -> Response:
         return _PassedOn(app)
 
+    if documented_in is not None:
+        mark = f"console {secrets.token_hex(16)}"
+        # Behind the route above, so it is in the document only.
+        router.add_api_route("/{path:path}", console_below, operation_id=mark)
+        document.describe_in(documented_in, app, mark)
     return router
 
 
@@ -177,14 +186,7 @@ class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
         if self.openapi_schema is None:
-            document = super().openapi()
-            schemes = getattr(self.state.console.authorizer, "schemes", {})
-            components = document.setdefault("components", {})
-            components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
-            if schemes:
-                # Those of the application's own dependencies are there already.
-                components.setdefault("securitySchemes", {}).update(schemes)
-                document["security"] = [{name: []} for name in schemes]
+            document.complete(super().openapi(), getattr(self.state.console.authorizer, "schemes", {}))
         return self.openapi_schema or {}
 
 

@@ -184,8 +184,8 @@ def test_a_copy_with_another_body(shop: Shop, acting: Http) -> None:
     assert problem(acting.as_role("operator").post(path, order)) == (403, "forbidden")
     answer = acting.post(path, order)
     assert answer.status_code == 201
-    assert answer.headers["location"].endswith(f"/messages/{answer.json()['copy']}")
-    assert answer.json()["message"]["copies"] == [answer.json()["copy"]]
+    assert answer.headers["location"].endswith(f"/messages/{answer.json()['copy_id']}")
+    assert answer.json()["message"]["copies"] == [answer.json()["copy_id"]]
     assert problem(acting.post(path, order))[0] == 409
-    assert acting.get(f"/messages/{answer.json()['copy']}").json()["copy_of"] == str(message_id)
+    assert acting.get(f"/messages/{answer.json()['copy_id']}").json()["copy_of"] == str(message_id)
     assert acting.post(path, order | {"again": True, "original": "leave"}).status_code == 201

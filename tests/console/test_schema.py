@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import re
+from dataclasses import make_dataclass
 from typing import Annotated, Any
 
 import jsonschema_rs
@@ -12,6 +16,7 @@ from fastapi.routing import iter_route_contexts
 from fastapi.security import APIKeyHeader
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -20,9 +25,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from outbox.console import AnyOf, Basic, Principal, create_console_router, hash_password
+from outbox.console import AnyOf, Basic, Principal, create_console_app, create_console_router, hash_password
+from outbox.console.api.requests import from_body
 from outbox.operator.acts import ACTS
-from tests.console.web import API, GROUP, Http, Shop, authorizer, console_of
+from tests.console.web import API, GROUP, Asker, Http, Shop, authorizer, console_of
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 #: Making up what doesn't fit takes schemathesis longest.
@@ -34,6 +40,12 @@ BOUNDED = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+
+
+class Problem(BaseModel):
+    """What an application has of the same name as the console."""
+
+    mine: str
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +85,27 @@ def test_every_act_of_the_table_is_in_the_document(document: dict[str, Any]) -> 
         operation = document["paths"][f"{API}{place}/{act.name}"]["post"]
         assert operation["summary"] == act.summary
         assert operation["description"].startswith(act.details)
-        fields = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        fields = document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]
         assert fields.keys() == {"reason", "database", *(option.name for option in act.options)} | (
             {"token"} if act.as_job else set()
         )
+
+
+def test_names_are_those_of_a_client(document: dict[str, Any]) -> None:
+    """Operations are functions, schemas are classes: each name is there once, can be one, and refers to something."""
+    names = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(names) == len(set(names)) > 40
+    schemas = document["components"]["schemas"]
+    assert [name for name in [*names, *schemas] if not re.fullmatch(r"[A-Za-z]+(_[a-z]+)*", name)] == []
+    assert [name for name, schema in schemas.items() if schema["title"] != name] == []
+    assert set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document))) == set(schemas)
+
+
+def test_two_bodies_of_a_name_are_refused() -> None:
+    """A client has one class of a name, so another body of that name would be sent as the first."""
+    with pytest.raises(TypeError, match="two different bodies are named ReasonBody"):
+        from_body(make_dataclass("ReasonBody", [("other", str)], namespace={"__doc__": "Another."}))
 
 
 def test_the_document_says_how_to_log_in(museum: Shop, document: dict[str, Any]) -> None:
@@ -113,11 +142,52 @@ def test_all_problems_have_one_schema(document: dict[str, Any], looking: Http) -
 
 
 def test_the_document_of_the_application_is_its_own(museum: Shop) -> None:
-    """Nothing of the console is in it: no path, no schema, no way to log in."""
+    """Nothing of the console is in it, unless it is asked for: no path, no schema, no way to log in."""
     app = FastAPI()
     alone = app.openapi()
     app = FastAPI()
     app.include_router(create_console_router(museum.outbox, authorizer=authorizer()), prefix="/outbox")
+    assert app.openapi() == alone
+
+
+def test_an_application_may_describe_its_consoles(museum: Shop, document: dict[str, Any], ask: Asker) -> None:
+    """Each below its prefix, with names of their own beside what the application has of the same name."""
+    app = FastAPI()
+
+    @app.get("/problems")
+    def problems() -> Problem:
+        raise NotImplementedError
+
+    alone = copy.deepcopy(app.openapi())
+    for prefix in ("/one", "/{tenant}/two"):
+        router = create_console_router(museum.outbox, authorizer=authorizer(), documented_in=app)
+        app.include_router(router, prefix=prefix)
+    whole = ask(app).ask("GET", "/openapi.json").json()
+    assert whole == app.openapi()
+
+    paths = {f"{prefix}{path}" for prefix in ("/one", "/{tenant}/two") for path in document["paths"]}
+    assert whole["paths"].keys() == {"/problems"} | paths
+    assert whole["paths"]["/problems"] == alone["paths"]["/problems"]
+    schemas = whole["components"]["schemas"]
+    assert schemas["Problem"] == alone["components"]["schemas"]["Problem"]
+    assert schemas.keys() == {"Problem"} | {f"Outbox{name}" for name in document["components"]["schemas"]}
+    assert set(re.findall(r"#/components/schemas/(\w+)", json.dumps(whole))) == set(schemas)
+    assert "security" not in whole
+    operation = whole["paths"][f"/{{tenant}}/two{API}/meta"]["get"]
+    assert operation["operationId"] == "tenant_two_meta"
+    assert operation["security"] == [{"tenant_two_bearer": []}]
+    assert [each["name"] for each in operation["parameters"]] == ["tenant"]
+    assert set(whole["components"]["securitySchemes"]) == {"one_bearer", "tenant_two_bearer"}
+    assert create_console_app(museum.outbox, authorizer=authorizer()).openapi()["paths"] == document["paths"]
+
+
+def test_a_router_without_a_schema_is_not_described(museum: Shop) -> None:
+    """What FastAPI is told of the router counts: it is included without a schema."""
+    app = FastAPI()
+    alone = app.openapi()
+    app = FastAPI()
+    router = create_console_router(museum.outbox, authorizer=authorizer(), documented_in=app)
+    app.include_router(router, prefix="/outbox", include_in_schema=False)
     assert app.openapi() == alone
 
 

@@ -88,11 +88,12 @@ def _in_group(group: Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9
     return Target(message_id, group)
 
 
-def _body_of(act: Act, *bases: type) -> Any:
+def _body_of(act: Act, *bases: type, prefix: str = "") -> Any:
     """Return the body of an endpoint of an act: its options, and the fields of ``bases``."""
     fields: list[Any] = [(each.name, bool, option(False, each.help)) for each in act.options]
     namespace = {"__doc__": act.summary}
-    return from_body(make_dataclass(f"{act.name.title()}Body", fields, bases=bases, frozen=True, namespace=namespace))
+    name = f"{prefix}{act.name.title()}Body"
+    return from_body(make_dataclass(name, fields, bases=bases, frozen=True, namespace=namespace))
 
 
 def _options(act: Act, body: Any) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def _add_act(act: Act) -> None:
 
 def _add_job(act: Act) -> None:
     """Add the endpoints of an act that is a bulk job even for one message."""
-    preview_of, order_of = _body_of(act, DatabaseBody), _body_of(act, JobBody)
+    preview_of, order_of = _body_of(act, DatabaseBody, prefix="Preview"), _body_of(act, JobBody)
 
     def preview(context: Context, message_id: UUID, body: Any = preview_of) -> Preview:
         selector = Selector(targets=(Target(message_id),))
@@ -176,7 +177,7 @@ class Edited:
     """The copy that was sent, in a sentence and by its id, and the original as it is now."""
 
     outcome: str
-    copy: UUID
+    copy_id: UUID
     message: model.MessageView
 
 
@@ -268,14 +269,16 @@ class IdsBody(DatabaseBody, ReasonBody):
 
 
 @router.post("/bulk-jobs/preview", tags=["bulk jobs"])
-def preview(context: Context, body: PreviewBody = from_body(PreviewBody)) -> Preview:
+def preview_bulk_job(context: Context, body: PreviewBody = from_body(PreviewBody)) -> Preview:
     """Return what a bulk job would do; writes nothing. Its token goes with the order."""
     context.demand(body.action)
     return context.operator.preview(body.action, body.selector.selector(), database=body.database, options=body.options)
 
 
 @router.post("/bulk-jobs", status_code=202, tags=["bulk jobs"])
-def order(context: Context, response: Response, key: IdempotencyKey, body: OrderBody = from_body(OrderBody)) -> BulkJob:
+def order_bulk_job(
+    context: Context, response: Response, key: IdempotencyKey, body: OrderBody = from_body(OrderBody)
+) -> BulkJob:
     """Order a bulk job, which workers carry out. The same Idempotency-Key returns the same bulk job."""
     context.demand(body.action)
     return _start(context, response, key, body.action, body.selector.selector(), body, body.options, body.rate)
@@ -291,7 +294,7 @@ def resend_by_ids(
 
 
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])
-def cancel(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
+def cancel_bulk_job(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""
     return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)
 
@@ -321,7 +324,7 @@ class Noted:
     dependencies=[requires(NOTE.permission)],
     tags=["inbox"],
 )
-def note(
+def note_dead_group(
     context: Context,
     fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")],
     body: NoteBody = from_body(NoteBody),
@@ -354,7 +357,7 @@ class Ended:
     dependencies=[requires(END.permission)],
     tags=["state"],
 )
-def end(
+def end_session(
     context: Context,
     session: Annotated[str, Path(pattern=r"^[0-9a-f]+\.[0-9a-f]+$")],
     body: EndBody = from_body(EndBody),

@@ -31,6 +31,9 @@ from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
 
+_TEXT = {"type": "string"}
+_BYTES = _TEXT | {"format": "binary"}
+
 Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_extra={"enum": list(WINDOWS)})]
 
 router: APIRouter = APIRouter(prefix=API, responses=problems())
@@ -149,7 +152,7 @@ _add_call("bulk_jobs", "bulk jobs")
 
 
 @router.get("/dead", tags=["inbox"])
-def dead(
+def dead_letters(
     context: Context, query: Listed[model.InboxFilter] = from_query(model.InboxFilter, PageQuery, without=("status",))
 ) -> model.Page[model.InboxRow]:
     """Return dead letters, the newest message first; or the discarded ones."""
@@ -236,10 +239,10 @@ def payload(context: Context, message_id: UUID, request: Request, reveal: bool =
 @router.get(
     "/messages/{message_id}/payload/raw",
     response_class=Response,
-    responses=problems(404) | {200: {"content": {"application/octet-stream": {}}}},
+    responses=problems(404) | {200: {"content": {"application/octet-stream": {"schema": _BYTES}}}},
     tags=["messages"],
 )
-def raw(context: Context, message_id: UUID, request: Request) -> Response:
+def raw_payload(context: Context, message_id: UUID, request: Request) -> Response:
     """Return the bytes of the body as a file, which is audited."""
     _demand_reveal(context, request)
     context.operator.message(message_id, reveal=context.actor)
@@ -259,7 +262,7 @@ def _demand_reveal(context: RequestContext, request: Request) -> None:
 # --- files with everything that matches --------------------------------------------------------------------
 
 
-def _add_export(call: str, suffix: str, media_type: str, description: str) -> None:
+def _add_export(call: str, suffix: str, media_type: str, schema: dict[str, str], description: str) -> None:
     types = types_of(call)
     (row,) = get_args(types["return"])
 
@@ -280,7 +283,7 @@ def _add_export(call: str, suffix: str, media_type: str, description: str) -> No
         name=f"{call}_{suffix}",
         description=description,
         response_class=StreamingResponse,
-        responses={200: {"content": {media_type: {"schema": {"type": "string"}}}}},
+        responses={200: {"content": {media_type: {"schema": schema}}}},
         tags=["export"],
     )
 
@@ -295,6 +298,7 @@ def _csv_lines(kind: Any, rows: Iterator[Any]) -> Iterator[str]:
 
 _CSV = "text/csv; charset=utf-8"
 _FOUND = "Return the messages that match, without their bodies, the newest first"
-_add_export("messages", "ndjson", "application/x-ndjson", f"{_FOUND}: one JSON object a line.")
-_add_export("messages", "csv", _CSV, f"{_FOUND}, as CSV.")
-_add_export("audit", "csv", _CSV, "Return what operators did, the newest first, as CSV.")
+# A client that doesn't know the type hands on the bytes.
+_add_export("messages", "ndjson", "application/x-ndjson", _BYTES, f"{_FOUND}: one JSON object a line.")
+_add_export("messages", "csv", _CSV, _TEXT, f"{_FOUND}, as CSV.")
+_add_export("audit", "csv", _CSV, _TEXT, "Return what operators did, the newest first, as CSV.")

@@ -46,6 +46,10 @@ _SCALARS: Mapping[Any, dict[str, Any]] = {
     tuple[str, str]: {"type": "string", "pattern": _PAIR},
 }
 
+#: Where the document has its schemas, and those of bodies and of what is in them, by their names.
+SCHEMAS_AT = "#/components/schemas/"
+BODY_SCHEMAS: dict[str, dict[str, Any]] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
@@ -80,7 +84,8 @@ def from_body(*kinds: type) -> Any:
             raise InvalidRequest("the body must be a JSON object", "body")
         return _read(_BODY, body, "body", shapes)
 
-    schema = object_schema(kinds[0].__doc__ or "", [each for kind in kinds for each in shapes[kind]])
+    name = "".join(kind.__name__ for kind in kinds)
+    schema = _object_schema(name, kinds[0].__doc__ or "", [each for kind in kinds for each in shapes[kind]])
     return _depends(read, {"body": Body(json_schema_extra=schema)})
 
 
@@ -125,15 +130,18 @@ def schema_of(shape: FieldShape) -> dict[str, Any]:
     return schema | ({"description": known.help} if known.help else {})
 
 
-def object_schema(description: str, shapes: Sequence[FieldShape]) -> dict[str, Any]:
-    """Return the JSON schema of an object with these fields, and no others."""
-    return {
+def _object_schema(name: str, description: str, shapes: Sequence[FieldShape]) -> dict[str, Any]:
+    """Keep the JSON schema of an object with these fields, and no others; return the reference to it."""
+    schema = {
         "type": "object",
         "description": inspect.cleandoc(description),
         "properties": {shape.name: schema_of(shape) for shape in shapes},
         "required": [shape.name for shape in shapes if shape.default is MISSING],
         "additionalProperties": False,
     }
+    if BODY_SCHEMAS.setdefault(name, schema) != schema:
+        raise TypeError(f"two different bodies are named {name}: a client has one class of a name")
+    return {"$ref": SCHEMAS_AT + name}
 
 
 def _item_schema(hint: Any) -> dict[str, Any]:
@@ -144,7 +152,7 @@ def _item_schema(hint: Any) -> dict[str, Any]:
     if isinstance(hint, UnionType):
         return {"type": "string", "enum": [each.value for part in get_args(hint) for each in part]}
     if isinstance(hint, type) and is_dataclass(hint):
-        return object_schema(hint.__doc__ or "", shape_of(hint))
+        return _object_schema(hint.__name__, hint.__doc__ or "", shape_of(hint))
     if get_args(hint) and get_origin(hint) is not Mapping:
         return {"type": "string", "enum": list(get_args(hint))}
     return {"type": "object"}
@@ -212,7 +220,7 @@ PROBLEM_SCHEMA = {
 }
 
 
-_PROBLEM = {"$ref": "#/components/schemas/Problem"}
+_PROBLEM = {"$ref": f"{SCHEMAS_AT}Problem"}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
