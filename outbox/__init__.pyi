@@ -6,6 +6,7 @@ from outbox.flow.saga import Saga as Saga
 from outbox.flow.tcc import Participant as Participant
 from outbox.message.model import Answer as Answer
 from outbox.message.model import Counts as Counts
+from outbox.message.model import DeadLetter as DeadLetter
 from outbox.message.model import Decision as Decision
 from outbox.message.model import Delivery as Delivery
 from outbox.message.model import Message as Message

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from outbox.check.checker import Checker
 from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter
+from outbox.dead_letter.once import ParkedCallback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         CompensationOptions,
         ConsumerOptions,
         HandlerDecorator,
+        ParkedDecorator,
         TopicOptions,
     )
     from outbox.operator.health.alerts import AlertFunction, AlertTarget
@@ -54,6 +56,7 @@ class Declarations(DeliveryDeclarations):
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
+        self.parked_callbacks: dict[str, ParkedCallback] = {}
         self.alert_targets: dict[str, AlertTarget] = {}
         self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
 
@@ -63,6 +66,7 @@ class Declarations(DeliveryDeclarations):
         self.compensations, self.reconciliations = other.compensations, other.reconciliations
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
         self.delivery_callbacks, self.alert_targets = other.delivery_callbacks, other.alert_targets
+        self.parked_callbacks = other.parked_callbacks
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
@@ -230,6 +234,31 @@ class Declarations(DeliveryDeclarations):
                 self.codecs,
                 limit,
             )
+            return function
+
+        return register
+
+    def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> ParkedDecorator:
+        """Register what is done when something of ``topic`` is parked: a message in a group, or a half message.
+
+        ``function(letter, session)``, sync or async, is called by a worker with a `DeadLetter`, in a transaction on
+        this database, which also records the call: once for each message and group, and for each half, ever. What it
+        raises undoes that, and it is called again about half a minute later. Messages: of the groups that consume the
+        topic by this Outbox, wherever they come from. Halves: those of this database.
+
+        It is there to tell somebody, or to write it down: an operator may yet retry what is parked. What must undo the
+        local transaction is a `compensation` with ``when="parked"``, which quarantines the message first.
+
+        Raises:
+            InvalidHandler: the topic has such a function already, or it can't be called so.
+            InvalidMessage: the topic isn't a name.
+        """
+        topic, model = self._as_read(topic, model)
+
+        def register(function: F) -> F:
+            if (earlier := self.parked_callbacks.get(topic)) is not None:
+                raise InvalidHandler(f"topic {topic!r} has an on_parked already: {earlier.name}")
+            self.parked_callbacks[topic] = ParkedCallback(topic, function, model, self.codecs)
             return function
 
         return register

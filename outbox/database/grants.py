@@ -184,6 +184,13 @@ DUTIES = (
         saga_command="SELECT DELETE",
         tcc_branch="SELECT DELETE",
     ),
+    _duty(
+        "dead letters",
+        "producer",
+        half_check="SELECT",
+        half_message="SELECT",
+        audit="SELECT(target action) INSERT",
+    ),
     _duty("prune records", "producer", _RECORDS),
     _duty(
         "confirm",
@@ -266,6 +273,7 @@ DUTIES = (
         reconciliation_finding="SELECT DELETE",
         reconciliation_order="SELECT DELETE",
     ),
+    _duty("dead letters", "consumer", consumer_message="SELECT", audit="SELECT(target action) INSERT"),
     _duty("prune records", "consumer", _RECORDS),
     _duty("bulk", "consumer", _BULK, consumer_message="SELECT UPDATE"),
     _duty("report", "consumer", _read(_COUNTED["consumer"]), _REPORT),
@@ -309,10 +317,10 @@ ROLES: Mapping[str, GrantRole] = {
         GrantRole(
             "worker",
             "is the producer's worker",
-            ("dispatch", "release", "check", "confirm", "compensate", *_UPKEEP),
+            ("dispatch", "release", "check", "confirm", "compensate", "dead letters", *_UPKEEP),
             ("confirm", "compensate"),
         ),
-        GrantRole("consumer", "consumes, by a worker of its own", ("consume",), ("consume", *_UPKEEP)),
+        GrantRole("consumer", "consumes, by a worker of its own", ("consume",), ("consume", "dead letters", *_UPKEEP)),
         GrantRole("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),
         GrantRole("viewer", "sees all that the console shows", ("look",), ("look",), (_STATS,)),
         GrantRole(

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from outbox.message.model import Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions
+from outbox.message.model import DeadLetter, Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -138,6 +138,17 @@ class DeliveryDecorator(Protocol):
     def __call__(
         self, function: Callable[[Delivery[T], AsyncSession], Coroutine[Any, Any, R]], /
     ) -> Callable[[Delivery[T], AsyncSession], Coroutine[Any, Any, R]]: ...
+
+
+class ParkedDecorator(Protocol):
+    """Takes what is done about a dead letter, with an AsyncSession if it is async."""
+
+    @overload
+    def __call__(self, function: Callable[[DeadLetter[T], Session], R], /) -> Callable[[DeadLetter[T], Session], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[DeadLetter[T], AsyncSession], Coroutine[Any, Any, R]], /
+    ) -> Callable[[DeadLetter[T], AsyncSession], Coroutine[Any, Any, R]]: ...
 
 
 class Transactional(Protocol[P, R_co, S_contra]):

@@ -327,6 +327,24 @@ class Delivery(Generic[T_co]):
     reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter(Generic[T_co]):
+    """What is parked: a message in a group, or a half message, as a function of `Outbox.on_parked` receives it.
+
+    ``group`` is None for a half. ``reason`` is the error of the last attempt, or why the half is parked; ``attempts``
+    were made of the handler, or of the checker. ``parked_at`` is a time of the database. ``message`` is an `Orphan` for
+    a half; None if the producer has pruned it.
+    """
+
+    id: UUID
+    topic: str
+    group: str | None
+    reason: str
+    attempts: int
+    parked_at: dt.datetime
+    message: Message[T_co] | Orphan[T_co] | None
+
+
 class SendOptions(TypedDict, total=False):
     """What can be said of a message beside its topic and body; None is the same as leaving an option out.
 
@@ -360,7 +378,7 @@ class SendOptions(TypedDict, total=False):
     cause: Message | Orphan | None
 
 
-#: What the application's code is called with at this moment: a message, a list of them, an orphan, or a delivery.
+#: What the application's code is called with now: a message, a list of them, an orphan, a delivery, or a dead letter.
 HANDLED: ContextVar[Any] = ContextVar("outbox_handled", default=None)
 
 
@@ -394,7 +412,7 @@ def _handled_message() -> Message | Orphan | None:
     handled = HANDLED.get()
     if isinstance(handled, list):
         handled = handled[0] if len(handled) == 1 else None
-    message: Message | Orphan | None = handled.message if isinstance(handled, Delivery) else handled
+    message: Message | Orphan | None = handled.message if isinstance(handled, Delivery | DeadLetter) else handled
     return message
 
 

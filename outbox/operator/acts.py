@@ -483,14 +483,15 @@ REPAIR = Declaration(
 DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR)
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
-#: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, write the
-#: message or the status that was missing.
+#: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, call the
+#: application for one that is parked, write the message or the status that was missing.
 AUDITED: tuple[str, ...] = (
     *(act.name for act in DECLARATIONS),
     "bulk",
     "reveal",
     "quarantine",
     "release",
+    "on_parked",
     "dispatch",
     "sync_status",
 )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from outbox.telemetry.event import TelemetryEvent
 
 if TYPE_CHECKING:
-    from outbox.message.model import Delivery, HalfMessage, Message, Orphan
+    from outbox.message.model import DeadLetter, Delivery, HalfMessage, Message, Orphan
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -72,7 +72,15 @@ class Confirming:
     answer: Any = None
 
 
-Activity = Handling | Checking | Compensating | Confirming
+@dataclass(slots=True)
+class Announcing:
+    """A call of what is done about a dead letter."""
+
+    letter: DeadLetter
+    answer: Any = None
+
+
+Activity = Handling | Checking | Compensating | Confirming | Announcing
 
 
 class Observer(Protocol):

@@ -39,6 +39,7 @@ from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
     Activity,
+    Announcing,
     Checking,
     Compensating,
     Confirming,
@@ -146,7 +147,7 @@ class _Instrumentation:
 
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
-        """Make a span around a call of a handler, a checker, a compensation or a callback of deliveries."""
+        """Make a span around a call of a handler, a checker, a compensation or a callback."""
         match activity:
             case Handling():
                 with self._handling(activity):
@@ -174,6 +175,13 @@ class _Instrumentation:
                     "outbox.delivery": delivery.status.value,
                 }
                 with self._linked(f"confirm {message.topic}", attributes, [message.headers]):
+                    yield
+            case Announcing(letter=letter):
+                attributes = {**_messaging("announce", None, letter.topic), _ID: str(letter.id)}
+                if letter.group is not None:
+                    attributes[_GROUP] = letter.group
+                headers = [] if letter.message is None else [letter.message.headers]
+                with self._linked(f"announce {letter.topic}", attributes, headers):
                     yield
 
     @contextmanager

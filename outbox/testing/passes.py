@@ -1,4 +1,4 @@
-"""Run what a worker would run, here and now: dispatch, consume, retry, check, confirm, and bulk jobs.
+"""Run what a worker would run, here and now: dispatch, consume, retry, check, confirm, bulk jobs, and more.
 
 Each act has an async form, to be awaited, for outboxes on an AsyncEngine and for async functions: these run on the
 event loop of the test, the plain ones in another thread.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.check.asker import Asker
@@ -18,6 +19,7 @@ from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import Runner
 from outbox.database.execute import execute
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
@@ -110,6 +112,22 @@ def confirm(outbox: Outbox) -> Counts:
 async def aconfirm(outbox: Outbox) -> Counts:
     """Do the same as `confirm` for any outbox; async callbacks run on the loop that awaits this."""
     return await in_thread(_confirm, "confirm", outbox)
+
+
+def dead_letters(outbox: Outbox) -> Counts:
+    """Call `Outbox.on_parked` for what is parked, as a worker does; return what came of it.
+
+    For an outbox on a sync engine with plain functions.
+
+    Raises:
+        InvalidHandler: an async function or database: await `adead_letters` for these; or the outbox is rolled back.
+    """
+    return _dead_letters(PassRunners("dead_letters"), outbox)
+
+
+async def adead_letters(outbox: Outbox) -> Counts:
+    """Do the same as `dead_letters` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(_dead_letters, "dead_letters", outbox)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -279,6 +297,31 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
         )
 
     return runners.of(outbox).run(one_pass)
+
+
+def _dead_letters(runners: PassRunners, outbox: Outbox) -> Counts:
+    _refuse_rolled_back(runners, outbox)
+    counts = Counts()
+    for callback in outbox.parked_callbacks.values():
+        runner = runners.of(outbox, f"the async on_parked of {callback.topic!r}" if callback.is_async else None)
+        if steps.parts(runner, outbox).producer:
+            counts += runner.run(partial(_announce_halves, outbox, callback))
+        for (topic, _), subscription in outbox.subscriptions.items():
+            if topic == callback.topic:
+                counts += runner.run(partial(_announce_messages, outbox, callback, subscription))
+    return counts
+
+
+def _announce_halves(outbox: Outbox, callback: ParkedCallback, connection: Connection, _: Connection) -> Counts:
+    with outbox.active():
+        return announce_halves_once(connection, outbox.settings, callback)
+
+
+def _announce_messages(
+    outbox: Outbox, callback: ParkedCallback, subscription: Subscription, connection: Connection, _: Connection
+) -> Counts:
+    with outbox.active(), source_connection(subscription.source, connection) as source:
+        return announce_messages_once(connection, source, outbox.settings, callback, subscription)
 
 
 def _refuse_rolled_back(runners: PassRunners, outbox: Outbox) -> None:

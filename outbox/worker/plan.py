@@ -21,6 +21,7 @@ from outbox.database.engines import Pass
 from outbox.database.execute import execute
 from outbox.database.grants import Part
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
+from outbox.dead_letter.once import announce_halves_once, announce_messages_once
 from outbox.delivery.known_group import KnownGroup
 from outbox.delivery.once import ConfirmReport, confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
@@ -52,6 +53,8 @@ _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 LISTENING_WAIT = 5.0
 #: Retries of one pass; more would keep the lane from the consuming thread.
 _RETRIES = 10
+#: How often (seconds) the application is called for what is parked.
+DEAD_LETTER_INTERVAL = 30.0
 
 
 def check_roles(roles: Collection[str] | None) -> frozenset[str]:
@@ -123,6 +126,7 @@ class Plan:
         if roles & _CONSUMER_ROLES:
             for subscription in outbox.subscriptions.values():
                 self._plan_subscription(subscription)
+        self._plan_dead_letters(outbox, producing=producing)
         if "reconcile" in roles and outbox.reconciliations:
             self._plan_reconciliations(outbox)
         if "bulk" in roles:
@@ -213,8 +217,7 @@ class Plan:
     def _plan_subscription(self, subscription: Subscription) -> None:
         settings, group, topic = self.settings, subscription.group, subscription.topic
         name = f"{topic} of {group}"
-        source = self._own if subscription.source is None else WorkerDatabase(subscription.source)
-        source = self._sources.setdefault(source.address, source)
+        source = self._source_of(subscription)
         self.parts[self._own].add("consumer")
         self.parts[source].add("producer")
         self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune", "bulk"}
@@ -248,6 +251,40 @@ class Plan:
             self._add(f"retry {name}", lane, one_pass, settings.retry_interval, eager=False)
         if "prune" in self._roles:
             self._add(f"prune {name}", lane, prune, settings.prune_interval, eager=False)
+
+    def _plan_dead_letters(self, outbox: Outbox, *, producing: bool) -> None:
+        """Have the application called for what is parked, by whoever parks: checks halves, retries messages.
+
+        A lane for each: the application's functions may be slow to return.
+        """
+        settings = self.settings
+        for callback in outbox.parked_callbacks.values():
+            kind, name = AsyncRunner if callback.is_async else OwnRunner, f"dead letters {callback.topic}"
+            runner = partial(kind, self._own, stopping=self._stopping, context=self._context)
+            if producing and "check" in self._roles:
+                self.needs[self._own, "producer"].add("dead letters")
+                lane = self._lane(runner(source=None, name=self._named("dead letters")))
+                one_pass = _alone(announce_halves_once, settings, callback, stopping=lane.ending)
+                self._add(f"{name}, halves", lane, one_pass, DEAD_LETTER_INTERVAL, eager=False)
+            for (topic, group), subscription in outbox.subscriptions.items():
+                if topic == callback.topic and "retry" in self._roles:
+                    self.needs[self._own, "consumer"].add("dead letters")
+                    source = self._source_of(subscription)
+                    remote = None if source is self._own else source
+                    lane = self._lane(runner(source=remote, name=self._named("dead letters", group)))
+                    one_pass = partial(
+                        announce_messages_once,
+                        settings=settings,
+                        callback=callback,
+                        subscription=subscription,
+                        stopping=lane.ending,
+                    )
+                    self._add(f"{name} of {group}", lane, one_pass, DEAD_LETTER_INTERVAL, eager=False)
+
+    def _source_of(self, subscription: Subscription) -> WorkerDatabase:
+        """Return the producer's database, of which a worker has one object."""
+        source = self._own if subscription.source is None else WorkerDatabase(subscription.source)
+        return self._sources.setdefault(source.address, source)
 
     def _plan_reconciliations(self, outbox: Outbox) -> None:
         from outbox.worker.reconciliation import reconcilers  # noqa: PLC0415 - what few workers do

@@ -24,6 +24,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database import execute as execute_module
 from outbox.database.engines import EngineRunner
 from outbox.database.grants import PARTS, Part, statements
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
@@ -311,6 +312,24 @@ def confirm(town: Town) -> None:
     assert min(counts.failed, counts.parked) >= 1
 
 
+def dead_halves(town: Town) -> None:
+    """Call the application for a parked half."""
+    town.prepare("stuck")
+    town.producer.run("UPDATE outbox.half_check SET parked_at = now(), reason = 'why' WHERE topic = 'stuck'")
+    with town.at["producer"].connect() as connection:
+        callback = ParkedCallback("stuck", lambda letter, session: None)
+        assert announce_halves_once(connection, town.settings, callback).done >= 1
+
+
+def dead_messages(town: Town) -> None:
+    """Call the application for a parked message."""
+    town.parked()
+    subscription = town.subscribed(fail, retry_delays=()).subscription
+    with town.connections() as (own, source):
+        callback = ParkedCallback("t", lambda letter, session: None)
+        assert announce_messages_once(own, source, town.settings, callback, subscription).done >= 1
+
+
 def dying(town: Town) -> UUID:
     """Have a fenced function die, as the owner; return its half, which nobody has checked."""
 
@@ -528,6 +547,8 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("compensate", "consumer"): compensate,
     ("consume", "producer"): consume,
     ("consume", "consumer"): consume,
+    ("dead letters", "producer"): dead_halves,
+    ("dead letters", "consumer"): dead_messages,
     ("prune", "consumer"): prune_inbox,
     ("reconcile", "producer"): compare,
     ("reconcile", "consumer"): compare,

@@ -170,7 +170,7 @@ def test_facts_are_attributes_of_no_record_already() -> None:
         names = set(kind.__dataclass_fields__) - {"error"}
         assert not names & taken, kind
         if hasattr(kind, "code"):
-            kind.text % _AnyFact(names | {"because"})
+            kind.text % _AnyFact(names | {"because", "where"})
 
 
 class _AnyFact(dict[str, float]):

@@ -1,4 +1,4 @@
-"""Events of what is settled afterwards: halves are checked, messages compensated, deliveries confirmed."""
+"""Events of what is settled afterwards: halves are checked, messages compensated, deliveries confirmed, and so on."""
 
 from __future__ import annotations
 
@@ -347,3 +347,35 @@ class StepDoneAfterAll(_SagaCommand):
     """A participant has done what counted as refused, such as what it had parked; the step is undone."""
 
     reason: str
+
+
+# --- dead letters ----------------------------------------------------------------------------------------------------
+
+
+@event(
+    "dead_letter.announced",
+    "dead_letter",
+    logging.DEBUG,
+    "%(callback)s was called for %(message_id)s of topic %(topic)r, which is parked%(where)s",
+)
+class DeadLetterAnnounced(TelemetryEvent):
+    """What is done about a dead letter is done, and committed; ``group`` is empty for a half message."""
+
+    message_id: UUID
+    topic: str
+    group: str
+    callback: str
+
+    def facts(self) -> dict[str, Any]:
+        """Return its fields, and where it is parked."""
+        return TelemetryEvent.facts(self) | {"where": f" in group {self.group!r}" if self.group else ""}
+
+
+@event(
+    "dead_letter.callback_failed",
+    "dead_letter",
+    logging.ERROR,
+    "%(callback)s failed for %(message_id)s of topic %(topic)r, which is parked%(where)s, and will be called again",
+)
+class DeadLetterCallbackFailed(DeadLetterAnnounced):
+    """What is done about a dead letter has failed, and was undone."""

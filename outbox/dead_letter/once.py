@@ -1,0 +1,211 @@
+"""Call the application for what is parked: for a message in the database of its group, for a half in its producer's.
+
+A pass looks at what is parked and calls `Outbox.on_parked` for each letter, in a transaction of its own that also
+writes into the audit that this was done: once for a message and a group, and once for a half, for ever. What is given
+another try and parked again isn't called for a second time; an operator has it in hand.
+
+**The races.** Whoever calls holds an advisory lock on the letter until its transaction ends. Another worker that finds
+it taken goes on to the next letter. The one that gets it looks, in a statement after that, whether the letter is still
+parked and nobody was called for it. What the function raises undoes its transaction, and so does the end of its
+process: the next pass calls again. An operator isn't kept waiting by a call: what is retried or decided while the
+function runs was parked when it was called.
+
+**The cost** of a pass is one look into the audit for each letter that is parked; what isn't, costs nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outbox.consumer.sql import message_by_id
+from outbox.consumer.subscription import to_entry
+from outbox.database.at_commit import at_commit
+from outbox.database.execute import execute, is_lost, lock_key, read_source
+from outbox.database.session import JoinedSession, check_function, commit, is_async
+from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
+from outbox.dead_letter import sql
+from outbox.message.content import Codecs, check_topic
+from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
+from outbox.operator.model import Target
+from outbox.telemetry.events import DeadLetterAnnounced, DeadLetterCallbackFailed
+from outbox.telemetry.hooks import Announcing, emit, observed
+from outbox.text import function_name
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.consumer.subscription import Subscription
+    from outbox.database.execute import Statement
+    from outbox.settings import Settings
+
+#: Who called, in the audit.
+ACTOR = "worker"
+#: How long (seconds) a statement of the function's may wait for a lock.
+_PATIENCE = 10.0
+#: Letters that are read at a time, with their bodies.
+_PAGE = 20
+_FIRST = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedCallback:
+    """What is done when a message or a half of a topic is parked: ``function(letter, session)``, sync or async.
+
+    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
+
+    Raises:
+        InvalidHandler: the function can't be called so.
+        InvalidMessage: the topic isn't a name.
+    """
+
+    topic: str
+    function: Callable[..., Any]
+    model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_function(f"on_parked of {self.topic!r}: the function", self.function, "letter", "session")
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return function_name(self.function)
+
+    @property
+    def is_async(self) -> bool:
+        """Is the function a coroutine function?"""
+        return is_async(self.function)
+
+
+class CallbackUndone(Exception):
+    """The function didn't succeed; all that it did is undone."""
+
+
+def announce_messages_once(
+    connection: Connection,
+    source: Connection,
+    settings: Settings,
+    callback: ParkedCallback,
+    subscription: Subscription,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Call for the parked messages of one group.
+
+    Neither connection is in a transaction; ``source`` is on the producer's database (the same object where that is the
+    same one), and is read before any transaction begins. Returns ``taken`` letters, ``done`` those called for, and
+    ``failed`` those whose call was undone.
+    """
+    schema, group, topic = settings.schema, subscription.group, subscription.topic
+
+    def read(after: UUID) -> Iterable[DeadLetter[Any]]:
+        page = sql.parked_messages(schema, group=group, topic=topic, after=after, limit=_PAGE)
+        with connection.begin():
+            _, rows = execute(connection, plan_by_index(), page)
+        bodies = [message_by_id(schema, id=row[0], tags=None, keys=None) for row in rows]
+        for (id_, queue, attempts, error, parked_at), found in zip(rows, read_source(source, *bodies), strict=True):
+            message = None
+            if found and (entry := to_entry(found[0], subscription, queue)).message is not None:
+                message = replace(entry.message, attempt=attempts, model=callback.model or subscription.model)
+            yield DeadLetter(id_, topic, group, error, attempts, parked_at, message)
+
+    def stands(letter: DeadLetter[Any]) -> Statement:
+        return sql.message_stands(schema, group=group, id=letter.id)
+
+    return _announce_all(connection, settings, callback, read, stands, stopping)
+
+
+def announce_halves_once(
+    connection: Connection,
+    settings: Settings,
+    callback: ParkedCallback,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Call for the parked halves of a topic, on a connection that isn't in a transaction; counts as above."""
+    schema, topic = settings.schema, callback.topic
+
+    def read(after: UUID) -> Iterable[DeadLetter[Any]]:
+        with connection.begin():
+            page = sql.parked_halves(schema, topic=topic, after=after, limit=_PAGE)
+            _, rows = execute(connection, plan_by_index(), page)
+        for id_, checks, reason, parked_at, key, tag, stored_headers, content_type, body, born_at, age in rows:
+            read_as = callback.model, callback.codecs
+            headers, encoding = read_headers(stored_headers)
+            known = id_, topic, key, tag, headers, content_type, body, born_at, dt.timedelta(seconds=age), checks
+            yield DeadLetter(id_, topic, None, reason, checks, parked_at, Orphan(*known, *read_as, encoding))
+
+    def stands(letter: DeadLetter[Any]) -> Statement:
+        return sql.half_stands(schema, id=letter.id)
+
+    return _announce_all(connection, settings, callback, read, stands, stopping)
+
+
+def _announce_all(
+    connection: Connection,
+    settings: Settings,
+    callback: ParkedCallback,
+    read: Callable[[UUID], Iterable[DeadLetter[Any]]],
+    stands: Callable[[DeadLetter[Any]], Statement],
+    stopping: Callable[[], bool],
+) -> Counts:
+    counts, after = Counts(), _FIRST
+    # By their ids: one that fails each time doesn't keep those after it.
+    while letters := list(read(after)):
+        for letter in letters:
+            if stopping():
+                return counts
+            counts += _announce(connection, settings, callback, letter, stands(letter))
+        after = letters[-1].id
+    return counts
+
+
+def _announce(
+    connection: Connection,
+    settings: Settings,
+    callback: ParkedCallback,
+    letter: DeadLetter[Any],
+    stands: Statement,
+) -> Counts:
+    facts: dict[str, Any] = {"message_id": letter.id, "topic": letter.topic, "group": letter.group or ""}
+    transaction = connection.begin()
+    try:
+        called = _call(connection, settings.schema, callback, letter, stands)
+    except Exception as error:
+        if is_lost(connection):
+            raise
+        emit(DeadLetterCallbackFailed(**facts, callback=callback.name, error=error))
+        return Counts(taken=1, failed=1)
+    finally:
+        if transaction.is_active:
+            transaction.rollback()
+    if called:
+        emit(DeadLetterAnnounced(**facts, callback=callback.name))
+    return Counts(taken=int(called), done=int(called))
+
+
+def _call(
+    connection: Connection, schema: str, callback: ParkedCallback, letter: DeadLetter[Any], stands: Statement
+) -> bool:
+    """Call for a letter and commit that; False if there is nothing to do."""
+    target = Target(letter.id, letter.group).audited
+    # No end for a transaction that is idle: the function may take its time.
+    lock = try_lock(lock_key(sql.ACTION, schema, target), setting="NULL")
+    ((free, _),), rows, _ = execute(connection, lock, stands, wait_at_most(_PATIENCE))
+    if not free or not rows:
+        return False
+    joined = JoinedSession(connection, is_async=callback.is_async)
+    try:
+        answer = observed(Announcing(letter), joined.call, callback.function, letter)
+        joined.accept(answer, "function", CallbackUndone)
+    finally:
+        joined.close()
+    done = {"function": callback.name, "topic": letter.topic}
+    at_commit(connection, audit(schema, ACTOR, sql.ACTION, target, "it is parked", done, {"via": "worker"}))
+    commit(connection)
+    return True
