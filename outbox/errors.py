@@ -233,6 +233,12 @@ class DeadGroupNotFound(OutboxError):
     kind = ErrorKind.NOT_FOUND
 
 
+class FlowNotFound(OutboxError):
+    """No registered database has this flow of a saga, or has sent this command."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
 class RunNotFound(OutboxError):
     """No registered database has this run of a reconciliation, or it found nothing of the message."""
 

@@ -1,19 +1,25 @@
-"""``outbox sagas``: the flows of sagas that were started, and the commands that each has sent."""
+"""``outbox sagas``: the flows of sagas that were started, the commands that each has sent, and answers to these."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outbox.cli.database import DatabaseOptions, opened
-from outbox.cli.exits import Code, Failure
-from outbox.cli.options import as_id, command
-from outbox.cli.output import Output, OutputOption, facts_table, first_line, print_as, table
-from outbox.flow.saga import SagaStatus, read_flows
+from outbox.cli.database import DatabasesOptions
+from outbox.cli.groups import EXAMPLE_ID, CommandGroup, add_list
+from outbox.cli.options import ActorOption, YesOption, as_id, cli_actor, command, confirm, gathered
+from outbox.cli.output import Output, OutputOption, RowShape, facts_table, first_line, print_as, rows_table, say
+from outbox.flow.saga import CommandAnswer
+from outbox.flow.views import FlowFilter, FlowRow, Sagas
+from outbox.operator.acts import ANSWER
 
 if TYPE_CHECKING:
-    from outbox.flow.saga import Flow, SagaCommand
+    from outbox.operator.model import Page, PageRequest
+    from outbox.operator.operator import Operator
 
 sagas_app: typer.Typer = typer.Typer(
     name="sagas",
@@ -23,86 +29,76 @@ sagas_app: typer.Typer = typer.Typer(
 )
 
 
-@command(sagas_app, "list")
-def show_sagas(
-    database: DatabaseOptions,
-    saga: Annotated[str | None, typer.Option(metavar="NAME", help="Of this saga only.")] = None,
-    status: Annotated[SagaStatus | None, typer.Option(help="In this status only.")] = None,
-    is_open: Annotated[bool, typer.Option("--open", help="Only those that haven't ended.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="So many at most, the newest first.")] = 50,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """List the flows of sagas, the newest first.
+@dataclass(frozen=True, slots=True)
+class _FlowCommands(CommandGroup[FlowRow]):
+    """The commands on flows, which are read by `Sagas`."""
+
+    def pages(self, operator: Operator, criteria: Any) -> Callable[[PageRequest], Page[FlowRow]]:
+        """Return what fetches a page of a filter."""
+        return partial(Sagas(operator.databases).flows, criteria)
+
+
+add_list(
+    sagas_app,
+    _FlowCommands(
+        "sagas",
+        "flows",
+        "",
+        """List the flows of sagas, the newest first.
 
     \b
-    Example:
+    Examples:
       outbox sagas list --open
-    """
-    settings = database.settings
-    with opened(database.address, settings) as (connection, parts):
-        flows = (
-            read_flows(connection, settings.schema, name=saga, status=status, is_open=is_open, limit=limit)
-            if "producer" in parts
-            else []
-        )
-    columns = ("saga", "id", "status", "step", "started", "ended", "reason")
-    rows = [
-        (each.name, each.id, each.status.value, _last(each), each.started_at, each.ended_at, first_line(each.reason))
-        for each in flows
-    ]
-    print_as(output, {"sagas": [_document(each) for each in flows]}, table(columns, rows))
+      outbox sagas list --saga trip --overdue
+    """,
+        FlowFilter,
+        RowShape(
+            FlowRow,
+            "saga id status step command overdue=overdue_at started=started_at ended=ended_at reason",
+            {"reason": lambda row: first_line(row.reason)},
+        ),
+        "flows",
+        "producer",
+    ),
+)
 
 
 @command(sagas_app, "show")
 def show_saga(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the flow: that of the message that started it.")],
-    database: DatabaseOptions,
+    databases: DatabasesOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show a flow and the commands that it has sent; each is a message, which outbox messages show tells more of."""
-    settings, flow_id = database.settings, as_id(id_)
-    with opened(database.address, settings) as (connection, parts):
-        flows = read_flows(connection, settings.schema, flow_id=flow_id) if "producer" in parts else []
-    if not flows:
-        raise Failure(f"no saga {flow_id} was started in {database}, as far as its workers have come", Code.NOT_FOUND)
-    (flow,) = flows
-    document = _document(flow)
-    facts = {name: value for name, value in document.items() if name != "commands"}
-    columns = ("step", "command", "message", "sent", "overdue", "answered", "answer", "reason")
-    rows = [
-        (
-            *(each.step, each.kind.value, each.message_id, each.sent_at, each.overdue_at, each.answered_at),
-            *(each.answer and each.answer.value, first_line(each.reason)),
-        )
-        for each in flow.commands
-    ]
-    print_as(output, document, facts_table("Saga", facts), table(columns, rows, "Commands"))
+    with databases.opened() as operator:
+        view = Sagas(operator.databases).flow(as_id(id_, "flow"))
+    facts = {name: getattr(view.flow, name) for name in RowShape(FlowRow, "").names}
+    columns = (
+        "step command=kind message=message_id sent=sent_at deadline=deadline_at overdue=overdue_at "
+        "answered=answered_at answer reason"
+    )
+    shown = rows_table(columns, view.commands, "Commands", reason=lambda each: first_line(each.reason))
+    print_as(output, view, facts_table("Saga", facts), shown)
 
 
-def _last(flow: Flow[Any]) -> str | None:
-    return flow.commands[-1].step if flow.commands else None
+@gathered
+def answer_command(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the command's message, as of outbox sagas show.")],
+    answer: Annotated[CommandAnswer, typer.Argument(help="What the participant did.")],
+    databases: DatabasesOptions,
+    result: Annotated[
+        str | None, typer.Option(metavar="JSON", help="What it should have replied, where later steps need that.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why; recorded in the audit.")] = "",
+    actor: ActorOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Answer a command."""
+    message_id, by = as_id(id_), cli_actor(actor)
+    with databases.opened() as operator:
+        confirm(f"{ANSWER.consequence} Go on?", f"nothing was done ({ANSWER.name})", yes=yes)
+        say(Sagas(operator.databases).answer(message_id, answer, by=by, why=reason, result=result))
 
 
-def _document(flow: Flow[Any]) -> dict[str, Any]:
-    return {
-        "saga": flow.name,
-        "id": flow.id,
-        "status": flow.status.value,
-        "reason": flow.reason,
-        "started_at": flow.started_at,
-        "ended_at": flow.ended_at,
-        "commands": [_command(each) for each in flow.commands],
-    }
-
-
-def _command(sent: SagaCommand) -> dict[str, Any]:
-    return {
-        "step": sent.step,
-        "command": sent.kind.value,
-        "message_id": sent.message_id,
-        "sent_at": sent.sent_at,
-        "overdue_at": sent.overdue_at,
-        "answered_at": sent.answered_at,
-        "answer": sent.answer and sent.answer.value,
-        "reason": sent.reason,
-    }
+_EXAMPLE = f'\b\nExample:\n  outbox sagas answer {EXAMPLE_ID} done --reason "{ANSWER.why}"'
+sagas_app.command(ANSWER.name, help=f"{ANSWER.summary}.\n\n{ANSWER.details}\n\n{_EXAMPLE}")(answer_command)

@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, document, lists, probes, reconciliations
+from outbox.console.api import acts, document, lists, probes, reconciliations, sagas
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 Metrics = Literal["off", "authenticated", "open"]
 
 #: Fixed paths come before those that have an id at the same level.
-_API = (lists.router, acts.router, reconciliations.router, probes.document)
+_API = (lists.router, acts.router, reconciliations.router, sagas.router, probes.document)
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 #: What of a scope isn't the work of the application around the console.
 _OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",

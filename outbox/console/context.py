@@ -30,6 +30,7 @@ from outbox.console.connections import OperatorSource
 from outbox.console.events import RequestDone, RequestFacts
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
+from outbox.flow.views import Sagas
 from outbox.operator.acts import ACTS, DECLARATIONS
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
@@ -266,6 +267,11 @@ class RequestContext:
         """What the sender can see of reconciliations, and order; as `operator`."""
         everything = self.console.source()
         return ReconciliationOrders(everything.databases, everything.redactor)
+
+    @property
+    def sagas(self) -> Sagas:
+        """What the sender can see of sagas, and answer; as `operator`."""
+        return Sagas(self.console.source().databases)
 
     @property
     def principal(self) -> Principal:

@@ -295,7 +295,17 @@ DUTIES = (
     ),
     _duty("look", "producer", _read(_SHOWN["common"], _SHOWN["producer"], _COUNTED["producer"])),
     _duty("look", "consumer", _read(_SHOWN["common"], _SHOWN["consumer"], _COUNTED["consumer"])),
-    _duty("order", "producer", audit="INSERT", bulk_job="INSERT UPDATE", bulk_item="INSERT UPDATE"),
+    _duty(
+        "order",
+        "producer",
+        audit="INSERT",
+        bulk_job="INSERT UPDATE",
+        bulk_item="INSERT UPDATE",
+        # To answer a saga: that is a message.
+        half_message="INSERT",
+        op_message="INSERT",
+        op_sequence="USAGE",
+    ),
     _duty(
         "order",
         "consumer",

@@ -11,7 +11,8 @@ process that is killed anywhere leaves a saga that its next message moves on.
 - ``trip.start`` starts it: its id is the saga's, and the conversation's;
 - the commands go to the topics of the steps, under the saga's id as their key;
 - ``trip.reply.hotel`` are the answers, which the saga reads in the participant's database;
-- ``trip.deadline`` is sent with each command, delayed by the time that its participant has.
+- ``trip.deadline`` is sent with each command, delayed by the time that its participant has;
+- ``trip.answer`` are answers that operators give for a participant that doesn't (`outbox.flow.views`).
 
 **What happens.** An answer that says yes sends the next command, or completes the saga. A refusal ends the way forward:
 what was done is undone, the last step first. So does a deadline, but then nobody knows whether the step that hasn't
@@ -71,6 +72,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 _DAY = 86400.0
 #: Seconds until an undo that was refused is sent again, where the step has no time limit.
 _AGAIN = 60.0
+
+
+def deadline_topic(saga: str) -> str:
+    """Return the topic of the messages by which a saga misses answers."""
+    return f"{saga}.deadline"
+
+
+def answer_topic(saga: str) -> str:
+    """Return the topic of the answers that operators give to a saga."""
+    return f"{saga}.answer"
 
 
 class SagaStatus(enum.StrEnum):
@@ -214,16 +225,13 @@ class Saga(Generic[T]):
         self._timeout = None if timeout is None else check_seconds("timeout", timeout)
         self._when_ended: Callable[[Flow[T], Session], object] | None = None
         outbox.consumer(self.start_topic, group=name)(self._begin)
-        outbox.consumer(self._deadline_topic, group=name)(self._remind)
+        outbox.consumer(deadline_topic(name), group=name)(self._remind)
+        outbox.consumer(answer_topic(name), group=name)(self._read_answer)
 
     @cached_property
     def start_topic(self) -> str:
         """The topic of the messages that start it."""
         return f"{self.name}.start"
-
-    @cached_property
-    def _deadline_topic(self) -> str:
-        return f"{self.name}.deadline"
 
     # --- what is declared -------------------------------------------------------------------------------------------
 
@@ -541,7 +549,8 @@ class _Advance:
 
     def _set_deadline(self, message_id: UUID, seconds: float, times: int) -> None:
         body, key = {"command": str(message_id), "times": times}, str(self.flow.id)
-        self.saga._outbox.current.send(self.session, self.saga._deadline_topic, body, key=key, delay=seconds)
+        options: SendOptions = {"key": key, "delay": seconds, "correlation": message_id}
+        self.saga._outbox.current.send(self.session, deadline_topic(self.saga.name), body, **options)
 
     def _step(self, name: str) -> SagaStep:
         """Return the step of a name.
@@ -586,14 +595,13 @@ def read_flows(
     name: str | None = None,
     flow_id: UUID | None = None,
     status: SagaStatus | None = None,
-    is_open: bool = False,
     limit: int = 100,
     model: Any = None,
     codecs: Codecs | None = None,
 ) -> list[Flow[Any]]:
-    """Return the newest sagas of a database: of a name, an id or a status; ``is_open``: none that has ended."""
+    """Return the newest sagas of a database: of a name, an id or a status."""
     chosen = {"id": flow_id, "name": name, "status": None if status is None else status.value}
-    (rows,) = execute(connection, sql.sagas(schema, **chosen, open=is_open, limit=limit))
+    (rows,) = execute(connection, sql.sagas(schema, **chosen, limit=limit))
     (of_all,) = execute(connection, sql.commands(schema, [row[0] for row in rows]))
     by_saga: dict[UUID, list[SagaCommand]] = {row[0]: [] for row in rows}
     for saga_id, *command in of_all:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox.database.execute import Template
+from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER
 
 _SAGA = "id, name, status, content_type, body, started_at, ended_at, reason"
 _COMMAND = """message_id, number, step, kind, sent_at, overdue_at, answered_at, answer, reason,
@@ -36,12 +37,61 @@ commands: Template = Template(f"""
 SELECT saga_id, {_COMMAND} FROM {{s}}.saga_command WHERE saga_id = ANY (%s::uuid[]) ORDER BY saga_id, number
 """)
 
-#: Read the newest sagas: of a name, in a status, with an id, or those that haven't ended.
+#: Read the newest sagas: of a name, in a status, with an id.
 sagas: Template = Template(f"""
 SELECT {_SAGA} FROM {{s}}.saga
  WHERE (%(id)s::uuid IS NULL OR id = %(id)s) AND (%(name)s::text IS NULL OR name = %(name)s)
-   AND (%(status)s::text IS NULL OR status = %(status)s) AND (NOT %(open)s OR ended_at IS NULL)
+   AND (%(status)s::text IS NULL OR status = %(status)s)
  ORDER BY id DESC LIMIT %(limit)s
+""")
+
+# What an operator sees of a flow in a list: the step of its last command, and since when an answer is overdue.
+_LISTED = """f.id, f.name, f.status, f.reason, f.started_at, f.ended_at, c.step, c.kind, o.overdue_at"""
+_COMMANDED = """
+      LEFT JOIN LATERAL (SELECT step, kind FROM {s}.saga_command
+                          WHERE saga_id = f.id ORDER BY number DESC LIMIT 1) c ON true
+      LEFT JOIN LATERAL (SELECT min(overdue_at) AS overdue_at FROM {s}.saga_command
+                          WHERE saga_id = f.id AND answered_at IS NULL) o ON true"""
+
+# The end of what is searched is read in the same snapshot as what is found in it.
+#: Read the newest sagas below an id that fit. Rows: where the search stopped (an id), then as of `listed_flow`.
+listed_flows: Template = Template(f"""
+WITH searched AS MATERIALIZED (
+    SELECT * FROM {{s}}.saga
+     WHERE (%(below)s::uuid IS NULL OR id < %(below)s) AND (NOT %(open)s OR ended_at IS NULL)
+     ORDER BY id DESC LIMIT %(window)s
+), found AS MATERIALIZED (
+    SELECT {_LISTED}
+      FROM searched f{_COMMANDED}
+     WHERE (%(saga)s::text IS NULL OR f.name = %(saga)s) AND (NOT %(overdue)s OR o.overdue_at IS NOT NULL)
+       AND (%(status)s::text[] IS NULL OR f.status = ANY (%(status)s))
+     ORDER BY f.id DESC LIMIT %(limit)s
+)
+SELECT e.id, f.* FROM (SELECT count(*) AS rows FROM found) n
+  LEFT JOIN (SELECT id FROM searched ORDER BY id LIMIT 1) e
+         ON n.rows < %(limit)s AND (SELECT count(*) FROM searched) = %(window)s
+  LEFT JOIN found f ON true
+ ORDER BY f.id DESC
+""")
+
+#: Read one saga.
+#: Rows: ``(id, name, status, reason, started_at, ended_at, step and kind of its last command, overdue_at)`` or none.
+listed_flow: Template = Template(f"SELECT {_LISTED} FROM {{s}}.saga f{_COMMANDED} WHERE f.id = %(id)s")
+
+#: Read when the deadlines of a saga come. Rows: ``(topic, id of the command, time)``, also of other delayed answers.
+deadlines: Template = Template(f"""
+SELECT m.topic, m.headers ->> '{CORRELATION_HEADER}', d.deliver_at
+  FROM {{s}}.half_message m JOIN {{s}}.scheduled_message d ON d.half_id = m.id AND d.recalled_at IS NULL
+ WHERE m.headers ? '{CONVERSATION_HEADER}' AND m.headers ? '{CORRELATION_HEADER}'
+   AND "left"(m.headers ->> '{CONVERSATION_HEADER}', 36) = (
+       SELECT coalesce("left"(h.headers ->> '{CONVERSATION_HEADER}', 36), h.id::text)
+         FROM {{s}}.half_message h WHERE h.id = %(id)s)
+""")
+
+#: Read what a command is, and its answer. Rows: ``(saga's id, its name, step, kind, answer)`` or none.
+commanded: Template = Template("""
+SELECT f.id, f.name, c.step, c.kind, c.answer
+  FROM {s}.saga_command c JOIN {s}.saga f ON f.id = c.saga_id WHERE c.message_id = %(command)s
 """)
 
 #: Write down a command that is sent with this transaction.

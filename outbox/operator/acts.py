@@ -479,8 +479,25 @@ REPAIR = Declaration(
     button="Repair",
 )
 
+#: The act on a step of a saga that is in doubt; `outbox.flow.views` does it.
+ANSWER = Declaration(
+    name="answer",
+    summary="Answer a saga's command for a participant that doesn't",
+    details="For a step in doubt, once it is known what the participant did: done, with what it should have replied "
+    "where later steps need that; or refused. The saga goes on as with an answer of the participant's: a step that is "
+    "done is undone if the saga turns back. Retry a command that its group has parked instead. Refused if there is an "
+    "answer, and for a command that undoes a step: that can't be refused.",
+    why="the hotel confirms the booking by phone",
+    consequence="You answer in place of the participant: the saga goes on as if it had answered so.",
+    happened="Answered: the saga goes on as soon as a worker comes to it.",
+    permission="saga:answer",
+    role="admin",
+    button="Answer",
+    grave=True,
+)
+
 #: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR)
+DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR, ANSWER)
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
 #: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, call the

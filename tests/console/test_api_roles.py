@@ -33,6 +33,7 @@ ID = str(uuid.uuid4())
 VALUES = {
     "message_id": ID,
     "run_id": ID,
+    "flow_id": ID,
     "bulk_job_id": ID,
     "group": GROUP,
     "session": "6564f1a2.1267",

@@ -33,6 +33,8 @@ PAGES = {
     "scheduled?recalled=yes": "Scheduled",
     "inbox": "Inbox",
     "bulk-jobs": "Bulk jobs",
+    "sagas": "Sagas",
+    "sagas?overdue=yes": "Sagas",
     "reconciliations": "Reconciliation",
     "reconciliations?state=in_sync": "Reconciliation",
     "handlers": "Handlers",

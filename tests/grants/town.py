@@ -29,7 +29,7 @@ from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
 from outbox.flow import sql as flow_sql
-from outbox.flow.saga import read_flows
+from outbox.flow.views import FlowFilter, Sagas
 from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
@@ -495,8 +495,9 @@ def look(town: Town) -> None:
     operator.workers()
     operator.system()
     operator.locks()
-    with town.at["producer"].connect() as connection:
-        read_flows(connection, "outbox")
+    sagas = Sagas(operator.databases)
+    sagas.flow(_command(town)[0])
+    sagas.flows(FlowFilter(), page)
     reconciliations = Reconciliations(operator.databases)
     reconciliations.schedules()
     for run in reconciliations.runs(RunFilter(), page).items:
@@ -504,7 +505,7 @@ def look(town: Town) -> None:
 
 
 def order(part: Part) -> Callable[[Town], None]:
-    """Return what orders a bulk job, cancels it, shows a body unmasked, and writes notes about dead letters."""
+    """Return what orders a bulk job, cancels it, shows a body unmasked, writes notes, and answers a saga."""
 
     def act(town: Town) -> None:
         (parked,), (sent,) = town.parked(), town.dispatched()
@@ -519,8 +520,22 @@ def order(part: Part) -> Callable[[Town], None]:
                 operator.note(group.fingerprint, by="ada", note=note)
         if part == "consumer":
             _order_run(town)
+        else:
+            Sagas(operator.databases).answer(_command(town)[1], "done", by="ada", why="why")
 
     return act
+
+
+def _command(town: Town) -> tuple[UUID, UUID]:
+    """Have a saga have sent a command, as the owner; return the ids of both."""
+    flow, command = uuid4(), uuid4()
+    with town.owned["producer"].begin() as connection:
+        execute_module.execute(
+            connection,
+            flow_sql.start("outbox", id=flow, name="s", content_type="text/plain", body=b""),
+            flow_sql.send("outbox", message_id=command, saga_id=flow, number=1, step="a", kind="action"),
+        )
+    return flow, command
 
 
 def _order_run(town: Town) -> None:

@@ -42,6 +42,7 @@ NAVIGATION = (
     ("scheduled", "Scheduled", "clock", "s"),
     ("inbox", "Inbox", "inbox", "i"),
     ("bulk-jobs", "Bulk jobs", "list", "p"),
+    ("sagas", "Sagas", "flow", "f"),
     ("reconciliations", "Reconciliation", "scales", "c"),
     ("handlers", "Handlers", "braces", "l"),
     ("audit", "Audit", "ledger", "a"),
@@ -114,6 +115,13 @@ _CHIPS = {
     "run_failed": Chip("x", "bad", "failed", "it came to no result"),
     "unended": Chip("question", "warn", "no end", "it has had no end for over an hour: its process must have died"),
     "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
+    # A saga's flow and its commands.
+    "compensating": Chip("undo", "warn", "compensating", "what was done is being undone"),
+    "completed": Chip("check", "good", "completed", "every step was done"),
+    "action": Chip("play", "info", "action", "asks the participant to do the step"),
+    "compensation": Chip("undo", "", "compensation", "asks the participant to undo the step"),
+    "refused": Chip("x", "warn", "refused", "the participant said no, or can't be reached"),
+    "overdue": Chip("alert", "bad", "overdue", "the participant hasn't answered in time: nobody knows what it did"),
     # A worker, a finding, a check.
     "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
     "silent": Chip("alert", "warn", "silent", "missed three of its reports"),

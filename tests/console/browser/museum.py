@@ -9,7 +9,9 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from outbox import Resolution, testing
-from outbox.message.model import Status
+from outbox.database.execute import execute
+from outbox.flow import sql
+from outbox.message.model import Status, uuid7
 from outbox.operator.model import Actor, InboxFilter, PageRequest, Selector, Target
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.measure import Measure
@@ -48,6 +50,8 @@ class Museum:
     retried: UUID
     running: UUID
     run: UUID
+    flow: UUID
+    doubtful: UUID
 
     def at(self, path: str) -> str:
         """Return a path with the ids that it names: ``messages/{parked}``."""
@@ -87,7 +91,7 @@ def furnish(town: Town, console: str) -> Museum:
     wait_until(operator.workers, "workers report")
     return Museum(
         town, console, consumed, parked[1], parked[0], hostile, failing, discarded, scheduled, half, parked_half,
-        rollback.id, retry.id, slow.id, _reconciled(town),
+        rollback.id, retry.id, slow.id, _reconciled(town), *_flow(town),
     )  # fmt: skip
 
 
@@ -101,6 +105,27 @@ def _reconciled(town: Town) -> UUID:
     )  # fmt: skip
     job = Job(producer, consumer, (Pair(NOTE, CLERK),), window=Window(grace=0.0), measures=(measure,))
     return reconcile(job).pairs[0].run_id
+
+
+def _flow(town: Town) -> tuple[UUID, UUID]:
+    """Have a flow of a saga that waits for an answer; return its id, and that of the command which isn't answered."""
+    flow, done, doubtful, undo = (uuid7() for _ in range(4))
+    schema = town.settings.schema
+    commands = [(done, "flight", "action"), (doubtful, HOSTILE_NAME, "action"), (undo, "flight", "compensation")]
+    with town.a.begin() as connection:
+        execute(
+            connection,
+            sql.start(schema, id=flow, name="trip", content_type="application/json", body=b"{}"),
+            *(
+                sql.send(schema, message_id=each, saga_id=flow, number=number, step=step, kind=kind)
+                for number, (each, step, kind) in enumerate(commands, 1)
+            ),
+            sql.answer(schema, command=done, answer="done", reason=None, result_type="application/json", result=b"{}"),
+            sql.overdue(schema, command=doubtful),
+            sql.answer(schema, command=undo, answer="refused", reason=HOSTILE, result_type=None, result=None),
+            sql.change(schema, id=flow, status="compensating", reason=HOSTILE, ended=False),
+        )
+    return flow, doubtful
 
 
 def _undecided(_: object) -> Resolution:

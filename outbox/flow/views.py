@@ -1,0 +1,267 @@
+"""What operators see of sagas, over all registered databases, and how they answer for a participant that doesn't.
+
+The saga itself is code of the service that owns it, which an operator's process doesn't have. So an operator's answer
+is a message to it, like a participant's, in the transaction that records the act: its worker reads it, and goes on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from outbox.database.execute import execute
+from outbox.database.sql import audit
+from outbox.errors import ActRefused, DatabaseUnreached, FlowNotFound, InvalidRequest, OutboxError
+from outbox.flow import sql
+from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
+from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER
+from outbox.message.model import HalfMessage, uuid7
+from outbox.operator.acts import ANSWER
+from outbox.operator.changes import check_audited
+from outbox.operator.databases import Database, OverDatabases, is_away
+from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
+from outbox.operator.model import LONGEST, Actor, Page, PageRequest, as_actor
+from outbox.producer.sql import write_halves
+from outbox.reader import option
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+T = TypeVar("T")
+
+#: How many flows one search looks at.
+WINDOW = 2_000
+#: The longest result that an operator gives.
+LONGEST_RESULT = 20_000
+#: The longest reason that stands in an answer.
+_LONGEST_REFUSAL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class FlowFilter:
+    """Which flows; what isn't given fits all. ``overdue``: a participant hasn't answered in time, nor has it since."""
+
+    database: str | None = option(None, "Only of this database.", most=LONGEST, metavar="NAME")
+    saga: str | None = option(None, "Only of this saga.", most=LONGEST, metavar="NAME")
+    status: tuple[SagaStatus, ...] = option((), "Only flows in this status; may be given again.")
+    open: bool = option(False, "Only flows that haven't ended.")
+    overdue: bool = option(False, "Only flows that wait for an answer which is overdue.")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRow:
+    """A flow in a list; ``step`` and ``command`` are those of the command that it has sent last.
+
+    ``reason`` is why it is undone. ``overdue_at`` is since when an answer is overdue for which it waits.
+    """
+
+    database: str
+    id: UUID
+    saga: str
+    status: SagaStatus
+    reason: str | None
+    started_at: dt.datetime
+    ended_at: dt.datetime | None
+    step: str | None
+    command: CommandKind | None
+    overdue_at: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCommand:
+    """A command of a flow, by the id of its message.
+
+    ``deadline_at`` is when it is looked at next, where it isn't answered; ``overdue_at`` when it wasn't answered in
+    time. ``reason`` is why it was refused, or can't be delivered. ``answers`` are those that an operator can give.
+    """
+
+    message_id: UUID
+    number: int
+    step: str
+    kind: CommandKind
+    sent_at: dt.datetime | None
+    deadline_at: dt.datetime | None
+    overdue_at: dt.datetime | None
+    answered_at: dt.datetime | None
+    answer: CommandAnswer | None
+    reason: str | None
+    answers: list[CommandAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowView:
+    """A flow, and the commands that it has sent, in order."""
+
+    flow: FlowRow
+    commands: list[FlowCommand]
+
+
+_NEWEST: SortOrder[FlowRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
+
+
+class Sagas(OverDatabases):
+    """What an operator sees of sagas, and answers."""
+
+    def flows(self, criteria: FlowFilter, page: PageRequest) -> Page[FlowRow]:
+        """Return a page of the flows that fit, the newest first.
+
+        Those that are open or overdue are found by index, all others within a window of each database (`WINDOW` flows).
+        """
+        checked(criteria)
+        fields = {
+            "saga": criteria.saga,
+            "status": [each.value for each in criteria.status] or None,
+            "open": criteria.open or criteria.overdue,
+            "overdue": criteria.overdue,
+        }
+
+        def read(connection: Connection, database: Database, after: After, limit: int) -> Part[FlowRow]:
+            below = after[0] if after else None
+            listed = sql.listed_flows(database.schema, **fields, below=below, window=WINDOW, limit=limit)
+            return Part.of(execute(connection, listed)[0], 1, lambda row: _flow_row(database, row), WINDOW)
+
+        databases = self.databases.having("producer", criteria.database)
+        return page_of(databases, criteria, page, _NEWEST, read, self.databases.away_for(criteria.database))
+
+    def flow(self, flow_id: UUID) -> FlowView:
+        """Return a flow with its commands.
+
+        Raises:
+            FlowNotFound: no registered database has it.
+            DatabaseUnreached: none that could be read has.
+        """
+
+        def read(database: Database) -> FlowView | None:
+            with database.reading() as connection:
+                schema = database.schema
+                flows, commands, deadlines = execute(
+                    connection,
+                    sql.listed_flow(schema, id=flow_id),
+                    sql.commands(schema, [flow_id]),
+                    sql.deadlines(schema, id=flow_id),
+                )
+            if not flows:
+                return None
+            row = _flow_row(database, flows[0])
+            due = {command: moment for topic, command, moment in deadlines if topic == deadline_topic(row.saga)}
+            return FlowView(row, [_command(SagaCommand.of(each[1:]), due) for each in commands])
+
+        return self._first(f"flow {flow_id}", read)
+
+    def answer(
+        self,
+        message_id: UUID,
+        answer: CommandAnswer | str,
+        *,
+        by: str | Actor,
+        why: str,
+        result: str | None = None,
+    ) -> str:
+        """Answer the command of a message for its participant, which doesn't; return a sentence.
+
+        ``done`` with what it should have replied as ``result`` (JSON in a text), for steps that need it; or
+        ``refused``. To undo can't be refused. The saga takes it like a participant's: what comes first counts, but a
+        step that is done after a no is undone.
+
+        Raises:
+            FlowNotFound: no registered database has sent such a command.
+            DatabaseUnreached: none that could be read has.
+            ActRefused: it is answered, or undoes a step and can't be refused.
+            InvalidRequest: no reason, another answer, or a result that isn't JSON or goes with a refusal.
+        """
+        chosen, body = _checked_answer(answer, why, result)
+        actor = as_actor(by)
+        check_audited(actor, why)
+
+        def write(database: Database) -> str | None:
+            with database.acting() as connection:
+                (rows,) = execute(connection, sql.commanded(database.schema, command=message_id))
+                if not rows:
+                    return None
+                flow_id, saga, step, kind, answered = rows[0]
+                if (why_not := _why_not(kind, answered, chosen)) is not None:
+                    raise ActRefused(f"command {message_id} can't be answered with {chosen.value}: {why_not}")
+                headers = {CONVERSATION_HEADER: str(flow_id), CORRELATION_HEADER: str(message_id)}
+                if chosen is CommandAnswer.REFUSED:
+                    headers[REFUSAL_HEADER] = f"{why.strip()} (says {actor.name})"[:_LONGEST_REFUSAL]
+                named = saga, answer_topic(saga), str(flow_id), None
+                half = HalfMessage(uuid7(), *named, headers, "application/json", body)
+                done = {"saga": saga, "flow": str(flow_id), "step": step, "answer": chosen.value}
+                target, schema = str(message_id), database.schema
+                record = audit(schema, actor.name, ANSWER.name, target, why.strip(), done, actor.origin)
+                execute(connection, write_halves(schema, [(half, None)]), record)
+            return f"the {kind} of step {step}, message {message_id}, is answered: {chosen.value}"
+
+        return self._first(f"command {message_id}", write)
+
+    def _first(self, what: str, find: Callable[[Database], T | None]) -> T:
+        """Return what is found in the first database that has it; the errors are those of `flow`."""
+        errors: list[Exception] = []
+        for database in self.databases.having("producer"):
+            try:
+                found = find(database)
+            except (SQLAlchemyError, OutboxError) as error:
+                if not is_away(error):
+                    raise
+                errors.append(error)
+            else:
+                if found is not None:
+                    return found
+        if errors:
+            raise errors[0]
+        if self.databases.away:
+            raise DatabaseUnreached(list(self.databases.away))
+        raise FlowNotFound(
+            f"no registered database ({', '.join(self.databases)}) has {what} of a saga, as far as its workers have "
+            "come; is it in another one, or was it pruned?"
+        )
+
+
+def _flow_row(database: Database, row: Any) -> FlowRow:
+    id_, saga, status, reason, started_at, ended_at, step, kind, overdue_at = row
+    command = None if kind is None else CommandKind(kind)
+    return FlowRow(
+        database.name, id_, saga, SagaStatus(status), reason, started_at, ended_at, step, command, overdue_at
+    )
+
+
+def _command(sent: SagaCommand, due: Mapping[str, dt.datetime]) -> FlowCommand:
+    able = [each for each in CommandAnswer if _why_not(sent.kind, sent.answer, each) is None]
+    deadline_at = None if sent.answer else due.get(str(sent.message_id))
+    return FlowCommand(
+        *(sent.message_id, sent.number, sent.step, sent.kind, sent.sent_at, deadline_at, sent.overdue_at),
+        *(sent.answered_at, sent.answer, sent.reason, able),
+    )
+
+
+def _why_not(kind: str, answered: str | None, answer: CommandAnswer) -> str | None:
+    """Return why an operator can't give an answer; None: it is possible."""
+    if answered is not None:
+        return f"it is answered already: {answered}"
+    if kind == CommandKind.COMPENSATION and answer is CommandAnswer.REFUSED:
+        return "it undoes a step, which can't be refused; have its group try the message again, or undo it by hand"
+    return None
+
+
+def _checked_answer(answer: str, why: str, result: str | None) -> tuple[CommandAnswer, bytes]:
+    """Return the answer, and the body of its message."""
+    if answer not in set(CommandAnswer):
+        raise InvalidRequest(f"answer {answer!r} must be one of: {', '.join(CommandAnswer)}", field="answer")
+    chosen, body = CommandAnswer(answer), "{}" if result is None else result
+    if not why.strip():
+        raise InvalidRequest(f"give a reason: the audit must tell why ({ANSWER.name})", field="reason")
+    if chosen is CommandAnswer.REFUSED and result is not None:
+        raise InvalidRequest("a result goes with the answer done; leave it out", field="result")
+    if len(body) > LONGEST_RESULT:
+        raise InvalidRequest(f"the result has {len(body)} characters; {LONGEST_RESULT} are allowed", field="result")
+    try:
+        json.loads(body)
+        return chosen, body.encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the result isn't JSON: {error}", field="result") from None
