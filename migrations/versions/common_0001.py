@@ -1,8 +1,6 @@
 """The tables that a producer and a consumer both have."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "common_0001"
 down_revision = None
@@ -95,14 +93,8 @@ DOWNGRADE = ("DROP TABLE {s}.audit, {s}.bulk_job, {s}.bulk_item, {s}.worker, {s}
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

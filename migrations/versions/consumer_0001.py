@@ -1,8 +1,6 @@
 """The consumer's tables, and those of the reconciliation."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "consumer_0001"
 down_revision = None
@@ -154,14 +152,8 @@ DOWNGRADE = (
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

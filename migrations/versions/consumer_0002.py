@@ -3,11 +3,8 @@
 The old table becomes the DEFAULT partition, with all its rows and without being read.
 """
 
-from inspect import cleandoc
-
-from alembic import op
-
 from outbox.database.migration.partition import partition, refuse
+from outbox.database.migration.script import run
 
 revision = "consumer_0002"
 down_revision = "consumer_0001"
@@ -29,16 +26,13 @@ UPGRADE = (
     )""",
 )
 
+# What comes next drops the inbox, in whatever form it is.
+DOWNGRADE = ("DROP TABLE {s}.segment_hold",)
+
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    """Drop what is new; what comes next drops the inbox, in whatever form it is."""
-    op.execute(_in_schema("DROP TABLE {s}.segment_hold"))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

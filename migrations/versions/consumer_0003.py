@@ -1,8 +1,6 @@
 """Receiving in SQL: the inbox, for a consumer in whatever language."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "consumer_0003"
 down_revision = "consumer_0002"
@@ -92,14 +90,8 @@ DOWNGRADE = (
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

@@ -1,8 +1,6 @@
 """Each failed attempt of a message, and not only the last one's error."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "consumer_0004"
 down_revision = "consumer_0003"
@@ -33,14 +31,8 @@ DOWNGRADE = ("DROP TABLE {s}.attempt_history",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

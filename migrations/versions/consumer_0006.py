@@ -1,8 +1,6 @@
 """What operators write about a kind of dead letters, and who looks after it."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "consumer_0006"
 down_revision = "consumer_0005"
@@ -28,14 +26,8 @@ DOWNGRADE = ("DROP TABLE {s}.dead_letter_note",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

@@ -4,11 +4,8 @@ The old tables become the DEFAULT partitions, with all their rows and without be
 of the transaction, keeps the time short in which nobody can send.
 """
 
-from inspect import cleandoc
-
-from alembic import op
-
 from outbox.database.migration.partition import partition, refuse
+from outbox.database.migration.script import run
 
 revision = "producer_0002"
 down_revision = "producer_0001"
@@ -51,15 +48,13 @@ UPGRADE = (
      WHERE log LIKE concat('%.', '{s}.message_default'::regclass::oid)""",
 )
 
+# What comes next drops the tables, in whatever form they are.
+DOWNGRADE = ()
+
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    """Nothing: what comes next drops the tables, in whatever form they are."""
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

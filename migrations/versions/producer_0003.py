@@ -1,8 +1,6 @@
 """Sending in SQL: functions for whatever can call them, and the op of a message that was sent before its COMMIT."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0003"
 down_revision = "producer_0002"
@@ -241,14 +239,8 @@ DOWNGRADE = (
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

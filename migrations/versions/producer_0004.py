@@ -1,8 +1,6 @@
 """Deliveries: what became of each message in each group that its producer knows, and how far that was asked."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0004"
 down_revision = "producer_0003"
@@ -64,14 +62,8 @@ DOWNGRADE = ("DROP TABLE {s}.delivery, {s}.delivery_cursor",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

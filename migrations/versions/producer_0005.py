@@ -1,10 +1,9 @@
 """A sender may choose the queue of a message: a column of its half, which the functions of the schema set too."""
 
 import runpy
-from inspect import cleandoc
 from pathlib import Path
 
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0005"
 down_revision = "producer_0004"
@@ -213,14 +212,8 @@ DOWNGRADE = (
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

@@ -1,6 +1,6 @@
 """The health model counts the messages that were given up: an index that has these alone."""
 
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0007"
 down_revision = "producer_0006"
@@ -17,14 +17,8 @@ DOWNGRADE = ("DROP INDEX {s}.ix_delivery_exhausted",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return statement.replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

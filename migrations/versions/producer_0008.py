@@ -1,8 +1,6 @@
 """Sagas: a row for each that was started, and one for each command that it has sent."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0008"
 down_revision = "producer_0007"
@@ -52,14 +50,8 @@ DOWNGRADE = ("DROP TABLE {s}.saga, {s}.saga_command",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

@@ -1,6 +1,6 @@
 """The messages of a conversation are found by an index, which has those alone that others have caused."""
 
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0009"
 down_revision = "producer_0008"
@@ -22,14 +22,8 @@ DOWNGRADE = (f"DROP INDEX {{s}}.{_NAME}",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return statement.replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

@@ -1,8 +1,6 @@
 """Try, confirm, cancel: a row for each branch of a participant, which has each call take effect once."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0010"
 down_revision = "producer_0009"
@@ -28,14 +26,8 @@ DOWNGRADE = ("DROP TABLE {s}.tcc_branch",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

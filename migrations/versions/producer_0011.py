@@ -1,8 +1,6 @@
 """The processes that send report themselves."""
 
-from inspect import cleandoc
-
-from alembic import op
+from outbox.database.migration.script import run
 
 revision = "producer_0011"
 down_revision = "producer_0010"
@@ -27,14 +25,8 @@ DOWNGRADE = ("DROP TABLE {s}.producer_process",)
 
 
 def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(_in_schema(statement))
+    run(UPGRADE)
 
 
 def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(_in_schema(statement))
-
-
-def _in_schema(statement: str) -> str:
-    return cleandoc(statement).replace("{s}", f'"{op.get_context().version_table_schema}"')
+    run(DOWNGRADE)

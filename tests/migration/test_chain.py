@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Collection
 from inspect import cleandoc
 from pathlib import Path
 from runpy import run_path
@@ -247,21 +248,29 @@ def test_same_dump_as_metadata(url: str, engine: Engine) -> None:
     assert _dump(url) == migrated
 
 
+def go(engine: Engine, start: Collection[str], end: Collection[str]) -> None:
+    """Lead a database from some revisions to others by plain statements."""
+    with engine.begin() as connection:
+        for statement in migration.statements(start, end):
+            connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+def test_statements_leave_nothing_behind(engine: Engine) -> None:
+    """Those that remove remove all that those before them made."""
+    go(engine, [], ALL.values())
+    go(engine, ALL.values(), [])
+    assert inspect(engine).get_table_names(schema="outbox") == []
+
+
 def test_back_to_the_functions_of_before(url: str, engine: Engine) -> None:
     """A revision that makes functions anew is undone by those that it replaced, which then send as before."""
-
-    def go(start: str | tuple[str, ...], end: str) -> None:
-        with engine.begin() as connection:
-            for statement in migration.statements(start, end):
-                connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
-
-    go((), "producer_0003")
+    go(engine, [], ["producer_0003"])
     before = _dump(url)
-    go("producer_0003", "producer_0005")
+    go(engine, ["producer_0003"], ["producer_0005"])
     assert _dump(url) != before
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT outbox.send('t', '1')")
-    go("producer_0005", "producer_0003")
+    go(engine, ["producer_0005"], ["producer_0003"])
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT outbox.send('t', '1'), outbox.send_many('[]')")
         assert connection.scalar(text("SELECT count(*) FROM outbox.op_message")) == 1

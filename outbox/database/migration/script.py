@@ -60,12 +60,23 @@ def statements(
     reached = set(before)
     for revision in sorted(up or down, key=_order, reverse=bool(down)):
         declared = _declared(revision)
-        templates = declared["UPGRADE"] if up else declared.get("DOWNGRADE", ())
-        result += [cleandoc(template).replace("{s}", f'"{schema}"') for template in templates]
+        result += _texts(declared["UPGRADE"] if up else declared["DOWNGRADE"], schema)
         rows = _rows(reached)
         reached ^= {revision}
         result += _writing(rows, _rows(reached), schema)
     return result if after else [*result, in_schema(f"DROP TABLE {{s}}.{chain.VERSION_TABLE}", schema)]
+
+
+def run(templates: Collection[str]) -> None:
+    """Run the statements of a revision; only revisions call it, while Alembic is at work on them."""
+    from alembic import op  # noqa: PLC0415 - slow to import
+
+    for statement in _texts(templates, op.get_context().opts["version_table_schema"]):
+        op.execute(statement)
+
+
+def _texts(templates: Collection[str], schema: str) -> list[str]:
+    return [in_schema(cleandoc(template), schema) for template in templates]
 
 
 def _known(revisions: Revisions) -> list[str]:
