@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
 from outbox.console import connections
 from outbox.embedded import ServerLike
 from tests.console.web import Asker, Http, Shop, asker, console_of
+from tests.kit.databases import clones
 
 
 @pytest.fixture(scope="session")
@@ -54,19 +55,17 @@ def ask(portal: BlockingPortal) -> Asker:
 @pytest.fixture(scope="session")
 def museum(server: ServerLike, template: str) -> Iterator[Shop]:
     """A shop in which a bit of everything has happened; tests only look at it."""
-    server.create_database("console_museum", template=template)
-    engine = create_engine(server.url("console_museum"))
-    shop = Shop(engine)
-    shop.orders(*range(1, 8))
-    shop.parked(11, 12, 13)
-    shop.order(21, trouble="the bank is closed")
-    shop.drain()
-    shop.order(31, send={"delay": 86_400})
-    shop.drain()
-    shop.half(41)
-    shop.half(42)
-    yield shop
-    engine.dispose()
+    with clones(server, template, "console_museum") as (engine,):
+        shop = Shop(engine)
+        shop.orders(*range(1, 8))
+        shop.parked(11, 12, 13)
+        shop.order(21, trouble="the bank is closed")
+        shop.drain()
+        shop.order(31, send={"delay": 86_400})
+        shop.drain()
+        shop.half(41)
+        shop.half(42)
+        yield shop
 
 
 @pytest.fixture(scope="session")
@@ -78,12 +77,8 @@ def looking(museum: Shop, ask: Asker) -> Http:
 @pytest.fixture(scope="module")
 def shop(server: ServerLike, template: str) -> Iterator[Shop]:
     """An empty shop for the tests of a module, each of which acts on messages of its own."""
-    name = f"console_{uuid.uuid4().hex}"
-    server.create_database(name, template=template)
-    engine = create_engine(server.url(name))
-    yield Shop(engine)
-    engine.dispose()
-    server.drop_database(name)
+    with clones(server, template, f"console_{uuid.uuid4().hex}") as (engine,):
+        yield Shop(engine)
 
 
 @pytest.fixture(scope="session")

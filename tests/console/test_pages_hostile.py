@@ -7,7 +7,6 @@ from html import escape
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine
 
 from outbox.embedded import ServerLike
 from outbox.operator.model import Actor, Selector, Target
@@ -16,6 +15,7 @@ from outbox.settings import Settings
 from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made
 from tests.console.web import GROUP, Asker, Shop, console_of
+from tests.kit.databases import clones
 
 SCRIPT = """'"><script src=/x>alert(1)</script><img src=x onerror=alert(2)><a hx-get=/y hx-trigger=load>{{ 7*7 }}</a>"""
 #: Turns the reading direction around, rings a bell, colours a terminal, joins lines.
@@ -25,11 +25,8 @@ STEERING = "paid \u202e00.1\u202c \x07\x1b[31mred\x1b[0m \u2028line\u200b"
 @pytest.fixture(scope="module")
 def hostile(server: ServerLike, template: str) -> Iterator[Shop]:
     """A shop whose customers are attackers."""
-    server.create_database("console_hostile", template=template)
-    engine = create_engine(server.url("console_hostile"))
-    yield Shop(engine)
-    engine.dispose()
-    server.drop_database("console_hostile")
+    with clones(server, template, "console_hostile") as (engine,):
+        yield Shop(engine)
 
 
 @pytest.fixture(scope="module")

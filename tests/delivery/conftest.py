@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
 from outbox import Settings
 from outbox.embedded import ServerLike
 from tests.delivery.support import Post
+from tests.kit.databases import clones
 
 
 @pytest.fixture(scope="package")
 def banks(server: ServerLike, template: str) -> Iterator[tuple[Engine, Engine]]:
     """The databases of the two banks."""
-    names = ("post_a", "post_b")
-    for name in names:
-        server.create_database(name, template=template)
-    engines = create_engine(server.url(names[0])), create_engine(server.url(names[1]))
-    yield engines
-    for engine, name in zip(engines, names, strict=True):
-        engine.dispose()
-        server.drop_database(name)
+    with clones(server, template, "post_a", "post_b") as (a, b):
+        yield a, b
 
 
 @pytest.fixture

@@ -7,10 +7,13 @@ in the schema ``public`` is dropped. If its catalog isn't that of the template t
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from sqlalchemy import Engine, create_engine
 
 from outbox.embedded import ServerLike
 
@@ -98,6 +101,19 @@ SELECT md5(string_agg(entry, ',' ORDER BY entry)) FROM (
     SELECT concat_ws('.', 'revision', version_num) FROM outbox.outbox_version
 ) AS entries (entry)
 """
+
+
+@contextmanager
+def clones(server: ServerLike, template: str, *names: str) -> Iterator[list[Engine]]:
+    """Make databases of these names, for several tests to share; give an engine on each, and drop them at the end."""
+    with ExitStack() as stack:
+        engines = []
+        for name in names:
+            server.create_database(name, template=template)
+            stack.callback(server.drop_database, name)
+            engines.append(create_engine(server.url(name)))
+            stack.callback(engines[-1].dispose)
+        yield engines
 
 
 class Databases:

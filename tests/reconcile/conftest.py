@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
 from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.reconcile import plan
 from outbox.reconcile.record import settled
+from tests.kit.databases import clones
 from tests.reconcile.archiving import empty
 from tests.reconcile.books import Books
 from tests.reconcile.town import Town
@@ -48,17 +49,10 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[UUID]],
 
 @pytest.fixture(scope="session")
 def _books(server: ServerLike, template: str) -> Iterator[Books]:
-    names = ("books_producer", "books_consumer")
-    for name in names:
-        server.create_database(name, template=template)
-    producer, consumer = (create_engine(server.url(name)) for name in names)
-    books = Books(producer, consumer)
-    books.create()
-    yield books
-    producer.dispose()
-    consumer.dispose()
-    for name in names:
-        server.drop_database(name)
+    with clones(server, template, "books_producer", "books_consumer") as (producer, consumer):
+        books = Books(producer, consumer)
+        books.create()
+        yield books
 
 
 @pytest.fixture
@@ -70,16 +64,11 @@ def books(_books: Books) -> Books:
 
 @pytest.fixture(scope="session")
 def _one_town(server: ServerLike, template: str) -> Iterator[Town]:
-    names = ("town_producer", "town_consumer")
-    for name in names:
-        server.create_database(name, template=template)
-    producer, consumer = (create_engine(server.url(name)) for name in names)
-    with Town(producer, consumer, Settings()) as town:
+    with (
+        clones(server, template, "town_producer", "town_consumer") as (producer, consumer),
+        Town(producer, consumer, Settings()) as town,
+    ):
         yield town
-    producer.dispose()
-    consumer.dispose()
-    for name in names:
-        server.drop_database(name)
 
 
 @pytest.fixture
