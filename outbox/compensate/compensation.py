@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Engine, make_url
@@ -18,6 +17,7 @@ from outbox.compensate.sql import has_inbox
 from outbox.database.engines import address_of, connect, discard, engine_of, url_of
 from outbox.database.execute import CONTENDED, execute, sqlstate
 from outbox.database.session import check_function, is_async
+from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.content import Codecs, check_topic
 from outbox.text import database_address, function_name, summary_of
@@ -35,7 +35,7 @@ class Compensation:
     was sent. ``consumers`` are the databases, beside the producer's own, in which groups consume the topic. ``model``
     is the type that bodies are read as, ``codecs`` read those of other content types. ``when`` says who orders it:
     operators alone, or the policy too, for what a known group has parked ``after`` seconds ago. ``timeout`` is how long
-    (seconds) the function may take; ``left_behind`` are the threads of this process in which it took longer.
+    (seconds) the function may take.
 
     Raises:
         InvalidHandler: a function that can't be called so, or consumers that are none.
@@ -51,7 +51,7 @@ class Compensation:
     after: float = 0.0
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     timeout: float = 30.0
-    left_behind: list[Thread] = field(default_factory=list, repr=False, compare=False)
+    limit: TimeLimit = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -61,8 +61,7 @@ class Compensation:
             raise InvalidHandler(f"{what}: when = {self.when!r} must be 'ordered' or 'parked'")
         if self.after and self.when != "parked":
             raise InvalidHandler(f"{what}: after says how long a message stays parked before; it needs when='parked'")
-        if not self.timeout > 0:
-            raise InvalidHandler(f"{what}: timeout = {self.timeout!r} must be greater than 0 (seconds)")
+        object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
         for number, consumer in enumerate(self.consumers, 1):
             _check_database(f"{what}: number {number} of consumers", consumer)
 
@@ -70,14 +69,6 @@ class Compensation:
     def name(self) -> str:
         """What the function is called."""
         return function_name(self.function)
-
-    @property
-    def hanging(self) -> int:
-        """In how many threads of this process it still runs, although it was given up."""
-        for thread in list(self.left_behind):
-            if not thread.is_alive():
-                self.left_behind.remove(thread)
-        return len(self.left_behind)
 
     @property
     def is_async(self) -> bool:

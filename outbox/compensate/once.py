@@ -15,7 +15,7 @@ No transaction spans two databases, and a worker may die between any two steps. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox.compensate import quarantine, sql
@@ -24,14 +24,13 @@ from outbox.compensate.run import (
     LEASE,
     CompensationItem,
     CompensationRun,
-    CompensationTimedOut,
     ItemTable,
     StaleItem,
-    run_in_time,
 )
-from outbox.database.engines import NewRunner, Runner
+from outbox.database.engines import NewRunner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
+from outbox.database.time_limit import LimitedRunners
 from outbox.message.model import Counts, Resolution
 from outbox.settings import Settings
 from outbox.telemetry.events import (
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 #: day at most.
 FIRST_RETRY = 30.0
 _LONGEST_WAIT = 86400.0
-#: In so many threads of a process a topic's compensation may hang; then the topic rests, and the others go on.
-MOST_LEFT_BEHIND = 5
 
 
 def compensate_once(
@@ -83,9 +80,10 @@ def compensate_once(
         )
     if not due:
         return Counts()
-    lease = LEASE + max(each.timeout for each in compensations.values())
+    lease = LEASE + max(each.limit.seconds for each in compensations.values())
     items, databases = ItemTable(connection, settings.schema, lease), InboxDatabases(connection, settings.schema)
-    run = _CompensationPass(items, databases, settings, compensations, new_runner, stopping)
+    runners = LimitedRunners(new_runner)
+    run = _CompensationPass(items, databases, settings, compensations, runners, stopping)
     counts = Counts()
     try:
         for key in due:
@@ -107,15 +105,13 @@ class _CompensationPass:
     _databases: InboxDatabases
     _settings: Settings
     _compensations: Mapping[str, Compensation]
-    _new_runner: NewRunner
+    _runners: LimitedRunners
     _stopping: Callable[[], bool]
-    _runners: dict[bool, Runner] = field(default_factory=dict)
 
     def end(self) -> None:
         """Close what was opened."""
         self._databases.close()
-        for runner in self._runners.values():
-            runner.end()
+        self._runners.end()
 
     def take(self, key: sql.Key) -> Counts:
         """Claim an item, and do what can be done about it."""
@@ -210,18 +206,13 @@ class _CompensationPass:
 
     def _perform(self, run: CompensationRun, databases: list[InboxDatabase]) -> str:
         item, compensation = run.item, run.compensation
-        if compensation.hanging >= MOST_LEFT_BEHIND:
+        if compensation.limit.exhausted:
             raise Postponed(f"{compensation.name} hangs in every thread that it may have", UNREACHABLE)
         error: Exception | None
         try:
-            is_async = compensation.is_async
-            if is_async not in self._runners:
-                self._runners[is_async] = self._new_runner(is_async)
-            run_in_time(run, self._runners[is_async])
+            thread = f"outbox-compensate-{item.topic}"
+            self._runners.run(compensation.limit, thread, run.hold, is_async=compensation.is_async)
             error = run.error
-        except CompensationTimedOut as timed_out:
-            del self._runners[is_async]
-            error = timed_out
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
         if run.done:

@@ -6,16 +6,12 @@ One item of a compensation, and what is written about it in the producer's datab
 from __future__ import annotations
 
 import json
-from contextvars import copy_context
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from outbox.compensate import sql
 from outbox.compensate.compensation import Compensation
 from outbox.compensate.quarantine import QuarantineOrder
-from outbox.database.engines import Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
@@ -140,10 +136,6 @@ class CompensationFailed(Exception):
     """The compensation didn't succeed; all that it did is undone."""
 
 
-class CompensationTimedOut(CompensationFailed):
-    """The compensation took longer than it may, and was given up."""
-
-
 class StaleItem(Exception):
     """What was looked at before isn't so any more; nothing was done."""
 
@@ -249,40 +241,6 @@ class CompensationRun:
         )
         if not done:
             raise StaleItem("it is not to be compensated any more")
-
-
-def run_in_time(run: CompensationRun, runner: Runner) -> None:
-    """Run a compensation in a thread of its own, for as long as it may take.
-
-    A thread can't be ended from outside. What takes longer loses its connection, so that all it did is rolled back and
-    it can commit nothing any more; its thread is left behind. A commit that was under way at that moment may succeed:
-    then the item is done, and whoever tries it again finds that.
-
-    Raises:
-        CompensationTimedOut: it took longer; ``runner`` can't be used any more.
-        Exception: what the runner raised.
-    """
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-    compensation, variables = run.compensation, copy_context()
-
-    def hold() -> None:
-        error: BaseException | None = None
-        try:
-            variables.run(runner.run, run.hold)
-        except BaseException as raised:  # it is raised where it is waited for
-            error = raised
-        ended.put(error)
-
-    thread = Thread(target=hold, name=f"outbox-compensate-{compensation.topic}", daemon=True)
-    thread.start()
-    try:
-        error = ended.get(timeout=compensation.timeout)
-    except Empty:
-        compensation.left_behind.append(thread)
-        runner.end()
-        raise CompensationTimedOut(f"it took longer than {compensation.timeout:g} s, and was given up") from None
-    if error is not None:
-        raise error
 
 
 def _as_json(result: Any) -> str | None:

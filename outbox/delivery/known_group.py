@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -12,9 +13,11 @@ from sqlalchemy.exc import ArgumentError
 
 from outbox.consumer.subscription import Subscription, as_filter
 from outbox.database.session import check_function, is_async
+from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
-from outbox.message.content import Codecs, check_group, check_topic
+from outbox.message.content import Codecs, check_group, check_seconds, check_topic
 from outbox.message.model import DeliveryStatus
+from outbox.settings import Settings
 from outbox.text import function_name
 
 if TYPE_CHECKING:
@@ -104,10 +107,11 @@ def _check_database(what: str, value: object) -> None:
 class DeliveryCallback:
     """What the producer does when it has learnt of a message's fate: ``function(delivery, session)``, sync or async.
 
-    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
+    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types. ``timeout`` is how long
+    (seconds) the function may take.
 
     Raises:
-        InvalidHandler: the function can't be called so.
+        InvalidHandler: the function can't be called so, or may take no time.
         InvalidMessage: the topic isn't a name.
     """
 
@@ -116,10 +120,14 @@ class DeliveryCallback:
     function: Callable[..., Any]
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
+    timeout: float = 30.0
+    limit: TimeLimit = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
-        check_function(f"on_{self.kind} of {self.topic!r}: the function", self.function, "delivery", "session")
+        what = f"on_{self.kind} of {self.topic!r}"
+        check_function(f"{what}: the function", self.function, "delivery", "session")
+        object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
 
     @property
     def name(self) -> str:
@@ -140,6 +148,7 @@ class DeliveryDeclarations:
     compensations: dict[str, Compensation]
     delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback]
     codecs: Codecs
+    settings: Settings
 
     def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
         raise NotImplementedError
@@ -173,7 +182,9 @@ class DeliveryDeclarations:
             topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys)
         )
 
-    def on_delivered(self, topic: str | Topic[Any], *, model: Any = None) -> DeliveryDecorator:
+    def on_delivered(
+        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
+    ) -> DeliveryDecorator:
         """Register what the producer does when a known group has consumed a message of ``topic``.
 
         ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
@@ -181,27 +192,35 @@ class DeliveryDeclarations:
         next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
         `known_group`.
 
+        What takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
+        connection, and with that all that it did.
+
         Raises:
             InvalidHandler: the topic has such a callback already, or the function can't be called so.
-            InvalidMessage: the topic isn't a name.
+            InvalidMessage: the topic isn't a name, or ``timeout`` no length of time.
         """
-        return self._callback(topic, "delivered", model)
+        return self._callback(topic, "delivered", model, timeout)
 
-    def on_undeliverable(self, topic: str | Topic[Any], *, model: Any = None) -> DeliveryDecorator:
+    def on_undeliverable(
+        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
+    ) -> DeliveryDecorator:
         """Register what the producer does when a known group has parked a message, or has lost it for good.
 
         As `on_delivered`. An operator may yet retry what is parked, and it is delivered then: what must not happen to a
         message that takes effect is for a `compensation`, which quarantines it first.
         """
-        return self._callback(topic, "undeliverable", model)
+        return self._callback(topic, "undeliverable", model, timeout)
 
-    def _callback(self, topic: str | Topic[Any], kind: CallbackKind, model: Any) -> DeliveryDecorator:
+    def _callback(
+        self, topic: str | Topic[Any], kind: CallbackKind, model: Any, timeout: dt.timedelta | float | None
+    ) -> DeliveryDecorator:
         name, model = self._as_read(topic, model)
+        limit = self.settings.callback_timeout if timeout is None else check_seconds("timeout", timeout)
 
         def register(function: Any) -> Any:
             if (earlier := self.delivery_callbacks.get((name, kind))) is not None:
                 raise InvalidHandler(f"topic {name!r} has an on_{kind} already: {earlier.name}")
-            self.delivery_callbacks[name, kind] = DeliveryCallback(name, kind, function, model, self.codecs)
+            self.delivery_callbacks[name, kind] = DeliveryCallback(name, kind, function, model, self.codecs, limit)
             return function
 
         return register

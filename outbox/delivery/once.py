@@ -56,9 +56,10 @@ from uuid import UUID
 
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
-from outbox.database.engines import NewRunner, Runner
+from outbox.database.engines import NewRunner
 from outbox.database.execute import execute
 from outbox.database.sql import plan_by_index, wait_at_most
+from outbox.database.time_limit import FunctionTimedOut, LimitedRunners
 from outbox.delivery import sql
 from outbox.delivery.callback import CallbackRun
 from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of
@@ -179,7 +180,7 @@ def confirm_once(
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
     """
-    counts, runners, report = Counts(), _CallbackRunners(new_runner), report or ConfirmReport()
+    counts, runners, report = Counts(), LimitedRunners(new_runner), report or ConfirmReport()
     try:
         for group in groups:
             if stopping():
@@ -201,25 +202,6 @@ def confirm_once(
             compensate_parked(connection, settings, compensation)
     report.passed()
     return counts
-
-
-@dataclass(slots=True)
-class _CallbackRunners:
-    """The connections of callbacks, one for plain functions and one for async ones, made when first needed."""
-
-    _new_runner: NewRunner
-    _open: dict[bool, Runner] = field(default_factory=dict)
-
-    def of(self, callback: DeliveryCallback) -> Runner:
-        """Return the one that a callback runs on."""
-        if callback.is_async not in self._open:
-            self._open[callback.is_async] = self._new_runner(callback.is_async)
-        return self._open[callback.is_async]
-
-    def end(self) -> None:
-        """Close them."""
-        for runner in self._open.values():
-            runner.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +271,7 @@ class _Confirmation:
         group: KnownGroup,
         inbox: Inbox,
         callbacks: Callbacks,
-        runners: _CallbackRunners,
+        runners: LimitedRunners,
         stopping: Callable[[], bool],
         report: ConfirmReport,
     ) -> None:
@@ -450,7 +432,10 @@ class _Confirmation:
         run = CallbackRun(callback, self._settings, self._group, row)
         error: Exception | None
         try:
-            self._runners.of(callback).run(run.hold)
+            if callback.limit.exhausted:
+                raise FunctionTimedOut("it hangs in every thread that it may have")
+            thread = f"outbox-{callback.kind}-{callback.topic}"
+            self._runners.run(callback.limit, thread, run.hold, is_async=callback.is_async)
             error = run.error
         except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
             error = raised
