@@ -102,6 +102,8 @@ _SHOWN = {
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
 _REPORT = {"worker": "SELECT INSERT UPDATE DELETE", "stats_sample": "INSERT UPDATE SELECT"}
+_JUDGED = "worker bulk_job stats_sample"
+_ALERT = {"stats_sample": "UPDATE"}
 _RECORDS = dict.fromkeys(("worker", "stats_sample", "bulk_job", "bulk_item"), "SELECT DELETE")
 # To make messages of ops.
 _APPEND = {
@@ -242,6 +244,9 @@ DUTIES = (
         audit="SELECT(target action result)",
     ),
     _duty("report", "producer", _read(_COUNTED["producer"]), _REPORT),
+    # What the health model reads, and what targets know by the samples.
+    _duty("alert", "producer", _read(_COUNTED["producer"], _JUDGED, "delivery_cursor"), _ALERT),
+    _duty("alert", "consumer", _read(_COUNTED["consumer"], _JUDGED, "reconciliation_run"), _ALERT),
     _duty(
         "consume",
         "producer",
@@ -317,7 +322,7 @@ DUTIES = (
     ),
 )
 
-_UPKEEP = ("prune", "prune records", "bulk", "report")
+_UPKEEP = ("prune", "prune records", "bulk", "report", "alert")
 _STATS, _SIGNAL = "pg_read_all_stats", "pg_signal_backend"
 #: What a database role can be there for, by name; a role of PostgreSQL may be several of them.
 ROLES: Mapping[str, GrantRole] = {
@@ -487,13 +492,25 @@ def require_privileges(
     if not lacks and not unseen:
         return
     (((name, _),),) = read(WHO)
-    role = next(name for name, role in ROLES.items() if set(duties) <= {*getattr(role, part)})
     problems = [f"it lacks {', '.join(map(str, lacks))}"] if lacks else []
     problems += [f"row security hides its topics {', '.join(unseen)}"] if unseen else []
-    options = "" if schema == "outbox" else f" --schema {schema}"
-    options += "".join(f" --topic {shlex.quote(topic)}" for topic in sorted(topics)) if unseen else ""
+    options = f"--to {shlex.quote(name)} --part {part}" + ("" if schema == "outbox" else f" --schema {schema}")
+    only = "".join(f" --topic {shlex.quote(topic)}" for topic in sorted(topics)) if unseen else ""
+    commands = [
+        f"outbox db grants --role {role} {options}{only if role == 'consumer' else ''}"
+        for role in _roles_for(duties, part)
+    ]
     raise PrivilegeMissing(
         f"the role {name!r} may not do what it is there for ({', '.join(sorted(duties))}) in "
         f"{database_address(connection.engine.url)}, schema {schema!r}: {'; '.join(problems)}. Have the owner of the "
-        f"tables run what this prints: outbox db grants --role {role} --to {shlex.quote(name)} --part {part}{options}"
+        f"tables run what this prints: {' and '.join(commands)}"
     )
+
+
+def _roles_for(duties: Collection[str], part: Part) -> Iterator[str]:
+    """Yield few roles that together can do these duties in the database of a part."""
+    left = set(duties)
+    while left:
+        role = max(ROLES.values(), key=lambda role: len(left & {*getattr(role, part)}))
+        yield role.name
+        left -= {*getattr(role, part)}

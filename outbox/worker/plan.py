@@ -319,9 +319,8 @@ class Plan:
     def _plan_alerts(self, outbox: Outbox) -> None:
         from outbox.operator.health.alerts import ALERT_INTERVAL, alert_once  # noqa: PLC0415 - what few workers do
 
-        # What an operator sees is judged.
         for part in self.parts.get(self._own, ()):
-            self.needs[self._own, cast("Part", part)].add("look")
+            self.needs[self._own, cast("Part", part)].add("alert")
         # A lane of its own: whoever is told may be slow to answer.
         one_pass = _alone(alert_once, self.settings, outbox.alert_targets)
         self._add("alert", self._lane(name="alert"), one_pass, ALERT_INTERVAL, eager=False)
