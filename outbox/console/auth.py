@@ -4,8 +4,8 @@ An authorizer is a FastAPI dependency, sync or async, that returns a `Principal`
 objects that are called with the request.
 
 Only hashes of passwords and tokens are stored, and a comparison takes the same time whatever differs. A session is a
-signed cookie; the server stores only which sessions have been ended. The token is typed into a page, so it never is in
-a URL, a log or a history.
+signed cookie; stored is only which sessions have been ended: in the process, and where several processes may share a
+key, in the audit of each database. The token is typed into a page, so it never is in a URL, a log or a history.
 """
 
 from __future__ import annotations
@@ -25,19 +25,37 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Depends, Request
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.console.context import SAFE_METHODS, VIEW, Authorizer, Context, Principal, Role, context_of
+from outbox.console.context import (
+    SAFE_METHODS,
+    VIEW,
+    Authorizer,
+    Context,
+    Principal,
+    RequestContext,
+    Role,
+    context_of,
+)
 from outbox.console.events import LoginFailed
 from outbox.console.problems import Problem
-from outbox.errors import InvalidSettings
+from outbox.database.execute import Template, execute
+from outbox.database.sql import audit
+from outbox.errors import InvalidSettings, OutboxError
+from outbox.operator.acts import LOG_OUT
+from outbox.operator.databases import Database, is_away, read_each
 from outbox.telemetry.hooks import emit
 
 E = TypeVar("E", bound=Callable[..., Any])
 
 _LONGEST_COOKIE = 1000
+#: Tell whether a session was ended. Rows: ``(ended,)``.
+_ENDED = Template(f"SELECT EXISTS (SELECT FROM {{s}}.audit WHERE target = %(session)s AND action = '{LOG_OUT}')")
 _REALM = 'Basic realm="outbox console", charset="UTF-8"'
 _REMEMBERED = 256
 #: After so many wrong passwords from one address, for whatever names, it has to wait.
@@ -159,12 +177,17 @@ class Basic:
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class ConsoleSession:
     """A session that a cookie stands for; ``expires`` is in seconds since 1970."""
 
     number: str
     expires: int
     principal: Principal
+
+    @property
+    def audited(self) -> str:
+        """What it is called in the audit: nobody can tell its number from that."""
+        return f"session/{hashlib.sha256(self.number.encode()).hexdigest()[:32]}"
 
 
 class Bearer:
@@ -176,8 +199,10 @@ class Bearer:
     nothing to configure, nothing to leak, and a restart logs everybody out. Several processes behind one address need
     the same key (at least 32 characters).
 
-    A session that was ended is remembered by the process in which its owner logged out, until its time is over: other
-    processes with the same key, or this one after a restart, would still take a copy of its cookie.
+    Logging out ends a session wherever copies of its cookie are. With a ``session_key``, every process that has the key
+    learns that from the databases of the console: the end is written into the audit of each of them, or the logout is
+    refused; and a session isn't believed while none of them can be read. A console that only reads can't write it:
+    there a session ends in the process in which its owner logged out, and else with its time.
 
     Raises:
         InvalidSettings: a key of ``tokens`` isn't a hash, or the session key is too short.
@@ -207,7 +232,8 @@ class Bearer:
         self.seconds: int = seconds
         self._tokens, self._throttle = dict(tokens), throttle or Throttle()
         self._key = secrets.token_bytes(32) if session_key is None else session_key.encode()
-        #: The sessions that were ended before their time, and when that would have been.
+        self._is_shared = session_key is not None
+        #: The sessions that were ended here before their time, and when that would have been.
         self._ended: dict[str, int] = {}
         self._lock = threading.Lock()
         self.sessions = self
@@ -216,7 +242,7 @@ class Bearer:
         """Return whose token was sent, or whose session it is; raise a `Problem` (429) if too many have failed."""
         context = context_of(request)
         if (token := _credentials(request, "bearer")) is None:
-            return self.principal(request.cookies.get(context.cookie))
+            return self._principal_of_session(context, request.cookies.get(context.cookie))
         if (found := self.find(token, context.client)) is None:
             emit(LoginFailed(**context.facts))
         return found and found[1]
@@ -244,22 +270,8 @@ class Bearer:
         content = json.dumps(session).encode()
         return f"{_text(content)}.{_text(self._signature(content))}", principal
 
-    def log_out(self, cookie: str | None) -> Principal | None:
-        """End the session of a cookie, wherever copies of it are; return whose it was."""
-        if (session := self._session(cookie)) is None:
-            return None
-        with self._lock:
-            now = time.time()
-            self._ended = {number: expires for number, expires in self._ended.items() if expires > now}
-            self._ended[session.number] = session.expires
-        return session.principal
-
-    def principal(self, cookie: str | None) -> Principal | None:
-        """Return whose session a cookie is; None if it was forged, has expired or ended, or its token is gone."""
-        session = self._session(cookie)
-        return session.principal if session else None
-
-    def _session(self, cookie: str | None) -> _Session | None:
+    def session(self, cookie: str | None) -> ConsoleSession | None:
+        """Return the session of a cookie; None if it was forged, has expired or ended here, or its token is gone."""
         text, _, signature = (cookie or "")[:_LONGEST_COOKIE].partition(".")
         try:
             content, presented = _bytes(text), _bytes(signature)
@@ -274,10 +286,72 @@ class Bearer:
             return None
         matches = (p for hashed, p in self._tokens.items() if hmac.compare_digest(_subject(hashed), subject))
         principal = next(matches, None)
-        return _Session(number, expires, principal) if principal else None
+        return ConsoleSession(number, expires, principal) if principal else None
+
+    def end(self, session: ConsoleSession, context: RequestContext) -> None:
+        """End a session, wherever copies of its cookie are.
+
+        Raises:
+            Problem: (503) another process may still take it, since a database couldn't be told.
+        """
+        with self._lock:
+            now = time.time()
+            self._ended = {number: expires for number, expires in self._ended.items() if expires > now}
+            self._ended[session.number] = session.expires
+        if self._is_shared and not context.console.read_only:
+            _record_end(session, context)
+
+    def _principal_of_session(self, context: RequestContext, cookie: str | None) -> Principal | None:
+        session = self.session(cookie)
+        if session is None or (self._is_shared and _has_ended(session, context)):
+            return None
+        return session.principal
 
     def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, hashlib.sha256)
+
+
+def _has_ended(session: ConsoleSession, context: RequestContext) -> bool:
+    """Return whether a process has ended a session, as far as the databases can be read; one that knows it is enough.
+
+    Raises:
+        Problem: (503) none can be read, so that nobody knows.
+    """
+    found = read_each(context.console.source().databases.values(), partial(_is_recorded, session), [])
+    if found:
+        return any(found.values())
+    raise Problem(
+        "unavailable",
+        "no database of this console can be read, so that nobody knows whether this session was ended elsewhere; a "
+        "program may send the token itself: Authorization: Bearer …",
+    )
+
+
+def _is_recorded(session: ConsoleSession, connection: Connection, database: Database) -> bool:
+    return bool(execute(connection, _ENDED(database.schema, session=session.audited))[0][0][0])
+
+
+def _record_end(session: ConsoleSession, context: RequestContext) -> None:
+    """Write into each database that a session was ended; raise a `Problem` (503) if one can't be told."""
+    databases = context.console.source().databases
+    missing = list(databases.away)
+    for database in databases.values():
+        try:
+            with database.acting() as connection:
+                if not _is_recorded(session, connection, database):
+                    actor = context.actor
+                    record = audit(database.schema, actor.name, LOG_OUT, session.audited, "", None, actor.origin)
+                    execute(connection, record)
+        except (SQLAlchemyError, OutboxError) as error:
+            if not is_away(error):
+                raise
+            missing.append(database.name)
+    if missing:
+        raise Problem(
+            "unavailable",
+            f"you are logged out here, but not in other processes of the console: database {', '.join(missing)} can't "
+            "be told; log out again when it is back, or have the session key changed",
+        )
 
 
 class TrustedHeader:

@@ -499,13 +499,17 @@ ANSWER = Declaration(
 #: What every act says and demands: those on messages, and the others.
 DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR, ANSWER)
 
-#: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do
-#: about messages: see an unmasked body, order or cancel a bulk job, quarantine a message and lift that again, call the
-#: application for one that is parked, write the message or the status that was missing.
+#: The word under which the audit has the end of a session of the console.
+LOG_OUT = "log_out"
+
+#: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do:
+#: see an unmasked body, order or cancel a bulk job, log out of the console, quarantine a message and lift that again,
+#: call the application for one that is parked, write the message or the status that was missing.
 AUDITED: tuple[str, ...] = (
     *(act.name for act in DECLARATIONS),
     "bulk",
     "reveal",
+    LOG_OUT,
     "quarantine",
     "release",
     "on_parked",

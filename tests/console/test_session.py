@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from outbox.console import Basic, Bearer, Principal, hash_password, hash_token
 from outbox.console.auth import Throttle
 from outbox.console.context import COOKIE
 from outbox.errors import InvalidSettings
+from outbox.operator.databases import Databases
+from outbox.operator.operator import Operator
 from tests.console.web import API, Asker, Http, Shop, console_of, token_of
 
 TOKENS = {hash_token("right"): Principal.of("ada", "admin")}
@@ -25,6 +31,12 @@ def opened(sessions: Bearer) -> str:
     """Return the cookie of a new session."""
     cookie, _ = sessions.log_in("right", "here") or ("", None)
     return cookie
+
+
+def owner(sessions: Bearer, cookie: str | None) -> Principal | None:
+    """Return whose session a cookie is, as far as one process knows."""
+    session = sessions.session(cookie)
+    return session.principal if session else None
 
 
 def test_a_token_typed_into_the_page_opens_a_session(looking: Http) -> None:
@@ -108,34 +120,98 @@ def test_forged_cookies_are_nobody() -> None:
     """Changed, cut, of another key, or nonsense: it is nobody."""
     sessions = Bearer(TOKENS)
     cookie = opened(sessions)
-    assert sessions.principal(cookie) == Principal.of("ada", "admin")
+    assert owner(sessions, cookie) == Principal.of("ada", "admin")
     content, _, signature = cookie.partition(".")
     other = base64.urlsafe_b64encode(base64.urlsafe_b64decode(content + "==").replace(b"[", b"[ ")).decode()
     for forged in ("", ".", cookie[:-2], f"{other}.{signature}", f"{content}.", "ä.ö", "x" * 5000, None):
-        assert sessions.principal(forged) is None
-    assert Bearer(TOKENS).principal(cookie) is None
+        assert owner(sessions, forged) is None
+    assert owner(Bearer(TOKENS), cookie) is None
 
 
 def test_sessions_end() -> None:
     """With their time, and with their token; a key that is shared keeps them over processes."""
     key = "k" * 32
     cookie = opened(Bearer(TOKENS, session_key=key))
-    assert Bearer(TOKENS, session_key=key).principal(cookie) is not None
-    assert Bearer({}, session_key=key).principal(cookie) is None
+    assert owner(Bearer(TOKENS, session_key=key), cookie) is not None
+    assert owner(Bearer({}, session_key=key), cookie) is None
     over = opened(Bearer(TOKENS, session_key=key, seconds=-1))
-    assert Bearer(TOKENS, session_key=key).principal(over) is None
+    assert owner(Bearer(TOKENS, session_key=key), over) is None
     with pytest.raises(InvalidSettings, match="at least 32"):
         Bearer(TOKENS, session_key="short")
 
 
-def test_a_session_that_was_ended_stays_so() -> None:
+def cookies_of(http: Http, number: int) -> list[dict[str, str]]:
+    """Log in so often; return the headers by which each session is sent."""
+    return [{"Cookie": log_in(http, "right")[2].partition(";")[0]} for _ in range(number)]
+
+
+def test_a_session_that_was_ended_stays_so(museum: Shop, ask: Asker) -> None:
     """Ending another one, the same once more, or a forged one, changes nothing for it."""
-    sessions = Bearer(TOKENS)
-    cookies = [opened(sessions) for _ in range(3)]
-    assert len(set(cookies)) == 3
-    for cookie in (cookies[0], cookies[0], cookies[1], "forged", None):
-        sessions.log_out(cookie)
-    assert [sessions.principal(cookie) is None for cookie in cookies] == [True, True, False]
+    http = ask(console_of(museum.outbox, authorizer=Bearer(TOKENS)))
+    first, second, third = cookies_of(http, 3)
+    assert len({*first.values(), *second.values(), *third.values()}) == 3
+    for headers in (first, first, second, {"Cookie": "forged"}, {}):
+        assert http.ask("POST", "/logout", headers=headers).status_code == 303
+    assert [http.get("/meta", headers=each).status_code for each in (first, second, third)] == [401, 401, 200]
+
+
+SHARED = "k" * 32
+
+
+def shared(ask: Asker, source: Any, **options: Any) -> Http:
+    """Return one of the processes of a console that share a session key."""
+    return ask(console_of(source, authorizer=Bearer(TOKENS, session_key=SHARED), **options))
+
+
+def test_logging_out_ends_the_session_in_every_process(shop: Shop, ask: Asker) -> None:
+    """In the others that have the key, and after a restart; it is one audited act, and other sessions go on."""
+    here, there = shared(ask, shop.outbox), shared(ask, shop.outbox)
+    ended, other = cookies_of(here, 2)
+    assert there.get("/meta", headers=ended).status_code == 200
+    assert here.ask("POST", "/logout", headers=ended).status_code == 303
+    for process in (here, there, shared(ask, shop.outbox)):
+        assert process.get("/meta", headers=ended).status_code == 401
+        assert process.get("/meta", headers=other).status_code == 200
+    assert there.ask("POST", "/logout", headers=ended).status_code == 303
+    (row,) = there.get("/audit", params={"action": "log_out"}, headers=other).json()["items"]
+    assert (row["actor"], row["origin"]["via"], row["target"].partition("/")[0]) == ("ada", "console", "session")
+    number = json.loads(base64.urlsafe_b64decode(ended["Cookie"].partition("=")[2].partition(".")[0] + "=="))[2]
+    assert number not in json.dumps(row), "the audit doesn't have what the cookie has"
+
+
+def test_what_cannot_be_told_everywhere_is_no_logout(shop: Shop, ask: Asker) -> None:
+    """While a database is away, the session ends here, and the page says that it may go on elsewhere."""
+    here = shared(ask, {"shop": shop.engine, "gone": "postgresql+psycopg://localhost:1/gone"})
+    there = shared(ask, shop.outbox)
+    (cookie,) = cookies_of(here, 1)
+    answer = here.ask("POST", "/logout", headers=cookie)
+    assert answer.status_code == 503
+    assert "not in other processes" in answer.text
+    assert "gone" in answer.text
+    for process in (here, there):
+        assert process.get("/meta", headers=cookie).status_code == 401
+
+
+def test_a_session_is_not_believed_while_nobody_knows_of_its_end(shop: Shop, ask: Asker) -> None:
+    """Closed by default: a token that is sent itself is as good as ever."""
+    away = shared(ask, operator_away(shop))
+    (cookie,) = cookies_of(shared(ask, shop.outbox), 1)
+    assert away.get("/meta", headers=cookie).status_code == 503
+    assert away.get("/meta", headers={"Authorization": "Bearer right"}).status_code == 200
+
+
+def operator_away(shop: Shop) -> Operator:
+    """Return an operator whose database has gone away since it was opened."""
+    (database,) = Databases.open({"shop": shop.engine}, shop.outbox.settings).values()
+    return Operator(Databases([replace(database, engine=create_engine("postgresql+psycopg://localhost:1/gone"))]))
+
+
+def test_a_console_that_only_reads_ends_sessions_for_itself(shop: Shop, ask: Asker) -> None:
+    """It writes nothing, so that others can't know."""
+    reading, there = shared(ask, shop.outbox, read_only=True), shared(ask, shop.outbox)
+    (cookie,) = cookies_of(reading, 1)
+    assert reading.ask("POST", "/logout", headers=cookie).status_code == 303
+    assert [each.get("/meta", headers=cookie).status_code for each in (reading, there)] == [401, 200]
 
 
 def test_a_session_does_not_act_for_another_site(looking: Http) -> None:

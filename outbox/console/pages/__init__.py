@@ -76,9 +76,10 @@ def log_in(view: View, token: Annotated[str, Form()], onward: Annotated[str, For
 def log_out(view: View) -> Response:
     """Log out: end the session, and take the cookie away."""
     context, sessions = view.context, view.context.console.sessions
-    if sessions is not None:
-        context.identity, context.acts = sessions.log_out(view.request.cookies.get(context.cookie)), False
-    if context.identity is not None:
+    session = sessions.session(view.request.cookies.get(context.cookie)) if sessions else None
+    if sessions and session:
+        context.identity, context.acts = session.principal, False
+        sessions.end(session, context)
         emit(LoginEnded(**context.facts))
     response = RedirectResponse(context.url("login"), 303)
     response.delete_cookie(context.cookie, **_cookie_of(context))
