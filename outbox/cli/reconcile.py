@@ -442,7 +442,7 @@ def _result(run: Run) -> str:
         return run.error
     if run.finished_at is None:
         return "running, or died"
-    found = f"{run.differences:,} differences" if run.differences else ""
+    found = f"{run.differences:,} differences, {run.left or 0:,} left" if run.differences else ""
     unexplained = [f"{each['name']} unexplained" for each in run.measures if not each["in_sync"]]
     return "; ".join(filter(None, [found, *unexplained])) or "in sync"
 
@@ -505,6 +505,9 @@ def repair(
     message: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only of this message; again for more.")
     ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, metavar="N", help="At most so many a second. Default: no limit.")
+    ] = None,
 ) -> None:
     """Order a bulk job that repairs what a run has found; a worker that has the reconciliation carries it out.
 
@@ -528,7 +531,7 @@ def repair(
         say("note: no living worker has this reconciliation; the repair waits for one")
     options.confirm(f"Repair {preview.number:,}?", "nothing was ordered", yes=acting.yes)
     by = options.cli_actor(acting.actor)
-    job = runs.repair(selection, by=by, why=acting.reason, number=preview.number)
+    job = runs.repair(selection, by=by, why=acting.reason, number=preview.number, rate=rate)
     output.print_as(acting.output, job, output.facts_table("bulk job", dataclasses.asdict(job)))
     say(f"ordered: see `outbox bulk show {job.id}`")
 

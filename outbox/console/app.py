@@ -57,7 +57,14 @@ if TYPE_CHECKING:
 Metrics = Literal["off", "authenticated", "open"]
 
 #: Fixed paths come before those that have an id at the same level.
-_API = (lists.router, acts.router, reconciliations.router, sagas.router, probes.document)
+_API = (
+    lists.router,
+    acts.router,
+    reconciliations.router,
+    reconciliations.exports,
+    sagas.router,
+    probes.document,
+)
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 #: What of a scope isn't the work of the application around the console.
 _OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.database.sql import NOW, begin_bulk_job
+from outbox.database.sql import NOW, begin_bulk_job, finish_bulk_jobs
 from outbox.message.model import Counts
-from outbox.operator.bulk.run import AGAIN, MOST
+from outbox.operator.bulk.run import AGAIN, MOST, budget
 from outbox.reconcile.job import Job, Repair
 from outbox.reconcile.record import orders
 from outbox.reconcile.record.orders import ClaimedItem, RepairJob
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 #: How many findings are claimed at once, and for how long (seconds).
 BATCH = 100
 LEASE = 300.0
-#: How long (seconds) until orders are looked for again.
-READ_EVERY = 5.0
+#: How long (seconds) until orders are looked for again, and after which one repair leaves the next one its turn.
+READ_EVERY = SLICE = 5.0
 
 
 class Repairer:
@@ -43,27 +44,35 @@ class Repairer:
         self.name: str = f"repair {reconciler.name.removeprefix('reconcile ')}"
 
     def __call__(self, connection: Connection, _: Connection) -> Counts:
-        """Carry on with each repair that is ordered, until nothing of it is left that is due."""
+        """Carry on with each repair that is ordered, as fast as it may be; those of pruned runs end."""
         topics, groups = map(list, zip(*self._reconciler.pairs, strict=True))
-        counts = Counts()
+        counts, until = Counts(), time.monotonic() + SLICE
         with connection.begin():
             schema = self._reconciler.schema
-            ((now,),), rows = execute(connection, NOW, orders.repairs(schema, topics=topics, groups=groups))
+            ((now,),), pruned, rows = execute(
+                connection, NOW, orders.skip_pruned(schema), orders.repairs(schema, topics=topics, groups=groups)
+            )
+            execute(connection, *(finish_bulk_jobs(schema, bulk_job) for bulk_job in {row[0] for row in pruned}))
         for row in rows:
             ordered = RepairJob(*row)
             job = replace(self._reconciler.job_at(now), actor=ordered.requested_by)
             while not self._stopping.is_set():
                 step = _batch(connection, job, ordered)
                 counts += step
-                if not step.taken:
+                if not step.taken or time.monotonic() >= until:
                     break
+                if ordered.rate is not None:
+                    self._stopping.wait(step.taken / ordered.rate)
         return counts
 
 
 def _batch(connection: Connection, job: Job, ordered: RepairJob) -> Counts:
     """Repair the next findings; end the bulk job if none is left."""
     schema, values = job.consumer.schema, {"id": ordered.id, "run": ordered.run, "lease": LEASE, "limit": BATCH}
+    values["rate"] = ordered.rate
     with connection.begin():
+        if ordered.rate is not None and not ordered.cancelled:
+            values["limit"] = min(BATCH, budget(connection, schema, ordered.id, ordered.rate))
         if ordered.cancelled:
             execute(connection, orders.cancel_left(schema, **values), *orders.end_items(schema, ordered, ()))
             return Counts()

@@ -176,13 +176,14 @@ def test_a_repair_by_the_api(acting: Http, shop: Shop, reconciler: Reconciler, f
     assert operator.post(path, {"kind": "missing"}).status_code == 422
     assert operator.post(path, {"kind": "missing", "repair": "park", "reason": "why"}).status_code == 422
     assert operator.post(f"{RUNS}/{uuid4()}/repair", {"reason": "why"}).status_code == 404
-    body, key = {"kind": "missing", "reason": "why", "number": 1}, {"Idempotency-Key": "once"}
+    assert operator.post(path, {"kind": "missing", "reason": "why", "rate": 0}).status_code == 422
+    body, key = {"kind": "missing", "reason": "why", "number": 1, "rate": 50}, {"Idempotency-Key": "once"}
     first, second = (operator.post(path, body, headers=key) for _ in range(2))
     assert (first.status_code, first.json()["id"]) == (202, second.json()["id"])
     assert first.headers["location"].endswith(f"/bulk-jobs/{first.json()['id']}")
     repaired(shop, reconciler)
     job = acting.get(f"/bulk-jobs/{first.json()['id']}").json()
-    assert (job["state"], job["done"], job["requested_by"]) == ("done", 1, "otto")
+    assert (job["state"], job["done"], job["requested_by"], job["rate"]) == ("done", 1, "otto", 50)
     assert operator.post(path, {"kind": "missing", "reason": "again"}).status_code == 409
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from typing import Any
 
 import pytest
@@ -28,7 +31,7 @@ def test_runs_are_listed(acting: Http, found: Reconciled) -> None:
     viewer = acting.as_role("viewer")
     (run,) = viewer.get(RUNS).json()["items"]
     assert (run["id"], run["state"], run["topic"], run["group"]) == (str(found.run), "different", TOPIC, GROUP)
-    assert (run["differences"], run["counts"]["missing"], run["counts"]["parked"]) == (2, 1, 1)
+    assert (run["differences"], run["left"], run["counts"]["missing"], run["counts"]["parked"]) == (2, 2, 1, 1)
     assert run["plan"]["engine"] == "local"
     assert [measure["name"] for measure in run["measures"]] == ["billed", "open"]
     assert viewer.get(f"{RUNS}?state=different&topic={TOPIC}&group={GROUP}").json()["total"]["value"] == 1
@@ -85,6 +88,22 @@ def test_findings_page_by_page(acting: Http, found: Reconciled) -> None:
     assert "must be one of: consumed_though_rolled_back" in acting.get(f"{path}?kind=odd").json()["detail"]
 
 
+def test_findings_are_exported(acting: Http, found: Reconciled) -> None:
+    """As CSV and as NDJSON, by the filters of the list; with the limit and the slots that all exports have."""
+    viewer, path = acting.as_role("viewer"), f"/export/findings/{found.run}"
+    listed = viewer.get(f"{RUNS}/{found.run}/findings").json()["items"]
+    assert [json.loads(line) for line in viewer.get(f"{path}.ndjson").text.splitlines()] == listed
+    answer = viewer.get(f"{path}.csv?kind=missing")
+    assert answer.headers["content-disposition"] == f'attachment; filename="findings-{found.run}.csv"'
+    (row,) = csv.DictReader(io.StringIO(answer.text, newline=""))
+    assert (row["message_id"], row["kind"]) == (str(found.missing), "missing")
+    assert len(viewer.get(f"{path}.csv?limit=1").text.splitlines()) == 2
+    assert viewer.get(f"/export/findings/{uuid7()}.csv").status_code == 404
+    assert viewer.get(f"{path}.csv?kind=odd").status_code == 422
+    page = Visitor(viewer).go(f"reconciliations/{found.run}?kind=missing")
+    assert page.link("CSV").endswith(f"/api/v1/export/findings/{found.run}.csv?kind=missing")
+
+
 def test_both_sides_of_a_finding(acting: Http, found: Reconciled) -> None:
     """As they were when it was found, with what it means and what can be done."""
     missing = acting.get(f"{RUNS}/{found.run}/findings/{found.missing}").json()
@@ -107,6 +126,7 @@ def test_pages(acting: Http, found: Reconciled, role: str) -> None:
     page = visitor.go("reconciliations")
     well_made(page)
     assert "1 missing, 1 parked" in page.text
+    assert page.link("2 left").endswith(f"/reconciliations/{found.run}?left=yes")
     assert "10.05 amount" in page.text
     page = visitor.go(page.link(f"{TOPIC} → {GROUP}"))
     well_made(page)

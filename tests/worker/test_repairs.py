@@ -266,7 +266,7 @@ def test_a_repair_that_is_cancelled(bench: Bench, reconciler: Reconciler) -> Non
     run = dry_run(bench, reconciler)
     job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
     with bench.observer.begin() as connection:
-        claimed = {"id": job.id, "run": run, "lease": 60, "limit": 1}
+        claimed = {"id": job.id, "run": run, "lease": 60, "limit": 1, "rate": None}
         execute(connection, orders.claim("outbox", **claimed))
     databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
     BulkJobs(databases).cancel(job.id, by=OTTO, why="no")
@@ -276,6 +276,78 @@ def test_a_repair_that_is_cancelled(bench: Bench, reconciler: Reconciler) -> Non
     passed(bench, Repairer(reconciler, threading.Event()))
     assert (job_now(bench, job).cancelled, job_now(bench, job).state) == (2, "cancelled")
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [1]
+
+
+class FirstPause(threading.Event):
+    """Stops a worker when it pauses for the first time; ``seconds`` are for how long it would have."""
+
+    seconds: float | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Stop."""
+        self.seconds = timeout
+        self.set()
+        return True
+
+
+def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: Reconciler) -> None:
+    """A worker pauses after each batch; another one, or the same one that begins anew, finds the budget used up."""
+    lost(bench, 3)
+    job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test", rate=0.001)
+    assert job.rate == 0.001
+    stopping = FirstPause()
+    assert passed(bench, Repairer(reconciler, stopping)) == 1
+    assert stopping.seconds == 1000
+    assert passed(bench, Repairer(reconciler, FirstPause())) == 0
+    with bench.observer.begin() as connection:
+        connection.execute(text("UPDATE outbox.bulk_item SET changed_at = changed_at - interval '2000 s'"))
+    assert passed(bench, Repairer(reconciler, FirstPause())) == 1
+    assert job_now(bench, job).done == 2
+
+
+def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: Reconciler) -> None:
+    """What one has claimed and not settled yet isn't in the budget: nobody claims more meanwhile."""
+    lost(bench, 2)
+    job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test", rate=0.001)
+    run = UUID(job.options["run"])
+    with bench.observer.begin() as connection:
+        claim = orders.claim("outbox", id=job.id, run=run, lease=60.0, limit=1, rate=0.001)
+        assert len(execute(connection, claim)[0]) == 1
+    assert passed(bench, Repairer(reconciler, FirstPause())) == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_that_is_none(bench: Bench, reconciler: Reconciler, rate: float) -> None:
+    """It is refused before anything is read."""
+    with pytest.raises(InvalidRequest, match="rate"):
+        desk(bench).repair(RepairSelection(UUID(int=1)), by=OTTO, why="test", rate=rate)
+
+
+def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: Reconciler) -> None:
+    """Nobody knows any more what it found: what is left is skipped, and says why."""
+    lost(bench, 2)
+    job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test")
+    with bench.observer.begin() as connection:
+        connection.execute(text("DELETE FROM outbox.reconciliation_finding"))
+        connection.execute(text("DELETE FROM outbox.reconciliation_run"))
+    assert passed(bench, Repairer(reconciler, threading.Event())) == 0
+    ended = job_now(bench, job)
+    assert (ended.finished_at is not None, ended.skipped, ended.pending) == (True, 2, 0)
+    assert {item.outcome for item in items_of(bench, job)} == {"its run was pruned"}
+
+
+def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: Reconciler) -> None:
+    """Beside what was found: nothing, once all of it is repaired."""
+    lost(bench, 2)
+    run = dry_run(bench, reconciler)
+
+    def shown() -> list[tuple[int | None, int | None]]:
+        return [(each.differences, each.left) for each in desk(bench).runs(RunFilter(), PageRequest(size=1)).items]
+
+    assert shown() == [(2, 2)]
+    desk(bench).repair(RepairSelection(run), by=OTTO, why="test")
+    assert passed(bench, Repairer(reconciler, threading.Event())) == 2
+    assert shown() == [(2, 0)]
 
 
 def test_a_worker_takes_what_is_ordered(bench: Bench, reconciler: Reconciler) -> None:

@@ -36,6 +36,9 @@ _BYTES = _TEXT | {"format": "binary"}
 
 Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_extra={"enum": list(WINDOWS)})]
 
+#: The types of the files that there are, by the ends of their names.
+EXPORT_TYPES = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
+
 router: APIRouter = APIRouter(prefix=API, responses=problems())
 
 
@@ -262,20 +265,32 @@ def _demand_reveal(context: RequestContext, request: Request) -> None:
 # --- files with everything that matches --------------------------------------------------------------------
 
 
-def _add_export(call: str, suffix: str, media_type: str, schema: dict[str, str], description: str) -> None:
+def streamed(name: str, suffix: str, rows: Iterator[Any], kind: Any) -> StreamingResponse:
+    """Return rows, which are a ``kind`` each, as a file: ``csv``, or ``ndjson``, a JSON object a line."""
+    # The first is read at once, so that a wrong request is still refused.
+    rows = itertools.chain(list(itertools.islice(rows, 1)), rows)
+    lines = _csv_lines(kind, rows) if suffix == "csv" else (json.dumps(plain(each)) + "\n" for each in rows)
+    # Each part is made by a thread: one for many lines costs less than one for each.
+    parts = iter(lambda: "".join(itertools.islice(lines, model.MAX_PAGE)), "")
+    disposition = {"Content-Disposition": f'attachment; filename="{name}.{suffix}"'}
+    return StreamingResponse(parts, media_type=EXPORT_TYPES[suffix], headers=disposition)
+
+
+def export_answers(suffix: str) -> dict[int | str, dict[str, Any]]:
+    """Return how the OpenAPI document describes the file of an export."""
+    # A client that doesn't know a type hands on the bytes.
+    schema = _TEXT if suffix == "csv" else _BYTES
+    return {200: {"content": {EXPORT_TYPES[suffix]: {"schema": schema}}}}
+
+
+def _add_export(call: str, suffix: str, description: str) -> None:
     types = types_of(call)
     (row,) = get_args(types["return"])
 
     def export(context: Context, query: Any = from_query(types["criteria"], ExportQuery)) -> StreamingResponse:
         criteria, most = query
         rows = every(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
-        # The first is read at once, so that a wrong request is still refused.
-        rows = itertools.chain(list(itertools.islice(rows, 1)), rows)
-        lines = _csv_lines(row, rows) if suffix == "csv" else (json.dumps(plain(each)) + "\n" for each in rows)
-        # Each part is made by a thread: one for many lines costs less than one for each.
-        parts = iter(lambda: "".join(itertools.islice(lines, model.MAX_PAGE)), "")
-        disposition = {"Content-Disposition": f'attachment; filename="{call}.{suffix}"'}
-        return StreamingResponse(parts, media_type=media_type, headers=disposition)
+        return streamed(call, suffix, rows, row)
 
     router.add_api_route(
         f"/export/{call}.{suffix}",
@@ -283,7 +298,7 @@ def _add_export(call: str, suffix: str, media_type: str, schema: dict[str, str],
         name=f"{call}_{suffix}",
         description=description,
         response_class=StreamingResponse,
-        responses={200: {"content": {media_type: {"schema": schema}}}},
+        responses=export_answers(suffix),
         tags=["export"],
     )
 
@@ -296,9 +311,7 @@ def _csv_lines(kind: Any, rows: Iterator[Any]) -> Iterator[str]:
         yield line.getvalue()
 
 
-_CSV = "text/csv; charset=utf-8"
 _FOUND = "Return the messages that match, without their bodies, the newest first"
-# A client that doesn't know the type hands on the bytes.
-_add_export("messages", "ndjson", "application/x-ndjson", _BYTES, f"{_FOUND}: one JSON object a line.")
-_add_export("messages", "csv", _CSV, _TEXT, f"{_FOUND}, as CSV.")
-_add_export("audit", "csv", _CSV, _TEXT, "Return what operators did, the newest first, as CSV.")
+_add_export("messages", "ndjson", f"{_FOUND}: one JSON object a line.")
+_add_export("messages", "csv", f"{_FOUND}, as CSV.")
+_add_export("audit", "csv", "Return what operators did, the newest first, as CSV.")

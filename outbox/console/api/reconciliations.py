@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
 
 from outbox.console.api.acts import ReasonBody
+from outbox.console.api.lists import EXPORT_TYPES, ExportQuery, export_answers, streamed
 from outbox.console.api.requests import IdempotencyKey, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.operator.acts import RECONCILE, REPAIR
+from outbox.operator.look.paging import every
 from outbox.operator.model import LONGEST, MAX_ITEMS, BulkJob, Page
 from outbox.reader import option
 from outbox.reconcile.record.orders import RepairPreview, RepairSelection, RunOrder
@@ -25,6 +29,8 @@ from outbox.reconcile.record.views import (
 )
 
 router: APIRouter = APIRouter(prefix=f"{API}/reconciliations", responses=problems(), tags=["reconciliations"])
+#: Below the path of all exports, which have slots of their own.
+exports: APIRouter = APIRouter(prefix=f"{API}/export", responses=problems(), tags=["export"])
 
 
 @router.get("/runs")
@@ -51,6 +57,28 @@ def findings(
 def finding(context: Context, run_id: UUID, message_id: UUID) -> FindingView:
     """Return what a run found of a message: both sides as they were, what it means, and what can be done."""
     return context.reconciliations.finding(run_id, message_id)
+
+
+def _add_findings_export(suffix: str) -> None:
+    def export(
+        context: Context, run_id: UUID, query: Any = from_query(FindingFilter, ExportQuery)
+    ) -> StreamingResponse:
+        criteria, most = query
+        rows = every(lambda page: context.reconciliations.findings(run_id, criteria, page), most.limit)
+        return streamed(f"findings-{run_id}", suffix, rows, FindingRow)
+
+    exports.add_api_route(
+        f"/findings/{{run_id}}.{suffix}",
+        export,
+        name=f"findings_{suffix}",
+        description=f"Return the findings of a run that match, in their order, as {suffix.upper()}.",
+        response_class=StreamingResponse,
+        responses=export_answers(suffix) | problems(404),
+    )
+
+
+for _suffix in EXPORT_TYPES:
+    _add_findings_export(_suffix)
 
 
 @router.get("/schedules")
@@ -92,6 +120,7 @@ class RepairBody(SelectionBody, ReasonBody):
 
     number: int | None = option(None, "How many the preview would repair; if it is another number: 409.", least=0,
                                 most=MAX_ITEMS)  # fmt: skip
+    rate: float | None = option(None, "The most messages a second.", above=0, most=1e6)
 
 
 @router.get("/orders")
@@ -140,7 +169,12 @@ def repair(
 ) -> BulkJob:
     """Order a bulk job that repairs what a run has found."""
     job = context.reconciliations.repair(
-        body.selection(run_id), by=context.actor, why=body.reason, number=body.number, idempotency_key=key
+        body.selection(run_id),
+        by=context.actor,
+        why=body.reason,
+        number=body.number,
+        rate=body.rate,
+        idempotency_key=key,
     )
     response.headers["Location"] = context.url("api", "v1", "bulk-jobs", job.id)
     return job

@@ -19,7 +19,7 @@ from outbox.operator.operator import Operator
 from outbox.reader import option
 from outbox.reconcile.job import Repair
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection, RunOrder
-from outbox.reconcile.record.views import FindingFilter, FindingView, RunFilter, RunState, Schedule
+from outbox.reconcile.record.views import MOST_LEFT, FindingFilter, FindingView, RunFilter, RunState, Schedule
 
 router: APIRouter = APIRouter(prefix="/reconciliations", include_in_schema=False)
 
@@ -70,7 +70,7 @@ def runs(view: View) -> Response:
     """Show the runs, and what workers run by a timetable."""
     found = Listing(view, RunFilter, view.context.reconciliations.runs)
     schedules, unreached = of_each(view.operator, _timetables)
-    shown = {"schedules": schedules, "unreached": unreached, "states": list(RunState)}
+    shown = {"schedules": schedules, "unreached": unreached, "states": list(RunState), "most_left": MOST_LEFT}
     return view.page("reconciliations.html", found.status, list=found, **shown)
 
 
@@ -111,6 +111,7 @@ class RepairForm:
     message: tuple[UUID, ...] = option(())
     repair: str | None = option(None)
     number: int | None = option(None)
+    rate: float | None = option(None)
     key: str | None = option(None)
     reason: str = option("", most=4000)
 
@@ -133,7 +134,8 @@ def repair(view: View, run_id: UUID, pairs: FormPairs) -> Response:
     form = read(RepairForm, pairs)
     order = view.context.reconciliations.repair
     key = form.key and f"{view.context.principal.id}:{form.key}"
-    job = order(form.selection(run_id), by=view.context.actor, why=form.reason, number=form.number, idempotency_key=key)
+    options: dict[str, Any] = {"number": form.number, "rate": form.rate, "idempotency_key": key}
+    job = order(form.selection(run_id), by=view.context.actor, why=form.reason, **options)
     return view.done(REPAIR.name, "bulk-jobs", job.id)
 
 

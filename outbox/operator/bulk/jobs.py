@@ -128,7 +128,7 @@ class BulkJobs(OverDatabases):
         """
         request = requested(act_named(name), model.as_actor(by), why, options or {})
         selection = Selection(request.act, selector, request.options)
-        _check_order(rate, idempotency_key)
+        check_order(rate, idempotency_key)
         new = sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
         if earlier := self._ordered_before(new):
             return earlier
@@ -313,7 +313,8 @@ def read_jobs(connection: Connection, database: Database, query: Query, **values
     return [model.BulkJob(database.name, **each) for each in found]
 
 
-def _check_order(rate: float | None, key: str | None) -> None:
+def check_order(rate: float | None, key: str | None) -> None:
+    """Raise InvalidRequest unless these are a rate and an idempotency key, as far as they are given."""
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise InvalidRequest(f"rate = {rate} must be a number of items a second above 0", field="rate")
     if key is not None and (not 0 < len(key) <= _LONGEST_KEY or storable(key) != key):

@@ -130,7 +130,7 @@ class _Run:
         with self._connection.begin():
             execute(self._connection, wait_at_most(PATIENCE))
             if self._rate is not None:
-                limit = min(limit, self._budget(self._rate))
+                limit = min(limit, budget(self._connection, self._settings.schema, self._id, self._rate))
             self._taken = query(self._connection, schema, sql.TAKE, id=self._id, after=after, limit=limit)
             if not self._taken:
                 return NOTHING
@@ -141,13 +141,6 @@ class _Run:
         done = sum(item.state == "done" for item in settled)
         failed = sum(item.state == "failed" for item in settled)
         return Counts(len(settled), done, failed, more=len(settled) == limit)
-
-    def _budget(self, rate: float) -> int:
-        """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
-        schema = self._settings.schema
-        if not query(self._connection, schema, sql.LOCK_RATED, id=self._id):
-            return 0
-        return int(query(self._connection, schema, sql.BUDGET, id=self._id, rate=rate)[0][0])
 
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""
@@ -162,6 +155,13 @@ class _Run:
         with self._connection.begin():
             execute(self._connection, sql.settle(self._settings.schema, self._id, [settled]))
         return Counts(1, failed=int(settled.state == "failed"), more=True)
+
+
+def budget(connection: Connection, schema: str, bulk_job_id: UUID, rate: float) -> int:
+    """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
+    if not query(connection, schema, sql.LOCK_RATED, id=bulk_job_id):
+        return 0
+    return int(query(connection, schema, sql.BUDGET, id=bulk_job_id, rate=rate)[0][0])
 
 
 def _settled(row: Row, outcome: ActOutcome) -> sql.Settled:

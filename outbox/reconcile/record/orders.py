@@ -18,7 +18,7 @@ from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.acts import RECONCILE, REPAIR, Declaration
-from outbox.operator.bulk.jobs import BulkJobs
+from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.bulk.sql import Settled, settle
 from outbox.operator.changes import check_audited
 from outbox.operator.databases import Database
@@ -148,8 +148,9 @@ SELECT count(*) FILTER (WHERE {_TRIED}), count(*) FILTER (WHERE NOT {_TRIED}),
 _START = f"""
 WITH found AS MATERIALIZED (SELECT * FROM ({_FOUND}) f WHERE {_TRIED}
 ), bulk_job AS (
-    INSERT INTO {{s}}.bulk_job (id, action, requested_by, reason, options, selector, total, idempotency_key, origin)
-    SELECT %(id)s, '{REPAIR.name}', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb,
+    INSERT INTO {{s}}.bulk_job (id, action, requested_by, reason, options, selector, rate, total, idempotency_key,
+                                 origin)
+    SELECT %(id)s, '{REPAIR.name}', %(actor)s, %(reason)s, %(options)s::jsonb, %(selector)s::jsonb, %(rate)s,
            (SELECT count(*) FROM found), %(key)s, %(origin)s::jsonb
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING id
@@ -163,20 +164,32 @@ SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM item)
 """
 
 _EARLIER = """
-SELECT id, requested_by, (selector - 'described' - 'counts')::text FROM {s}.bulk_job WHERE idempotency_key = %(key)s
+SELECT id, requested_by, rate, (selector - 'described' - 'counts')::text
+  FROM {s}.bulk_job WHERE idempotency_key = %(key)s
 """
 
 #: The oldest repairs that are ordered, of runs of these pairs. Rows: ``(bulk job, run, topic, group, requested_by,
-#: reason, repair or NULL, origin as JSON, cancelled)``.
+#: reason, repair or NULL, origin as JSON, rate or NULL, cancelled)``.
 repairs: Template = Template(f"""
 SELECT b.id, r.id, r.topic, r.consumer_group, b.requested_by, b.reason, b.options ->> 'repair', b.origin::text,
-       b.cancelled_at IS NOT NULL
+       b.rate, b.cancelled_at IS NOT NULL
   FROM {{s}}.bulk_job b JOIN {{s}}.reconciliation_run r ON r.id = (b.options ->> 'run')::uuid
  WHERE b.finished_at IS NULL AND b.action = '{REPAIR.name}'
    AND (r.topic, r.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
  ORDER BY b.created_at LIMIT 100
 """)
 
+#: End what is left of the repairs whose runs were pruned: nobody knows any more what they found. Rows: ``(bulk job,)``.
+skip_pruned: Template = Template(f"""
+UPDATE {{s}}.bulk_item i
+   SET state = 'skipped', outcome = 'its run was pruned', changed_at = clock_timestamp()
+  FROM {{s}}.bulk_job b
+ WHERE b.finished_at IS NULL AND b.action = '{REPAIR.name}' AND i.bulk_job_id = b.id AND i.state = 'pending'
+   AND NOT EXISTS (SELECT FROM {{s}}.reconciliation_run r WHERE r.id = (b.options ->> 'run')::uuid)
+RETURNING i.bulk_job_id
+""")
+
+# The budget of a rate counts what was settled: so nothing is claimed by a rate while another claim isn't settled.
 #: Claim the next items of a repair for so many seconds: a worker that dies over them leaves them to another one.
 #: Rows: ``(number, message, attempts, kind, action)``.
 claim: Template = Template("""
@@ -184,6 +197,10 @@ UPDATE {s}.bulk_item i
    SET next_attempt_at = clock_timestamp() + make_interval(secs => %(lease)s)
   FROM (SELECT bulk_job_id, number, message_id FROM {s}.bulk_item
          WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
+           AND (%(rate)s::float8 IS NULL OR NOT EXISTS (
+                SELECT FROM {s}.bulk_item c
+                 WHERE c.bulk_job_id = %(id)s AND c.state = 'pending' AND c.attempts = 0
+                   AND c.next_attempt_at > clock_timestamp()))
          ORDER BY number LIMIT %(limit)s FOR UPDATE SKIP LOCKED) n
   LEFT JOIN {s}.reconciliation_finding f ON f.run_id = %(run)s AND f.message_id = n.message_id
  WHERE i.bulk_job_id = n.bulk_job_id AND i.number = n.number
@@ -263,13 +280,13 @@ class ReconciliationOrders(Reconciliations):
 
     def repair(
         self, selection: RepairSelection, *, by: str | Actor, why: str, number: int | None = None,
-        idempotency_key: str | None = None,
+        rate: float | None = None, idempotency_key: str | None = None,
     ) -> BulkJob:  # fmt: skip
         """Order a bulk job that repairs what a run has found, and is neither repaired nor healed; return it.
 
         A worker that has the reconciliation looks at each message again: what has healed is left alone, and what is of
-        another kind now. ``number`` is that of the preview. The same ``idempotency_key`` returns the bulk job that was
-        ordered with it before.
+        another kind now. ``number`` is that of the preview, ``rate`` is messages a second at most. The same
+        ``idempotency_key`` returns the bulk job that was ordered with it before.
 
         Raises:
             ActRefused: the run hasn't ended, or there is nothing to repair.
@@ -281,6 +298,7 @@ class ReconciliationOrders(Reconciliations):
         if not why.strip():
             raise InvalidRequest(f"give a reason: the audit must tell why ({REPAIR.name})", field="reason")
         check_audited(actor, why)
+        check_order(rate, idempotency_key)
         database, run = self._find(selection.run)
         if run.finished_at is None:
             raise ActRefused(f"run {run.id} hasn't ended: what it finds can be repaired then")
@@ -289,8 +307,9 @@ class ReconciliationOrders(Reconciliations):
         selector |= {"messages": None if selection.messages is None else sorted(map(str, selection.messages))}
         values = _values(selection) | {"id": job_id, "actor": actor.name, "reason": why.strip(), "topic": run.topic}
         values |= {"group": run.group, "options": _json(options), "selector": _json(selector), "key": idempotency_key}
+        values |= {"rate": rate}
         with database.acting() as connection:
-            if earlier := _earlier(connection, database, idempotency_key, actor, selector):
+            if earlier := _earlier(connection, database, idempotency_key, (actor.name, rate, selector)):
                 job_id = earlier
             else:
                 self._start(connection, database, run, selection, values | {"origin": _json(actor.origin)}, number)
@@ -361,11 +380,11 @@ def _audited(
 
 
 def _earlier(
-    connection: Connection, database: Database, key: str | None, actor: Actor, selector: Mapping[str, Any]
+    connection: Connection, database: Database, key: str | None, order: tuple[str, float | None, dict[str, Any]]
 ) -> UUID | None:
-    """Return the bulk job that was ordered with this key, if there is one."""
-    for job_id, requested_by, before in query(connection, database.schema, _EARLIER, key=key) if key else ():
-        if (requested_by, json.loads(before)) != (actor.name, dict(selector)):
+    """Return the bulk job that was ordered with this key, if there is one; ``order`` has actor, rate and selector."""
+    for job_id, requested_by, rate, before in query(connection, database.schema, _EARLIER, key=key) if key else ():
+        if (requested_by, rate, json.loads(before)) != order:
             raise SelectorChanged(
                 f"the idempotency key was used for something else (bulk job {job_id}); use another key"
             )
@@ -387,6 +406,7 @@ class RepairJob(NamedTuple):
     reason: str
     repair: str | None
     origin: str | None
+    rate: float | None
     cancelled: bool
 
 

@@ -57,7 +57,8 @@ class RunFilter:
 class Run:
     """A pair of topic and group, compared; the runs of one job have its ``job_id``.
 
-    ``counts`` are by outcome, ``differences`` is how many of them are differences: None before there is a result.
+    ``counts`` are by outcome, ``differences`` is how many of them are differences, ``left`` how many of these are
+    neither repaired nor healed (counted as far as `MOST_LEFT`): None before there is a result.
     ``applied``: the run itself repaired. ``measures`` are the sums of business tables, as the JSON report has them; a
     list of runs has only their totals. ``plan`` says how it was compared, and why so. ``seconds`` is how long it took.
     ``ordered_by`` is the operator who ordered the run, ``schedule`` the timetable by which it began.
@@ -77,6 +78,7 @@ class Run:
     applied: bool
     counts: dict[str, int] | None
     differences: int | None
+    left: int | None
     measures: list[dict[str, Any]]
     plan: dict[str, Any] | None
     error: str | None
@@ -191,11 +193,20 @@ _CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects", "cons
 _NEWEST: SortOrder[Run] = SortOrder(key=lambda run: (run.started_at, run.id), shape=(dt.datetime, UUID))
 _BY_NUMBER: SortOrder[FindingRow] = SortOrder(key=lambda row: (row.id,), shape=(int,), newest_first=False)
 
+#: What nothing is left to do about.
+SETTLED = f"result IN ('{DONE}', '{HEALED}')"
+#: So far it is counted in a list of runs what is left of each.
+MOST_LEFT = 1_000
+
 _ROWS = """
 -- id job_id topic group state window_start window_end started_at finished_at seconds applied counts:json differences \
-measures:json plan:json error schedule ordered_by
+left measures:json plan:json error schedule ordered_by
 SELECT id, job_id, topic, consumer_group, state, window_start, window_end, started_at, finished_at,
-       extract(epoch FROM finished_at - started_at)::float8, applied, counts::text, differences, {measures}::text,
+       extract(epoch FROM finished_at - started_at)::float8, applied, counts::text, differences,
+       CASE WHEN counts IS NOT NULL THEN (
+            SELECT count(*) FROM (SELECT FROM {{s}}.reconciliation_finding f
+                                   WHERE f.run_id = r.id AND {settled} IS NOT TRUE LIMIT {most_left}) f) END,
+       {measures}::text,
        plan::text, error, schedule,
        (SELECT o.requested_by FROM {{s}}.reconciliation_order o WHERE o.job_id = r.job_id LIMIT 1)
   FROM (SELECT n.*, d.differences,
@@ -209,25 +220,26 @@ SELECT id, job_id, topic, consumer_group, state, window_start, window_end, start
          CROSS JOIN LATERAL (SELECT CASE WHEN n.counts IS NOT NULL THEN coalesce(sum(value::int8), 0)::int8 END
                                FROM jsonb_each_text(n.counts) WHERE key = ANY (%(kinds)s::text[])) d (differences)) r"""
 _TOTALS = "(SELECT jsonb_agg(m - 'rows') FROM jsonb_array_elements(measures) m)"
+_LISTED, _WHOLE = (
+    _ROWS.format(measures=measures, lost=LOST_AFTER, settled=SETTLED, most_left=MOST_LEFT)
+    for measures in (_TOTALS, "measures")
+)
 
-_RUNS = Query(f"""{_ROWS.format(measures=_TOTALS, lost=LOST_AFTER)}
+_RUNS = Query(f"""{_LISTED}
  WHERE (%(topic)s::text IS NULL OR topic = %(topic)s) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
    AND (%(schedule)s::text IS NULL OR schedule = %(schedule)s) AND (%(state)s::text IS NULL OR state = %(state)s)
    AND (%(at)s::timestamptz IS NULL OR (started_at, id) < (%(at)s::timestamptz, %(after)s::uuid))
  ORDER BY started_at DESC, id DESC LIMIT %(limit)s
 """)
 
-_RUN = Query(f"{_ROWS.format(measures='measures', lost=LOST_AFTER)}\n WHERE id = %(id)s")
+_RUN = Query(f"{_WHOLE}\n WHERE id = %(id)s")
 
-_NEWEST_JOB = Query(f"""{_ROWS.format(measures=_TOTALS, lost=LOST_AFTER)}
+_NEWEST_JOB = Query(f"""{_LISTED}
  WHERE job_id = (SELECT job_id FROM {{s}}.reconciliation_run WHERE schedule = %(schedule)s
                     AND (topic, consumer_group) = ANY (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
                   ORDER BY started_at DESC LIMIT 1)
  ORDER BY topic, consumer_group
 """)
-
-#: What nothing is left to do about.
-SETTLED = f"result IN ('{DONE}', '{HEALED}')"
 
 _BY_KIND = Query(f"""
 -- kind action number done healed refused why
