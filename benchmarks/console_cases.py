@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from benchmarks.console_fill import CONVERSATIONS
 from outbox.message.model import Status
 from outbox.operator.model import (
     AuditFilter,
@@ -17,6 +18,7 @@ from outbox.operator.model import (
     HalfFilter,
     HalfStatus,
     InboxFilter,
+    MessageFate,
     MessageFilter,
     MessageStatus,
     PageRequest,
@@ -99,6 +101,8 @@ def _messages(admin: Operator, now: dt.datetime) -> Iterator[Case]:
         ),
     ):
         yield from _paged("messages", name, admin.messages, wanted)
+    unconsumed = MessageFilter(group="bank_b", status=(MessageFate.UNCONSUMED,))
+    yield from _paged("messages", "unconsumed by a group", admin.messages, unconsumed)
 
 
 def _ways(admin: Operator) -> Iterator[Case]:
@@ -106,6 +110,8 @@ def _ways(admin: Operator) -> Iterator[Case]:
         found = admin.messages(MessageFilter(status=(MessageStatus(status),)), PageRequest(size=1)).items
         if found:
             yield Case("message", status, partial(admin.message, found[0].id))
+    for first, messages in CONVERSATIONS.items():
+        yield Case("conversation", f"of {messages:,} messages", partial(admin.conversation, first))
     for status in ("parked", "failed", "consumed"):
         (row,) = admin.inbox(InboxFilter(status=(Status(status),)), PageRequest(size=1)).items
         yield Case("message", f"{status} in an inbox", partial(admin.message, row.message_id))

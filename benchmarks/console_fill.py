@@ -4,17 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import LiteralString
+from uuid import UUID
 
 from benchmarks.reconcile_fill import Books
 
 #: How many of the messages each kind of trouble falls on: one of so many.
 PARKED, FAILED, UNDECIDED, SCHEDULED, AUDITED = 50, 250, 500, 500, 50
 
+#: Conversations: the id of the first message, and how many there are; the longest has more than are shown.
+CONVERSATIONS = {UUID(f"0190000{n}-0000-7000-8000-000000000000"): messages for n, messages in enumerate((3, 100, 2000))}
+
 # Of the last hour: messages that came after those of the day.
 _LATE: LiteralString = """
 CREATE OR REPLACE FUNCTION made.late(n bigint) RETURNS uuid LANGUAGE sql VOLATILE AS
     $$ SELECT (lpad(to_hex((extract(epoch FROM now()) * 1000)::int8 - 3000000 + n * 100), 12, '0') || '7000b000' ||
                right(lpad(to_hex(hashint8extended(n, 1)), 12, '0'), 12))::uuid $$;
+"""
+
+# Each message but the first is caused by the one that has half its number.
+_CONVERSATION: LiteralString = """
+WITH given AS (
+    SELECT n, overlay(%(first)s::text placing lpad(to_hex(n), 12, '0') from 25)::uuid AS id,
+           overlay(%(first)s::text placing lpad(to_hex(n / 2), 12, '0') from 25) AS cause
+      FROM generate_series(0, %(messages)s::int - 1) n
+)"""
+_SAY: LiteralString = f"""{_CONVERSATION}, half AS (
+    INSERT INTO outbox.half_message (id, producer_group, topic, headers, content_type, body)
+    SELECT id, 'bank_a', 'chat', CASE WHEN n > 0 THEN
+           jsonb_build_object('outbox-conversation', %(first)s::text, 'outbox-cause', cause) END,
+           'application/json', made.body(n) FROM given
+), op AS (
+    INSERT INTO outbox.op_message (half_id, resolution, decided_by) SELECT id, 'commit', 'producer' FROM given
+)
+INSERT INTO outbox.message (topic, queue, position, half_id, send_number)
+SELECT 'chat', 0, 1 + n + coalesce((SELECT max(position) FROM outbox.message WHERE topic = 'chat'), 0), id, 1 FROM given
+"""
+_HEAR: LiteralString = f"""{_CONVERSATION}
+INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)
+SELECT g, id, 'chat', 0, n + 1, 'consumed', 1
+  FROM given, unnest('{{bank_b,bank_c,bank_d,bank_e}}'::text[]) g
 """
 
 _PRODUCER: Sequence[LiteralString] = (
@@ -62,6 +90,10 @@ _PRODUCER: Sequence[LiteralString] = (
        INSERT INTO outbox.scheduled_message (half_id, deliver_at, recalled_at, recalled_by)
        SELECT id, now() + make_interval(mins => n::int), CASE WHEN n %% 10 = 0 THEN now() END,
               CASE WHEN n %% 10 = 0 THEN 'ann' END FROM given""",
+)
+
+# From here on, dispatch has yet to come.
+_UNDISPATCHED: Sequence[LiteralString] = (
     """INSERT INTO outbox.dispatch_cursor (next_xid, in_flight, base_sequence, system_identifier)
        SELECT pg_snapshot_xmax(pg_current_snapshot()), '{}', 0, system_identifier FROM pg_control_system()""",
     # Committed a moment ago, and not dispatched.
@@ -146,12 +178,21 @@ def fill(books: Books, rows: int, now_ms: int) -> None:
         "scheduled": rows // SCHEDULED,
         "audited": rows // AUDITED,
     }
-    for name, statements in ((books.producer, (*_PRODUCER, *_BOTH)), (books.consumer, (*_CONSUMER, *_BOTH))):
+    for name, statements, chat, last in (
+        (books.producer, _PRODUCER, _SAY, _UNDISPATCHED),
+        (books.consumer, _CONSUMER, _HEAR, ()),
+    ):
         books.say(f"trouble in {name}")
         with books.connect(name) as connection:
             connection.execute(_LATE)
             connection.execute("SET jit = off")
             for statement in statements:
+                connection.execute(statement, values)
+                connection.commit()
+            for first, messages in CONVERSATIONS.items():
+                connection.execute(chat, {"first": first, "messages": messages})
+                connection.commit()
+            for statement in (*last, *_BOTH):
                 connection.execute(statement, values)
                 connection.commit()
     books.vacuum()

@@ -183,3 +183,36 @@ def test_only_the_conversation_is_read(world: World) -> None:
         )
     assert "Seq Scan on half_message" not in plan
     assert "left" in plan
+
+
+def test_the_cost_of_a_long_one(world: World) -> None:
+    """Of a conversation of thousands, no more rows are read than are shown; of all else, none."""
+    first = UUID("01900000-0000-7000-8000-000000000000")
+    send = """
+        INSERT INTO outbox.half_message (id, producer_group, topic, headers, content_type, body)
+        SELECT overlay(cast(:first AS text) placing lpad(to_hex(n), 12, '0') from 25)::uuid, 'shop', 'chat',
+               CASE WHEN n BETWEEN 1 AND 1999 THEN
+                    jsonb_build_object('outbox-conversation', cast(:first AS text), 'outbox-cause', :first) END,
+               'text/plain', '' FROM generate_series(0, 3999) n"""
+    world.run("bank_a", send, first=str(first))
+    database = world.databases["bank_a"]
+    with database.reading() as connection:
+        found = CONVERSATION(database.schema, id=first, limit=conversation.MOST_MESSAGES + 1)
+        explain = type(found)(f"EXPLAIN (ANALYZE, FORMAT JSON) {found.sql}", found.values)
+        (((plan,),),) = execute(connection, explain)
+    plan = json.loads(plan) if isinstance(plan, str) else plan
+    of_halves = [rows for table, rows in rows_read(plan[0]["Plan"]) if table.startswith("half_message")]
+    assert conversation.MOST_MESSAGES <= sum(of_halves) <= conversation.MOST_MESSAGES + 10
+    view = world.view(first)
+    assert (len(view.messages), view.complete) == (conversation.MOST_MESSAGES, False)
+
+
+def rows_read(plan: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield how many rows of each table a plan has read."""
+    if "Relation Name" in plan:
+        rows = (
+            plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+        )
+        yield plan["Relation Name"], rows * plan["Actual Loops"]
+    for inner in plan.get("Plans", []):
+        yield from rows_read(inner)

@@ -66,6 +66,8 @@ STATEMENTS: list[Statement | None] = [
     lists_sql.list_audit("outbox", AuditFilter(), ["a", "b"], None, 51),
     count_of("outbox", "audit"),
     statement("outbox", lists_sql.KNOWN_GROUPS, {}),
+    message_sql.CONVERSATION("outbox", id=ID, limit=501),
+    message_sql.RECEIPTS("outbox", ids=[ID]),
     message_sql.FINDINGS("outbox", id=ID),
     bulk_sql.OF_MESSAGE("outbox", id=ID),
 ]
