@@ -19,7 +19,8 @@ from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import Runner
 from outbox.database.execute import execute
-from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
+from outbox.dead_letter.callback import ParkedCallback
+from outbox.dead_letter.once import announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
