@@ -24,6 +24,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── BulkJobNotFound                     no registered database has this bulk job
     ├── DeadGroupNotFound                   no registered database has dead letters of this fingerprint
+    ├── FlowNotFound                        no registered database has this flow of a saga, or has sent this command
     ├── RunNotFound                         no registered database has this run of a reconciliation, or its finding
     ├── BulkJobTooLarge                     more messages than one bulk job may have
     ├── DecisionError
