@@ -206,13 +206,14 @@ def _watched(database: DatabaseOptions, seconds: float | None) -> Iterator[Stats
 
 
 def _stats_tables(stats: Stats) -> list[Table]:
+    names = ("undecided", "undispatched", "scheduled", "exhausted", "failed", "parked")
     counts = {
         name: lambda row, name=name: f"{getattr(row, name)}{'+' if name in row.capped else ''}"
-        for name in ("undecided", "undispatched", "scheduled", "exhausted", "failed", "parked")
+        for name in (*names, "open", "compensating", "overdue")
     }
     ages = {
         name: lambda row, name=name: output.age(getattr(row, name))
-        for name in ("oldest_undecided", "oldest_undispatched", "oldest_due")
+        for name in ("oldest_undecided", "oldest_undispatched", "oldest_due", "oldest_overdue")
     }
     topics = (
         "topic undecided> parked>=parked_halves orphans> unasked> oldest>=oldest_undecided undispatched> "
@@ -221,10 +222,12 @@ def _stats_tables(stats: Stats) -> list[Table]:
     )
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     shown["parked_halves"] = lambda row: row.parked
+    sagas = "saga open> compensating> overdue> oldest>=oldest_overdue first=overdue_id"
     groups = "group topic consumed> lag> failed> due>=oldest_due parked> lost>"
     return [
         output.rows_table(topics, stats.topics, f"Topics at {output.cell(stats.at)}", **shown),
         output.rows_table(groups, stats.groups, "Groups", **shown),
+        *([output.rows_table(sagas, stats.sagas, "Sagas", **shown)] if stats.sagas else []),
     ]
 
 

@@ -90,12 +90,12 @@ def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty
 #: What the statistics are counted from, and what else the console shows.
 _COUNTED = {
     "producer": "half_message half_check check_total op_message message scheduled_message dispatch_cursor topic"
-    " delivery",
+    " delivery saga saga_command",
     "consumer": "consumer_message consumer_offset log_loss",
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery_cursor half_error producer_process saga saga_command",
+    "producer": "check_history compensation delivery_cursor half_error producer_process",
     "consumer": "attempt_history dead_letter_note reconciliation_run reconciliation_finding reconciliation_order"
     " segment_hold",
 }

@@ -40,7 +40,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class GaugeOfStats:
-    """A gauge: its name, what it is, and the field of `TopicStats` or `GroupStats`; is that in a minute's sample?"""
+    """A gauge: its name, what it is, and a field of `TopicStats`, `GroupStats` or `SagaStats`; is it in the samples?"""
 
     name: str
     text: str
@@ -70,6 +70,14 @@ OF_GROUPS = (
     GaugeOfStats("outbox_lost_messages", "Messages that a group has read and the producer has lost", "lost", False),
     GaugeOfStats(
         "outbox_oldest_due_retry_age_seconds", "How long the oldest retry of a group is due", "oldest_due", False
+    ),
+)
+OF_SAGAS = (
+    GaugeOfStats("outbox_open_flows", "Flows of a saga that haven't ended", "open"),
+    GaugeOfStats("outbox_compensating_flows", "Flows of a saga that undo what was done", "compensating"),
+    GaugeOfStats("outbox_overdue_flows", "Flows of a saga that wait for an answer which is overdue", "overdue"),
+    GaugeOfStats(
+        "outbox_oldest_overdue_flow_age_seconds", "How long the oldest answer to a saga is overdue", "oldest_overdue"
     ),
 )
 
@@ -113,6 +121,7 @@ class Meter:
         self._of_groups = {
             each: Gauge(each.name, each.text, of_groups, **in_registry) for each in OF_GROUPS if each.sampled
         }
+        self._of_sagas = {each: Gauge(each.name, each.text, ("saga",), **in_registry) for each in OF_SAGAS}
         self._sample_age = Gauge("outbox_sample_age_seconds", "Age of the statistics behind the gauges", **in_registry)
 
     def __call__(self, event: TelemetryEvent) -> None:
@@ -158,6 +167,10 @@ class Meter:
             gauge.clear()
             for topic, numbers in statistics.get("topics", {}).items():
                 gauge.labels(topic).set(numbers.get(each.field, 0))
+        for each, gauge in self._of_sagas.items():
+            gauge.clear()
+            for saga, numbers in statistics.get("sagas", {}).items():
+                gauge.labels(saga).set(numbers.get(each.field, 0))
         for each, gauge in self._of_groups.items():
             gauge.clear()
             for topic, groups in statistics.get("groups", {}).items():

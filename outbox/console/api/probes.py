@@ -25,7 +25,7 @@ try:
 except ImportError as _missing:
     raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from _missing
 
-from outbox.telemetry.prometheus import CONTENT_TYPE, OF_GROUPS, OF_TOPICS, GaugeOfStats  # needs the same extra
+from outbox.telemetry.prometheus import CONTENT_TYPE, OF_GROUPS, OF_SAGAS, OF_TOPICS, GaugeOfStats  # the same extra
 
 #: Errors at these paths are answered as JSON.
 PATHS = (*PROBES, "/metrics")
@@ -90,18 +90,19 @@ def openapi(request: Request, context: Context) -> JSONResponse:
     return JSONResponse(request.app.openapi() | {"servers": [{"url": context.base or "/"}]})
 
 
-#: The gauges of topics and of groups, by their labels.
+#: The gauges of topics, of groups and of sagas, by their labels.
 _GAUGES: Mapping[tuple[str, ...], Sequence[GaugeOfStats]] = {
     ("database", "topic"): OF_TOPICS,
     ("database", "group", "topic"): OF_GROUPS,
+    ("database", "saga"): OF_SAGAS,
 }
 
 
 def exposition(overview: Overview) -> bytes:
-    """Return the gauges of all topics and groups; what isn't known is left out."""
+    """Return the gauges of all topics, groups and sagas; what isn't known is left out."""
     registry = CollectorRegistry()
     groups = [group for topic in overview.topics for group in topic.groups]
-    measured: list[Sequence[Any]] = [overview.topics, groups]
+    measured: list[Sequence[Any]] = [overview.topics, groups, overview.sagas]
     for (labels, gauges), rows in zip(_GAUGES.items(), measured, strict=True):
         for each in gauges:
             gauge = Gauge(each.name, each.text, labels, registry=registry)

@@ -220,6 +220,7 @@ INSPECTIONS = (
     Inspection("missing halves", judging(sql.MISSING_HALVES, "half.missing"), "producer"),
     Inspection("unsent messages", judging(sql.UNSENT, "half.unsent"), "producer"),
     Inspection("deliveries", judging(sql.EXHAUSTED, "delivery.exhausted"), "producer"),
+    Inspection("sagas", judging(sql.SAGAS, "saga.overdue"), "producer"),
     Inspection("confirmed groups", inspections.confirming, "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),

@@ -48,6 +48,13 @@ class GroupLag(stats.GroupStats):
 
 
 @dataclass(slots=True, kw_only=True)
+class SagaNumbers(stats.SagaStats):
+    """The flows of a saga that haven't ended, in one database."""
+
+    database: str
+
+
+@dataclass(slots=True, kw_only=True)
 class TopicLag(stats.TopicStats):
     """The numbers of a topic at its producer, and those of each of its groups, wherever these are.
 
@@ -77,6 +84,7 @@ class Overview:
     capped: list[str]
     findings: list[Diagnosis]
     topics: list[TopicLag]
+    sagas: list[SagaNumbers]
     series: list[stats.Series]
     workers: list[WorkerRow]
     unreachable: list[str]
@@ -109,6 +117,7 @@ class DatabaseHealth(Subject):
         if "producer" in self.parts:
             yield from inspections.checks(self)
             yield from inspections.confirming(self)
+            yield from self.judge(["saga.overdue"], map(dataclasses.asdict, self.numbers.sagas))
         yield from inspections.bulk_jobs(self)
         yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
         if "consumer" in self.parts:
@@ -349,6 +358,11 @@ class HealthViews(OverDatabases):
             capped=capped,
             findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
             topics=topics,
+            sagas=[
+                SagaNumbers(**dataclasses.asdict(saga), database=name)
+                for name, each in reached.items()
+                for saga in each.numbers.sagas
+            ],
             series=stats.series(times, samples, source_of) if times else [],
             workers=[worker.row for each in reached.values() for worker in each.workers],
             unreachable=[name for name in (*self.databases, *self.databases.away) if name not in reached],

@@ -50,6 +50,7 @@ class Thresholds:
     it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals. ``old``: a
     half that is so many times as old as all its checks should take. ``behind``: a group that has not read what is older
     than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing`` samples.
+    ``saga``: an answer to a saga's command overdue for so long.
     ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, what the producer lost.
     ``unreachable``: a known group that can't be asked, or a callback that fails, for more passes than that.
     ``confirm``: no pass has ended for so many of its intervals. ``reconciled``: no result of a reconciliation for so
@@ -69,6 +70,7 @@ class Thresholds:
     behind: float = 0.5
     lag: int = 1_000
     growing: int = 5
+    saga: float = 300.0
     worker_lost: float = 3600.0
     lost: float = 7 * 86400.0
     unreachable: int = 1
@@ -214,6 +216,17 @@ RULES: Mapping[str, Rule] = {
         value="exhausted",
         details="topic messages=exhausted age=oldest_exhausted message_id=exhausted_id group=exhausted_group",
         page="messages?topic&status=resend_exhausted",
+    ),
+    "saga.overdue": Rule(
+        "{flows:flow|flows} of saga {saga!r} {flows:=waits|wait} for an answer that is overdue, the first ({flow_id}) "
+        "for {age:duration}: nobody knows whether step {step!r} was done, or undone.",
+        "see it: outbox sagas show {flow_id} {at}\n"
+        "find out what its participant did with message {message_id}; have its group try it again where it is parked\n"
+        "or answer for it: outbox sagas answer {message_id} done --reason … {at}",
+        value="oldest_overdue",
+        over="saga",
+        details="saga flows=overdue age=oldest_overdue flow_id=overdue_id step=overdue_step message_id=overdue_message",
+        page="sagas?saga&overdue=yes",
     ),
     "delivery.unreachable": Rule(
         "Group {group!r} of topic {topic!r} can't be asked what became of its messages, for {passes:pass|passes} in a "

@@ -108,6 +108,21 @@ SELECT topic, count(DISTINCT half_id), extract(epoch FROM clock_timestamp() - mi
  GROUP BY topic ORDER BY topic
 """)
 
+# Of the flows that haven't ended, the oldest come first: they are the ones that wait for too long.
+#: Counts of the flows of sagas that haven't ended, over ``limit`` flows at most: a part of `SagaStats`.
+SAGAS = Query("""
+-- saga open compensating overdue oldest_overdue overdue_id overdue_step overdue_message
+SELECT f.name, count(*), count(*) FILTER (WHERE f.status = 'compensating'), count(o.overdue_at),
+       extract(epoch FROM clock_timestamp() - min(o.overdue_at))::float8,
+       (array_agg(f.id ORDER BY o.overdue_at))[1], (array_agg(o.step ORDER BY o.overdue_at))[1],
+       (array_agg(o.message_id ORDER BY o.overdue_at))[1]
+  FROM (SELECT id, name, status FROM {s}.saga WHERE ended_at IS NULL ORDER BY id LIMIT %(limit)s) f
+  LEFT JOIN LATERAL (SELECT overdue_at, step, message_id FROM {s}.saga_command
+                      WHERE saga_id = f.id AND answered_at IS NULL AND overdue_at IS NOT NULL
+                      ORDER BY overdue_at LIMIT 1) o ON true
+ GROUP BY f.name ORDER BY f.name
+""")
+
 #: The groups that confirm passes have asked. Rows: ``(topic, group, SQL that forgets the group)``, at most ``limit``.
 CONFIRMED_GROUPS = Template("""
 SELECT DISTINCT topic, consumer_group,

@@ -33,6 +33,7 @@ _IN_SAMPLE_OF_TOPIC = (
     "messages", "committed", "rolled_back", "checks", "undecided", "parked", "orphans", "undispatched",
     "oldest_undispatched", "scheduled", "exhausted", "capped",
 )  # fmt: skip
+_IN_SAMPLE_OF_SAGA = ("open", "compensating", "overdue", "oldest_overdue", "capped")
 _IN_SAMPLE_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
 
 
@@ -103,6 +104,26 @@ class GroupStats:
     capped: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class SagaStats:
+    """The flows of a saga that haven't ended.
+
+    ``open``: all of them. ``compensating``: what was done is being undone. ``overdue``: a participant hasn't answered
+    in time; the first of them, ``overdue_id``, since ``oldest_overdue`` seconds, for the command ``overdue_message`` of
+    step ``overdue_step``.
+    """
+
+    saga: str
+    open: int = 0
+    compensating: int = 0
+    overdue: int = 0
+    oldest_overdue: float | None = None
+    overdue_id: UUID | None = None
+    overdue_step: str | None = None
+    overdue_message: UUID | None = None
+    capped: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The numbers of one database at one moment of its clock."""
@@ -110,6 +131,7 @@ class Stats:
     at: dt.datetime
     topics: list[TopicStats]
     groups: list[GroupStats]
+    sagas: list[SagaStats] = field(default_factory=list)
 
 
 def stats(connection: Connection, settings: Settings, parts: Collection[str], *, seconds: float = 10.0) -> Stats:
@@ -121,6 +143,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
     schema, limits = settings.schema, Thresholds()
     topics: dict[str, TopicStats] = {}
     groups: list[GroupStats] = []
+    sagas: list[SagaStats] = []
     heads: list[Row] = []
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
@@ -151,6 +174,10 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             capped = [count for count, rows in counts.items() if sum(row[count] for row in rows) >= LIMIT]
             for topic in topics.values():
                 topic.capped = list(capped)
+            rows = sql.SAGAS.named(execute(connection, sql.SAGAS(schema, limit=LIMIT))[0])
+            # As of topics, the limit is one for all.
+            full = sum(row["open"] for row in rows) >= LIMIT
+            sagas = [SagaStats(**row, capped=["open", "compensating", "overdue"] if full else []) for row in rows]
         if "consumer" in parts:
             offsets, failed, lost = execute(
                 connection,
@@ -167,19 +194,20 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 for row in sql.FAILURES.named(failed)
             ]
             _add_lags(groups, offsets, heads)
-    return Stats(at, [topics[name] for name in sorted(topics)], groups)
+    return Stats(at, [topics[name] for name in sorted(topics)], groups, sagas)
 
 
 def as_sample(stats: Stats) -> dict[str, Any]:
     """Return the statistics as they are kept once a minute, without what is zero or isn't known.
 
-    ``at``; ``topics`` by name; ``groups`` by topic and name.
+    ``at``; ``topics`` by name; ``groups`` by topic and name; ``sagas`` by name.
     """
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for group in stats.groups:
         groups[group.topic][group.group] = _known(group, _IN_SAMPLE_OF_GROUP)
     topics = {topic.topic: _known(topic, _IN_SAMPLE_OF_TOPIC) for topic in stats.topics}
-    return {"at": stats.at.isoformat(), "topics": topics, "groups": groups}
+    sagas = {saga.saga: _known(saga, _IN_SAMPLE_OF_SAGA) for saga in stats.sagas}
+    return {"at": stats.at.isoformat(), "topics": topics, "groups": groups, "sagas": sagas}
 
 
 def _known(row: object, names: Collection[str]) -> dict[str, Any]:
